@@ -6,7 +6,7 @@ from flwr.clientapp import ClientApp
 from flower_graph.apps.run import client_app
 from flower_graph.data.sources.cache import fetching
 from flower_graph.method.of_app import configured_client, fetches
-from flower_graph.wire.boundary import boundary
+from flower_graph.wire.client_errors import boundary
 
 
 class ConfiguredClientApp(ClientApp):

@@ -12,21 +12,19 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from numpy.typing import NDArray
 
 from flower_graph import __version__
-from flower_graph.client.trust import refuse_less
-from flower_graph.errors import StateLostError
+from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.flower_compat import (
     ClientAppCallable,
     Mod,
@@ -39,8 +37,16 @@ from flower_graph.outputs.messages import KeepReply, KeepRequest
 from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
 from flower_graph.storage.places import node_name, own_place, state_key
 from flower_graph.storage.reading import MOST_TENSORS, read_bytes, reason
-from flower_graph.wire.arrays import decode_array, encode_array, own_records
-from flower_graph.wire.boundary import boundary, lost_reply
+from flower_graph.wire.arrays import (
+    arrays_of,
+    config_of,
+    encode_array,
+    metric_records,
+    own_records,
+    plain_value,
+    reply_slots,
+)
+from flower_graph.wire.client_errors import boundary, lost_reply
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
     ARRAYS,
@@ -48,7 +54,6 @@ from flower_graph.wire.keys import (
     FORMAT,
     LOSS,
     MESSAGE_FORMAT,
-    METRICS,
     NUM_EXAMPLES,
     VERSION,
 )
@@ -58,6 +63,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 RECORD, HANDLED = "durable-state", "messages"
+TRUST_KEYS = ("identity-key", "registry", "block-cap")  # node config, as `TrustSettings` reads it
 MAGIC = b"flower-graph state 1\n"
 DIGEST, NUMBER = hashlib.sha256().digest_size, 8
 
@@ -138,26 +144,61 @@ def _handler(
                 f"client_fn must return a flwr.client.NumPyClient (without .to_client()), "
                 f"got {type(client).__name__}"
             )
-        refuse_less(client, context)
+        _refuse_less(client, context)
         return answer(client, message)
 
     return handle
 
 
+def _refuse_less(client: NumPyClient, context: Context) -> None:
+    """Refuse to work where the node config has a key and the client trusts the server all the same.
+
+    Parameters
+    ----------
+    client : NumPyClient
+        Made for the message; one that does not trust the server has ``trust``, a `TrustSettings`.
+    context : Context
+        Its node config decides. The run's config has no say, as the server may have written it.
+
+    Raises
+    ------
+    RefusedError
+        Before the client has seen the message.
+    """
+    given = [key for key in context.node_config if key in TRUST_KEYS or key.startswith("trust-")]
+    if not given or getattr(client, "trust", None) is not None:
+        return
+    from flower_graph.secure.parties.identity import TrustSettings  # loads cryptography
+
+    try:
+        TrustSettings.of(context.node_config, context.run_id)
+    except ValueError as error:
+        # For whoever started the SuperNode: the server is told no path.
+        LOG.error("%s", error)
+        raise RefusedError(
+            "this SuperNode has a key of its own, or should have: its node config's "
+            f"{', '.join(given)} cannot be used; its own log says why"
+        ) from None
+    raise RefusedError(
+        "this SuperNode has a key of its own (identity-key) and takes part in no run whose "
+        "clients trust the server, as this one's do"
+    )
+
+
 def _train(method: str, client: NumPyClient, message: Message) -> Message:
     """Answer a ``train`` message with ``fit`` or the method that an action names."""
-    slots, parameters = _arrays_of(message)
-    result = getattr(client, method)(parameters, _config_of(message))
+    slots, parameters = arrays_of(message)
+    result = getattr(client, method)(parameters, config_of(message))
     arrays, num_examples, metrics = _checked_result(method, "list of ndarrays", result)
     if not isinstance(arrays, list):
         raise TypeError(f"{method} must return a list of arrays, got {type(arrays).__name__}")
     metrics = dict(metrics)
     names = metrics.pop(ARRAY_NAMES, None)
     records: dict[str, Any] = {}
-    for (record, key), values in zip(_reply_slots(names, slots, len(arrays)), arrays, strict=True):
+    for (record, key), values in zip(reply_slots(names, slots, len(arrays)), arrays, strict=True):
         records.setdefault(record, ArrayRecord())[key] = encode_array(f"{record}/{key}", values)
     records = records or {ARRAYS: ArrayRecord()}
-    records |= _metric_records({NUM_EXAMPLES: num_examples}, metrics)
+    records |= metric_records({NUM_EXAMPLES: num_examples}, metrics)
     return Message(RecordDict(records), reply_to=message)
 
 
@@ -170,18 +211,18 @@ def _act(action: str, client: NumPyClient, message: Message) -> Message:
 
 def _evaluate(client: NumPyClient, message: Message) -> Message:
     """Answer an ``evaluate`` message."""
-    _, parameters = _arrays_of(message)
-    result = client.evaluate(parameters, _config_of(message))
+    _, parameters = arrays_of(message)
+    result = client.evaluate(parameters, config_of(message))
     loss, num_examples, metrics = _checked_result("evaluate", "loss", result)
     if isinstance(loss, bool) or not isinstance(loss, (int, float, np.number)):
         raise TypeError(f"evaluate must return a number as loss, got {type(loss).__name__}")
-    content = _metric_records({LOSS: float(loss), NUM_EXAMPLES: num_examples}, metrics)
+    content = metric_records({LOSS: float(loss), NUM_EXAMPLES: num_examples}, metrics)
     return Message(RecordDict(content), reply_to=message)
 
 
 def _query(client: NumPyClient, message: Message) -> Message:
     """Answer a ``query`` message."""
-    return _properties(client.get_properties(_config_of(message)), message)
+    return _properties(client.get_properties(config_of(message)), message)
 
 
 def _keep(client: NumPyClient, message: Message) -> Message:
@@ -189,14 +230,14 @@ def _keep(client: NumPyClient, message: Message) -> Message:
     outputs, snapshot = (getattr(client, name, None) for name in ("outputs", "snapshot"))
     if not isinstance(outputs, ClientOutputs) or snapshot is None:
         raise TypeError(f"{type(client).__name__} keeps nothing: it has no outputs and snapshot")
-    said = outputs.keep(KeepRequest.from_config(_config_of(message)), snapshot)
+    said = outputs.keep(KeepRequest.from_config(config_of(message)), snapshot)
     return _properties(KeepReply(said).to_config(), message)
 
 
 def _properties(properties: Mapping[str, Any], message: Message) -> Message:
     """Answer a ``query`` with what a client says, and what wrote it."""
     stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
-    said = {key: _plain(key, value) for key, value in properties.items()}
+    said = {key: plain_value(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | said)
     return Message(RecordDict({CONFIG: record}), reply_to=message)
 
@@ -214,82 +255,6 @@ def _checked_result(method: str, first: str, result: Any) -> tuple[Any, int, Map
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{wanted}: metrics is a {type(metrics).__name__}, not a dict")
     return value, int(num_examples), metrics
-
-
-def _arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[Any]]]:
-    """Return the (record, key) slots of a message's arrays and the arrays, in order."""
-    # The arrays are copies: a client may write into them, and in one process several clients would
-    # otherwise write into the server's bytes.
-    slots, arrays = [], []
-    for record_name, record in message.content.items():
-        if isinstance(record, ArrayRecord):
-            for key, array in record.items():
-                slots.append((record_name, key))
-                arrays.append(decode_array(f"{record_name}/{key}", array, copy=True))
-    return slots, arrays
-
-
-def _config_of(message: Message) -> dict[str, Any]:
-    """Merge the config records of a message."""
-    config: dict[str, Any] = {}
-    for record in message.content.values():
-        if isinstance(record, ConfigRecord):
-            if doubled := sorted(config.keys() & record.keys()):
-                raise ValueError(f"config keys {doubled} are in more than one config record")
-            config.update(record)
-    return config
-
-
-def _reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-    """Decide under which (record, key) each of `count` reply arrays goes."""
-    if names is None:
-        if len(incoming) != count:
-            return [(ARRAYS, str(index)) for index in range(count)]
-        if len({record for record, _ in incoming}) == 1:
-            return [(ARRAYS, key) for _, key in incoming]
-        return incoming
-    if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != count:
-        raise ValueError(f"metrics[{ARRAY_NAMES!r}] must name {count} arrays, got {names!r}")
-    slots = []
-    for name in names:
-        record, slash, key = str(name).partition("/")
-        slots.append((record, key) if slash else (ARRAYS, record))
-        if not all(slots[-1]) or slots[-1][0] in (METRICS, CONFIG):
-            raise ValueError(f"array name {name!r} is empty or names a reserved record")
-    if len(set(slots)) != count:
-        raise ValueError(f"metrics[{ARRAY_NAMES!r}] has a name twice: {list(names)}")
-    return slots
-
-
-def _metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Split metrics into numbers, for the metric record, and the rest, for the config record."""
-    if reserved := sorted(fixed.keys() & metrics.keys()):
-        raise ValueError(f"metrics keys {reserved} are reserved: they are returned on their own")
-    numbers, others = dict(fixed), dict[str, Any]()
-    for key, value in metrics.items():
-        plain = _plain(key, value)
-        probe = (plain[0] if plain else 0) if isinstance(plain, list) else plain
-        is_number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
-        (numbers if is_number else others)[key] = plain
-    records: dict[str, Any] = {METRICS: MetricRecord(numbers)}
-    return records | {CONFIG: ConfigRecord(others)} if others else records
-
-
-def _plain(key: str, value: Any) -> Any:
-    """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
-    if isinstance(value, (list, tuple)):
-        items = [_plain(key, item) for item in value]
-        # A record's list has one type; a mean over rounds is easily 1, 0.5, ...
-        is_mixed = {type(item) for item in items} == {int, float}
-        return [float(item) for item in items] if is_mixed else items
-    if isinstance(value, np.generic):
-        value = value.item()
-    if not isinstance(value, (bool, int, float, str, bytes)):
-        raise TypeError(
-            f"value of {key!r} must be a number, str, bytes, bool or a list of one of these, "
-            f"got {type(value).__name__}"
-        )
-    return value
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:

@@ -19,7 +19,7 @@ from flower_graph.errors import CheckpointError, StateLostError, brief, told
 from flower_graph.storage import checkpoint
 from flower_graph.storage.files import own_folder
 from flower_graph.storage.places import node_name, own_place, state_key
-from flower_graph.wire.boundary import AT_HOME
+from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 

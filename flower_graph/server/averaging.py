@@ -36,8 +36,7 @@ from flower_graph.server.averaging_replies import (
     shared_arrays,
 )
 from flower_graph.server.membership import Membership, OneClientEach
-from flower_graph.server.outputs import BestRound
-from flower_graph.server.round_loop import RoundLoop
+from flower_graph.server.round_loop import BestRound, RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.server.strategy_state import StrategyState, packed_models, unpacked_models
 from flower_graph.wire.averaging import (

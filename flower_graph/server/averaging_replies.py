@@ -26,7 +26,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.server.session import Session
 from flower_graph.wire.arrays import encode_array, read_array
 from flower_graph.wire.averaging import weight_of
-from flower_graph.wire.boundary import Kind, kind_of, no_content
+from flower_graph.wire.client_errors import Kind, kind_of, no_content
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, unreadable
 from flower_graph.wire.fields import MAX_LINES, read_not_saved
 from flower_graph.wire.keys import (

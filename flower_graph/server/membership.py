@@ -15,7 +15,7 @@ from flwr.app import ConfigRecord, RecordDict
 from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, one_line
 from flower_graph.wire.averaging import Enrolment
-from flower_graph.wire.boundary import Kind
+from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,13 +15,15 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flower_graph.config.common import LAST, NOTHING
+from flower_graph.config.common import BEST, LAST, NOTHING
 from flower_graph.config.rules import at_least
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
+from flower_graph.outputs.messages import KeepRequest
 from flower_graph.records.rounds import RoundReport, format_round
-from flower_graph.server.outputs import BestRound, KeptOutputs, Wanted
+from flower_graph.server.outputs import KeptOutputs, Wanted
 from flower_graph.server.session import Session
+from flower_graph.storage.checkpoint import KEPT
 
 LOG = logging.getLogger(__name__)
 WIRE, BEST_ROUND = "wire", "best"  # in a checkpoint: bytes that travelled, and the best round
@@ -27,12 +32,56 @@ LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
 
 
+@dataclass
+class BestRound:
+    """The first round of the highest validation accuracy, and what of it a checkpoint needs."""
+
+    number: int = 0
+    accuracy: float = -math.inf
+    last: int = 0  # round that was reported
+    any_used: bool = False  # whether in any round something was aggregated
+    # What was the best as of each checkpoint that may be gone on from
+    protected: list[int] = field(default_factory=list)
+
+    def see(self, server_round: int, accuracy: float) -> bool:
+        """Take a round; return whether it is the best. NaN, where nobody measured, never is."""
+        self.last = server_round
+        if not accuracy > self.accuracy:
+            return False
+        self.number, self.accuracy = server_round, accuracy
+        return True
+
+    def saving(self) -> dict[str, Any]:
+        """Return what a checkpoint holds that is about to be completed."""
+        best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
+        return {**best, "any-used": self.any_used}
+
+    def saved(self) -> None:
+        """Note that it was."""
+        self.protected = self._saved()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.number = int(state["number"])
+        self.accuracy = float(state["accuracy"])
+        self.protected = list(state["protected"])
+        self.any_used = bool(state["any-used"])
+
+    def forget(self) -> None:
+        """Let a later round be the best: those so far are of other clients."""
+        self.number, self.accuracy, self.protected = 0, -math.inf, []
+
+    def _saved(self) -> list[int]:
+        held = [one for one in self.protected if one != self.number]
+        return [*held, self.number][-KEPT:]
+
+
 class RoundLoop(Strategy):
     """The rounds of a server, begun anywhere, reported, saved and resumed."""
 
     session: Session
     best: BestRound
-    _outputs: KeptOutputs
+    _outputs: KeptOutputs | None  # None: nothing is kept
     usual_rounds: ClassVar = 100
     _config = ConfigRecord()  # entries that the caller adds to ``train``
     _evaluate_config = ConfigRecord()  # ... and to ``evaluate``
@@ -208,7 +257,7 @@ class RoundLoop(Strategy):
         self.best = BestRound()
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
-        self._outputs = KeptOutputs(self.session, self.best, wanted, self.snapshot, self.figures)
+        self._outputs = self._kept_outputs(wanted)
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
@@ -223,11 +272,12 @@ class RoundLoop(Strategy):
             (on_round or self._log)(report)
             self.best.any_used |= not report.skipped
             why = report.skipped
-            self._outputs.reported(report)
+            if self.best.see(report.round, report.val_accuracy) and self._outputs is not None:
+                self._outputs.hold_best()
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
                 self._end_after(done)
-        self._outputs.finish()
+        self._finish_outputs(wanted)
         self.finish(self.session.rounds)
         if not self.best.any_used:
             raise NoClientsError(f"all rounds were skipped, so nothing was learnt: {why}")
@@ -297,6 +347,28 @@ class RoundLoop(Strategy):
             return self.rejoin()
 
         return session.checkpoints.continue_run(session.rounds, self.fixed_settings(), load, ask)
+
+    def _kept_outputs(self, wanted: Wanted) -> KeptOutputs | None:
+        """Return what asks clients to keep what is wanted; None if nothing is."""
+        self.session.members.greet = None
+        if wanted.save == NOTHING:
+            return None
+        request = partial(self._keep_request, wanted)
+        return KeptOutputs(self.session, wanted, request, self.snapshot, self.figures)
+
+    def _keep_request(self, wanted: Wanted, action: str) -> KeepRequest:
+        """Write what clients are asked to do with what they keep."""
+        best, run = self.best, self.session.checkpoints.run
+        asked = action, wanted.save, wanted.keep, wanted.every
+        return KeepRequest(run, best.last, best.number, *asked, best.protected)
+
+    def _finish_outputs(self, wanted: Wanted) -> None:
+        """Have everybody write what stays, if any round was reported."""
+        if self._outputs is None or not self.best.last:
+            return
+        if wanted.keep == BEST and not self.best.number:
+            LOG.warning("no round has a validation accuracy: what is kept is the last round's")
+        self._outputs.finish()
 
     def _log(self, report: RoundReport) -> None:
         LOG.info(format_round(report, self.session.rounds))

@@ -26,7 +26,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
-from flower_graph.wire.boundary import kind_of, no_content
+from flower_graph.wire.client_errors import kind_of, no_content
 from flower_graph.wire.exchange import (
     ByteLedger,
     Exchange,

@@ -1,4 +1,4 @@
-"""Arrays and exact integers on the wire: one copy to write, none to read, never pickle.
+"""Arrays on the wire, with one copy to write, none to read and never pickle; records of messages.
 
 ``Array(ndarray)`` copies the data more than once and ``Array.numpy()`` once more; a round of a
 million node-clients carries 64 MB each way, where that is felt. ``encode_array`` writes the same
@@ -9,17 +9,18 @@ anything that would need pickle, which can run code, is refused in both directio
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.flower_compat import SType
-from flower_graph.wire.keys import MAX_NUMBER
+from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
 
 FloatArray = NDArray[np.floating[Any]]
 IntArray = NDArray[np.integer[Any]]
@@ -156,3 +157,82 @@ def own_records(content: RecordDict) -> RecordDict:
         if not isinstance(record, ArrayRecord):
             record.update({k: list(v) for k, v in record.items() if isinstance(v, list)})
     return RecordDict(local)
+
+
+# A ``NumPyClient``'s records ----------------------------------------------------------------------
+
+
+def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[Any]]]:
+    """Return the (record, key) slots of a message's arrays and the arrays, in order."""
+    # The arrays are copies: a client may write into them, and in one process several clients would
+    # otherwise write into the server's bytes.
+    slots, arrays = [], []
+    for record_name, record in message.content.items():
+        if isinstance(record, ArrayRecord):
+            for key, array in record.items():
+                slots.append((record_name, key))
+                arrays.append(decode_array(f"{record_name}/{key}", array, copy=True))
+    return slots, arrays
+
+
+def config_of(message: Message) -> dict[str, Any]:
+    """Merge the config records of a message."""
+    config: dict[str, Any] = {}
+    for record in message.content.values():
+        if isinstance(record, ConfigRecord):
+            if doubled := sorted(config.keys() & record.keys()):
+                raise ValueError(f"config keys {doubled} are in more than one config record")
+            config.update(record)
+    return config
+
+
+def reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+    """Decide under which (record, key) each of `count` reply arrays goes."""
+    if names is None:
+        if len(incoming) != count:
+            return [(ARRAYS, str(index)) for index in range(count)]
+        if len({record for record, _ in incoming}) == 1:
+            return [(ARRAYS, key) for _, key in incoming]
+        return incoming
+    if isinstance(names, str) or not isinstance(names, Sequence) or len(names) != count:
+        raise ValueError(f"metrics[{ARRAY_NAMES!r}] must name {count} arrays, got {names!r}")
+    slots = []
+    for name in names:
+        record, slash, key = str(name).partition("/")
+        slots.append((record, key) if slash else (ARRAYS, record))
+        if not all(slots[-1]) or slots[-1][0] in (METRICS, CONFIG):
+            raise ValueError(f"array name {name!r} is empty or names a reserved record")
+    if len(set(slots)) != count:
+        raise ValueError(f"metrics[{ARRAY_NAMES!r}] has a name twice: {list(names)}")
+    return slots
+
+
+def metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Split metrics into numbers, for the metric record, and the rest, for the config record."""
+    if reserved := sorted(fixed.keys() & metrics.keys()):
+        raise ValueError(f"metrics keys {reserved} are reserved: they are returned on their own")
+    numbers, others = dict(fixed), dict[str, Any]()
+    for key, value in metrics.items():
+        plain = plain_value(key, value)
+        probe = (plain[0] if plain else 0) if isinstance(plain, list) else plain
+        is_number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
+        (numbers if is_number else others)[key] = plain
+    records: dict[str, Any] = {METRICS: MetricRecord(numbers)}
+    return records | {CONFIG: ConfigRecord(others)} if others else records
+
+
+def plain_value(key: str, value: Any) -> Any:
+    """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
+    if isinstance(value, (list, tuple)):
+        items = [plain_value(key, item) for item in value]
+        # A record's list has one type; a mean over rounds is easily 1, 0.5, ...
+        is_mixed = {type(item) for item in items} == {int, float}
+        return [float(item) for item in items] if is_mixed else items
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, (bool, int, float, str, bytes)):
+        raise TypeError(
+            f"value of {key!r} must be a number, str, bytes, bool or a list of one of these, "
+            f"got {type(value).__name__}"
+        )
+    return value

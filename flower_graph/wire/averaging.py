@@ -15,17 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord
 from flwr.app import Message as FlowerMessage
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.arrays import decode_array, own_records
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.fields import Clients, Handled, Lines, Real, Whole
 from flower_graph.wire.keys import (
@@ -38,6 +37,9 @@ from flower_graph.wire.keys import (
     SERVER_ROUND,
 )
 from flower_graph.wire.ledger import ByteLedger
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
 
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
@@ -241,7 +243,7 @@ def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 
 def grid_of(nodes: list[int]) -> Grid:
     """Return a grid that has these SuperNodes and no others: all that Flower asks to choose."""
-    return cast(Grid, SimpleNamespace(get_node_ids=lambda: nodes))
+    return cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))
 
 
 def with_own_content(
@@ -250,17 +252,12 @@ def with_own_content(
     """Give a message records of its own, with other arrays under ``key`` if there are any."""
     # Flower builds all messages of a round around one content: what is changed for one client
     # would be changed for all.
-    content = {name: record.copy() for name, record in message.content.items()}
+    content = own_records(message.content)
     if arrays is not None:
         content[key] = arrays
-    for name, record in content.items():
-        if isinstance(record, ArrayRecord):
-            local = {each: copy.copy(array) for each, array in record.items()}
-            content[name] = ArrayRecord(local)
-        else:
-            lists: Any = {k: list(v) for k, v in record.items() if isinstance(v, list)}
-            record.update(lists)
-    message.content = RecordDict(content)
+    for name, record in list(content.array_records.items()):
+        content[name] = ArrayRecord({each: copy.copy(array) for each, array in record.items()})
+    message.content = content
     return message
 
 

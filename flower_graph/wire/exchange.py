@@ -28,8 +28,7 @@ from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID
-from flower_graph.wire.boundary import Kind, kind_of, no_content
-from flower_graph.wire.failures import Failures
+from flower_graph.wire.client_errors import Failures, Kind, kind_of, no_content
 from flower_graph.wire.ledger import ByteLedger, count_bytes, size_of, too_large
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]

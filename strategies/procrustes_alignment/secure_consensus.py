@@ -68,7 +68,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     require_nodes,
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
-from flower_graph.wire.boundary import Kind
+from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import RING_WORD
 

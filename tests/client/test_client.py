@@ -15,7 +15,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import StateLostError
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import encode_array
-from flower_graph.wire.boundary import Kind
+from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange
 
 pytestmark = pytest.mark.usefixtures("identity")

@@ -17,7 +17,7 @@ from mutations import Mutation, accusing, invented, leaving_out, replaced, withh
 
 from flower_graph.errors import StateLostError
 from flower_graph.wire.arrays import read_array
-from flower_graph.wire.boundary import STATE_LOST
+from flower_graph.wire.client_errors import STATE_LOST
 from flower_graph.wire.ledger import count_bytes, reply_bytes
 
 OFTEN = 60  # messages of a type that are attacked

@@ -16,7 +16,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
 from flower_graph.method.of_app import configured, configured_client
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.boundary import AT_HOME
+from flower_graph.wire.client_errors import AT_HOME
 
 SECRET = "hunter2-of-this-machine"
 NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}

@@ -12,7 +12,7 @@ from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import simulate
 from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.method.load import load_config
-from flower_graph.wire.failures import fault_of
+from flower_graph.wire.client_errors import fault_of
 
 METHOD = """
 from dataclasses import dataclass
@@ -103,7 +103,7 @@ def test_where_tracebacks_stay_with_clients_a_run_of_skipped_rounds_still_fails(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A deployment's grid has no tracebacks of its nodes.
-    monkeypatch.setattr("flower_graph.wire.failures.Failures._traceback", lambda *_: "")
+    monkeypatch.setattr("flower_graph.wire.client_errors.Failures._traceback", lambda *_: "")
     with pytest.raises(NoClientsError) as caught:
         simulate(load_config(config, SETTINGS[1:]), supernodes=3)
     assert not isinstance(caught.value, ClientBugError) and "skipped" in str(caught.value)

@@ -21,7 +21,7 @@ from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, merged
 from flower_graph.wire.arrays import decode_array
-from flower_graph.wire.boundary import Kind
+from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes

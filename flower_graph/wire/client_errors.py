@@ -1,0 +1,172 @@
+"""Errors that clients answer with: written at the client, read at the server.
+
+In a deployment an error leaves a client's machine by its kind and by words that are meant for
+others; its traceback stays in the SuperNode's log. Where clients run on the server's machine, in
+one process or on Ray, tracebacks are at hand: if all clients fail at one line, the run stops and
+says it (`Failures`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from flwr.app import Error, Message
+
+from flower_graph import errors
+from flower_graph.errors import (
+    MAX_REASON,
+    ClientBugError,
+    MalformedReplyError,
+    RefusedError,
+    StateLostError,
+    one_line,
+    told,
+)
+from flower_graph.storage.places import IN_PROCESS, STATE_DIR
+
+if TYPE_CHECKING:
+    from flwr.app import Context
+    from flwr.serverapp import Grid
+
+# Their texts quote the request and nothing else.
+TELLABLE = (RefusedError, MalformedReplyError)
+AT_HOME = "what it says stays in the SuperNode's log"
+STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
+# What Flower says of a ClientApp without a function for ``query``. Nothing else tells it from one
+# whose function failed.
+NO_QUERY = "No query function registered"
+# Of a traceback: the places of its calls, and the kind of its error
+PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
+KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
+# Python writes the first error of a chain first; what Ray adds comes behind
+CHAINED = "\nThe above exception was the direct cause"
+
+
+class Kind(Enum):
+    """What an error reply is, as far as the server acts on it."""
+
+    STATE_LOST = "what the client kept between rounds is gone"
+    NO_QUERY = "the ClientApp has no function for query"
+    OTHER = "anything else"
+
+
+class ClientError(RuntimeError):
+    """An error of no kind of our own, on its way to the server."""
+
+
+def on_ray() -> bool:
+    """Whether this process is an actor of Ray, which no SuperNode is."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def is_own_machine(context: Context) -> bool:
+    """Whether a client runs where its run was started, in one process or on Ray."""
+    return on_ray() or context.node_config.get(STATE_DIR) == IN_PROCESS
+
+
+@contextmanager
+def boundary(context: Context) -> Iterator[None]:
+    """Let no error out of a SuperNode but by its kind and the words that it was given for that."""
+    try:
+        yield
+    except Exception as error:
+        is_told = isinstance(error, TELLABLE) or getattr(error, "told", None) == str(error)
+        if is_told or is_own_machine(context):
+            raise
+        # Flower logs both here, and sends kind and text of the new one.
+        raise _outward(error) from error
+
+
+def _outward(error: Exception) -> Exception:
+    kind, words = type(error), getattr(error, "told", AT_HOME)
+    if kind is getattr(errors, kind.__name__, None):
+        outward: Exception = kind(words)
+        return told(outward, words)
+    words = f"{kind.__name__}: {words}"
+    return told(ClientError(words), words)
+
+
+def lost_reply(error: StateLostError, message: Message) -> Message:
+    """Answer a message with the error that a client's state is lost, under a code of its own."""
+    words = f"{StateLostError.__name__}: {error}"
+    return Message(Error(STATE_LOST, words), reply_to=message)
+
+
+# Read at the server -----------------------------------------------------------------------------
+
+
+def kind_of(reply: Message) -> Kind:
+    """Say of what kind an error reply is: by its code, where Flower leaves us one."""
+    if not reply.has_error():
+        return Kind.OTHER
+    if reply.error.code == STATE_LOST:
+        return Kind.STATE_LOST
+    return Kind.NO_QUERY if NO_QUERY in one_line(reply.error.reason or "") else Kind.OTHER
+
+
+def no_content(reply: Message) -> str | None:
+    """Say why there is nothing to read in a reply, or None."""
+    if reply.has_error():
+        what, said = "error reply: ", reply.error.reason or f"code {reply.error.code}"
+        return what + one_line(said, MAX_REASON - len(what))
+    return None if reply.has_content() else "empty reply"
+
+
+# A fault that all clients of a simulation have --------------------------------------------------
+
+
+@dataclass
+class Failures:
+    """The errors that nodes of a simulation answered with, until one of them answers well."""
+
+    grid: Grid
+    works: bool = False  # whether a node has trained
+    found: dict[int, str] = field(default_factory=dict)  # node id -> traceback
+
+    def note(self, reply: Message, waiting: Mapping[str, int]) -> None:
+        """Note what a node that is waited for, by its message's id, answered."""
+        node_id = waiting.get(reply.metadata.reply_to_message_id)
+        # Who cannot answer a query may be a plain ClientApp, which trains.
+        if self.works or node_id is None or not reply.metadata.message_type.startswith("train"):
+            return
+        if not reply.has_error():
+            self.works = True
+        elif traceback := self._traceback(reply, node_id):
+            self.found[node_id] = traceback
+
+    def check(self, asked: Iterable[int]) -> None:
+        """Raise ``ClientBugError`` if all nodes have failed at one line with one kind of error."""
+        if self.works or not self.found or not {*asked} <= self.found.keys():
+            return
+        if not {*self.grid.get_node_ids()} <= self.found.keys():
+            return
+        faults = {fault_of(traceback) for traceback in self.found.values()}
+        if len(faults) > 1 or (fault := faults.pop()) is None:
+            return
+        kind, count = fault[0], len(self.found)
+        first = next(iter(self.found.values())).strip()
+        # Errors of ours are what a client tells on purpose, and no bug.
+        if not hasattr(errors, kind.rpartition(".")[2]):
+            who = "the SuperNode" if count == 1 else f"each of the {count} SuperNodes"
+            raise ClientBugError(f"{who} fails with the same error:\n{first}")
+
+    def _traceback(self, reply: Message, node_id: int) -> str:
+        """Give the traceback behind an error reply, if this is a simulation."""
+        here: dict[int, str] | None = getattr(self.grid, "tracebacks", None)
+        if here is not None:
+            return here.get(node_id, "")
+        return (reply.error.reason or "").partition(CHAINED)[0] if on_ray() else ""
+
+
+def fault_of(traceback: str) -> tuple[str, str, str] | None:
+    """Name an error's kind, file and line, without the values that its words may have."""
+    places = [*PLACE.finditer(traceback)]
+    kind = KIND.search(traceback, places[-1].end()) if places else None
+    return (kind[1], places[-1][1], places[-1][2]) if kind else None
