@@ -196,5 +196,5 @@ class InProcessGrid(Grid):
             LOG.debug("ClientApp failed on node %d", context.node_id, exc_info=True)
             self.tracebacks[context.node_id] = "".join(traceback.format_exception(error))
             last = traceback.extract_tb(error.__traceback__)[-1]  # the line that raised it
-            said = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, said), reply_to=message)
+            words = f"{type(error).__name__}: {error} ({Path(last.filename).name}:{last.lineno})"
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, words), reply_to=message)

@@ -230,15 +230,15 @@ def _keep(client: NumPyClient, message: Message) -> Message:
     outputs, snapshot = (getattr(client, name, None) for name in ("outputs", "snapshot"))
     if not isinstance(outputs, ClientOutputs) or snapshot is None:
         raise TypeError(f"{type(client).__name__} keeps nothing: it has no outputs and snapshot")
-    said = outputs.keep(KeepRequest.from_config(config_of(message)), snapshot)
-    return _properties(KeepReply(said).to_config(), message)
+    problem = outputs.keep(KeepRequest.from_config(config_of(message)), snapshot)
+    return _properties(KeepReply(problem).to_config(), message)
 
 
 def _properties(properties: Mapping[str, Any], message: Message) -> Message:
     """Answer a ``query`` with what a client says, and what wrote it."""
     stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
-    said = {key: plain_value(key, value) for key, value in properties.items()}
-    record = ConfigRecord(stamp | said)
+    plain = {key: plain_value(key, value) for key, value in properties.items()}
+    record = ConfigRecord(stamp | plain)
     return Message(RecordDict({CONFIG: record}), reply_to=message)
 
 
@@ -300,10 +300,10 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
 
 def state_file(context: Context) -> Path | None:
     """Return the file of a client's context; None where it has no place of its own."""
-    place = own_place(context)
-    if place is None:
+    folder = own_place(context)
+    if folder is None:
         return None
-    return place / f"run-{context.run_id}" / f"context-{node_name(context)}.state"
+    return folder / f"run-{context.run_id}" / f"context-{node_name(context)}.state"
 
 
 def messages_handled(context: Context) -> int:
@@ -338,21 +338,21 @@ def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int
 
 def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
     """Put the file's state into the context if Flower's is older or gone."""
-    known = messages_handled(context)
+    in_memory = messages_handled(context)
     try:
         state, handled = read_state(file, key)
     except FileNotFoundError:
-        if known:
+        if in_memory:
             LOG.warning("%s is gone; going on with what Flower has in memory", file)
         return
     except Exception as error:  # whatever the bytes bring about
         why = reason(error)
-        if known:
+        if in_memory:
             LOG.warning("%s: %s; going on with what Flower has in memory", file, why)
             return
         raise StateLostError(
             f"client {node_name(context)}: its state {file} is damaged: {why}; remove it and the "
             "client begins anew"
         ) from error
-    if handled > known:
+    if handled > in_memory:
         context.state = state

@@ -130,10 +130,10 @@ class CohortState(Generic[T]):
         local = [name for name in local if name != self._beside]
         kept = {name[cut:]: tensors.pop(name) for name in local}
         if not torch.equal(numbers, self._numbers):
-            if adopt is None or (found := adopt(kept, numbers, tensors)) is None:
+            if adopt is None or (adopted := adopt(kept, numbers, tensors)) is None:
                 why = f"other {self._key}; resume with the same, on as many SuperNodes as before"
                 raise told(CheckpointError(f"{path}: {why}"), f"its checkpoint: {why}")
-            kept = found
+            kept = adopted
         if self._copies:
             _check_forms(path, kept, makers.start())
         built = makers.build(self.store.create(kept))
@@ -171,12 +171,12 @@ class CohortState(Generic[T]):
         return makers.build(self.store.create(makers.start()))
 
 
-def _check_forms(path: Path, found: Tensors, wanted: Tensors) -> None:
+def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
     """Refuse tensors that other data or settings made; names the tensor."""
-    for name in {**wanted, **found}:
+    for name in {**wanted, **loaded}:
         forms = [
             (tuple(local[name].shape), local[name].dtype) if name in local else None
-            for local in (found, wanted)
+            for local in (loaded, wanted)
         ]
         if forms[0] != forms[1]:
             error = CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")
@@ -228,14 +228,14 @@ class ClientCheckpoints:
             why = os.strerror(error.errno) if error.errno else AT_HOME  # its own words name files
             return f"its checkpoint cannot be written: {why}"
         if self._own is not None:
-            folder = self._folder(run)
-            files = folder.glob(f"round-*/{self._file_name}")
+            run_folder = self._folder(run)
+            files = run_folder.glob(f"round-*/{self._file_name}")
             kept = checkpoint.rounds_of(file.parent for file in files)
             for old in kept[:-KEPT_AT_CLIENT]:
-                place = checkpoint.round_folder(folder, old)
-                (place / self._file_name).unlink(missing_ok=True)
+                round_folder = checkpoint.round_folder(run_folder, old)
+                (round_folder / self._file_name).unlink(missing_ok=True)
                 with suppress(OSError):
-                    place.rmdir()  # unless others have a file there
+                    round_folder.rmdir()  # unless others have a file there
         return ""
 
     def load(self, server_round: int, run: str) -> dict[str, Tensor]:

@@ -229,7 +229,7 @@ class ModuleClient(NumPyClient):
             form_of(self.exported(one.module), self._make_module, one.graph.client)
             for one in learners
         ]
-        parts = [found for one in learners if (found := self._predicted(one)) is not None]
+        parts = [predicted for one in learners if (predicted := self._predicted(one)) is not None]
         return Snapshot(Predictions.join(parts) if parts else None, SavedModels.join(models))
 
     @torch.no_grad()

@@ -16,8 +16,8 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N") from error
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
+        count = torch.cuda.device_count()
         raise ConfigError(
-            f"device: {name!r} is not there; {found} GPUs found; set device=auto or device=cpu"
+            f"device: {name!r} is not there; {count} GPUs found; set device=auto or device=cpu"
         )
     return device

@@ -142,7 +142,7 @@ def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:
     ptr, row_ptr = _bounds(batch.ptr, places), _bounds(batch.row_ptr, places)
     nodes, rows = (batch.ptr, ptr), (batch.row_ptr, row_ptr)
     return GraphBatch(
-        clients=tuple(batch.clients[place] for place in places),
+        clients=tuple(batch.clients[index] for index in places),
         ptr=ptr,
         graph=Adjacency(*(_take_blocks(one, nodes, nodes, places) for one in batch.graph)),
         x=Adjacency(
@@ -167,12 +167,12 @@ def _owners(ptr: list[int]) -> Tensor:
 
 def _bounds(ptr: list[int], places: Sequence[int]) -> list[int]:
     """Return the bounds of some groups once they lie one behind the other."""
-    return list(accumulate((ptr[place + 1] - ptr[place] for place in places), initial=0))
+    return list(accumulate((ptr[index + 1] - ptr[index] for index in places), initial=0))
 
 
 def _take(values: Tensor, ptr: list[int], places: Sequence[int]) -> Tensor:
     """Put some groups of rows one behind the other."""
-    return torch.cat([values[ptr[place] : ptr[place + 1]] for place in places])
+    return torch.cat([values[ptr[index] : ptr[index + 1]] for index in places])
 
 
 def _take_blocks(
@@ -187,8 +187,8 @@ def _take_blocks(
     entries = start[torch.tensor(rows[0], device=start.device)].tolist()
     column = matrix.col_indices()
     shifted = [
-        column[entries[place] : entries[place + 1]] + (new - columns[0][place])
-        for place, new in zip(places, columns[1], strict=False)
+        column[entries[index] : entries[index + 1]] + (new - columns[0][index])
+        for index, new in zip(places, columns[1], strict=False)
     ]
     counts = _take(start.diff(), rows[0], places)
     ptr = torch.cat([start.new_zeros(1), counts.cumsum(0, dtype=start.dtype)])
@@ -201,10 +201,10 @@ def _active_features(
 ) -> tuple[Adjacency, Tensor, Tensor]:
     """Give every (client, feature) that occurs a column."""
     rows, keys, values = [], [], []
-    for place, graph in enumerate(graphs):
+    for index, graph in enumerate(graphs):
         node, feature, value = _entries(graph.x)
-        rows.append(node + ptr[place])
-        keys.append(feature + place * num_features)
+        rows.append(node + ptr[index])
+        keys.append(feature + index * num_features)
         values.append(value)
     row, key, value = torch.cat(rows), torch.cat(keys), torch.cat(values)
     active, column = torch.unique(key, return_inverse=True)

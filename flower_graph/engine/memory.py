@@ -57,5 +57,5 @@ def peak_memory() -> float:
     status = Path("/proc/self/status")
     if not status.exists():
         return math.nan
-    found = re.search(r"^VmHWM:\s*(\d+)", status.read_text(), re.MULTILINE)
-    return 1024.0 * int(found[1]) if found else math.nan
+    line = re.search(r"^VmHWM:\s*(\d+)", status.read_text(), re.MULTILINE)
+    return 1024.0 * int(line[1]) if line else math.nan

@@ -144,18 +144,18 @@ class StackedWeights:
             return
         rows = _rows_of(self.batch, chosen).to(self._device)
         rows = rows if self._rows is None else self._rows[rows]
-        place = self._place[torch.tensor(chosen)]
-        self._state["step"][place] = 0
+        indices = self._place[torch.tensor(chosen)]
+        self._state["step"][indices] = 0
         for moment in MOMENTS[1:]:
             self._state[f"{moment}.first"][rows] = 0
-            self._state[f"{moment}.rest"][place.to(self._device)] = 0
+            self._state[f"{moment}.rest"][indices.to(self._device)] = 0
 
     def restart(self, places: Sequence[int], *models: ModelWeights) -> None:
         """Let networks begin anew, weights and Adam."""
         rows = _rows_of(self.batch, places).to(self._device)
-        place = torch.tensor(places, device=self._device)
+        indices = torch.tensor(places, device=self._device)
         fresh = _spread(models, self.kind, self._sources)
-        for name, index, value in zip(("first", "rest"), (rows, place), fresh, strict=True):
+        for name, index, value in zip(("first", "rest"), (rows, indices), fresh, strict=True):
             held = self._get(f"weight.{name}")
             held[index] = value[index]
             self._put(f"weight.{name}", held)
@@ -230,4 +230,4 @@ def _spread(models: Sequence[ModelWeights], kind: Tensor, sources: Tensor) -> tu
 def _rows_of(batch: GraphBatch, places: Sequence[int]) -> Tensor:
     """Return where the active rows of these networks lie in a batch."""
     ptr = batch.row_ptr
-    return torch.cat([torch.arange(ptr[place], ptr[place + 1]) for place in places])
+    return torch.cat([torch.arange(ptr[index], ptr[index + 1]) for index in places])

@@ -79,10 +79,10 @@ def account_for(
         client: local.get(client) or silent.get(node) or otherwise
         for client, node in _hosts(asked, named - used)
     }
-    there = set(connected)
+    online = set(connected)
     rest = set(chain.from_iterable(hosted.values())) - named
     absent = {
-        client: out.get(client) or (idle if node in there else NOT_CONNECTED)
+        client: out.get(client) or (idle if node in online else NOT_CONNECTED)
         for client, node in _hosts(hosted, rest)
     }
     absent |= {client: out[client] for client in out.keys() - named - rest}

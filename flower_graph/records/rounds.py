@@ -48,12 +48,12 @@ class RoundReport:
     def from_record(cls, record: Mapping[str, Any]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
         result = {item.name: record[item.name.replace("_", "-")] for item in fields(cls)}
-        known: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}
+        values: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}
         for item in fields(cls):
             kind: Any = KINDS[str(item.type).partition("[")[0]]
-            if not isinstance(known[item.name], kind):
-                raise ValueError(f"{item.name}: {brief(known[item.name])} is unfit")
-        return cls(**known)
+            if not isinstance(values[item.name], kind):
+                raise ValueError(f"{item.name}: {brief(values[item.name])} is unfit")
+        return cls(**values)
 
 
 def read_reports(path: Path) -> list[RoundReport]:

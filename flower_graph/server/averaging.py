@@ -234,12 +234,12 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round as Flower's ``start`` does, which can begin with the first alone."""
-        session, said = self.session, self.question()
-        grid, config = session.exchange.grid, ConfigRecord({**said, **self._config})
+        session, entries = self.session, self.question()
+        grid, config = session.exchange.grid, ConfigRecord({**entries, **self._config})
         messages = self.configure_train(server_round, self.arrays, config, grid)
         replies = session.relay(messages, server_round)
         self.arrays = self.aggregate_train(server_round, replies)[0] or self.arrays
-        config = ConfigRecord({**said, **self._evaluate_config})
+        config = ConfigRecord({**entries, **self._evaluate_config})
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
         self.aggregate_evaluate(server_round, session.relay(messages, server_round))
         report = self._round.report
@@ -277,8 +277,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         session.over(grid)
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
-        there = session.members.present(session.connected)
-        nodes = [there[place] for place in session.draw(len(there), server_round)]
+        present = session.members.present(session.connected)
+        nodes = [present[index] for index in session.draw(len(present), server_round)]
         sent = self._send(super().configure_train(server_round, arrays, config, grid_of(nodes)))
         asked = [message.metadata.dst_node_id for message in sent]
         session.asked = {node: session.members.clients[node] for node in asked}

@@ -106,8 +106,8 @@ def _problem(
 ) -> str | None:
     """Say why a reply alone cannot be used, or None."""
     too_long = too_large(reply, size_of(reply), _most_bytes(model, extras))
-    if (said := too_long or no_content(reply)) is not None:
-        return said
+    if (problem := too_long or no_content(reply)) is not None:
+        return problem
     try:
         metrics = _check_metrics(reply.content)
         _check_sums(metrics)
@@ -247,10 +247,10 @@ def shared_arrays(combined: Combined, model: ArrayRecord) -> ArrayRecord | None:
 
 
 def personal_arrays(
-    combined: Mapping[int, Arrays], model: ArrayRecord, known: Iterable[int]
+    combined: Mapping[int, Arrays], model: ArrayRecord, clients: Iterable[int]
 ) -> dict[int, ArrayRecord]:
     """Check a model for each client."""
-    if strangers := sorted(combined.keys() - set(known)):
+    if strangers := sorted(combined.keys() - set(clients)):
         raise ValueError(f"combine: it gives arrays for clients {strangers!s:.60}, unknown here")
     return {
         client: _record(arrays, model, f"combine: client {client}")

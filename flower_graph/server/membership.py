@@ -106,9 +106,9 @@ class Membership:
             silent = [entry for entry in replies.rejected if entry.kind is Kind.NO_QUERY]
             answers |= {entry.node_id: unasked for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
-        there = set(connected)
+        online = set(connected)
         for node, answer in self.in_order(answers):
-            if reason := self._enrol(node, answer, there):
+            if reason := self._enrol(node, answer, online):
                 LOG.warning("node %d takes no part: %s", node, reason)
                 refused.append(Rejected(node, reason))
         self._warn_of_weight()
@@ -151,8 +151,8 @@ class Membership:
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the largest weight that a SuperNode's reply can have, if it has said so."""
-        said = self.examples.get(node)
-        return said if said is None or training else self.count(node)
+        most = self.examples.get(node)
+        return most if most is None or training else self.count(node)
 
     def everyone(self) -> list[int]:
         """Return the numbers of all clients that are known, also of those that are gone."""
@@ -219,12 +219,12 @@ class OneClientEach(Membership):
 def other_version(content: RecordDict) -> str:
     """Return the version of the node that answered a ``query``; empty if it is the server's."""
     # A plain ClientApp says nothing of it, which is fine.
-    said = content.config_records.get(CONFIG, ConfigRecord())
-    if MESSAGE_FORMAT not in said:
+    answer = content.config_records.get(CONFIG, ConfigRecord())
+    if MESSAGE_FORMAT not in answer:
         return ""
-    version = one_line(said.get(VERSION, "?"), 40)
-    if said[MESSAGE_FORMAT] != FORMAT:
-        theirs = one_line(said[MESSAGE_FORMAT], 20)
+    version = one_line(answer.get(VERSION, "?"), 40)
+    if answer[MESSAGE_FORMAT] != FORMAT:
+        theirs = one_line(answer[MESSAGE_FORMAT], 20)
         raise MalformedReplyError(
             f"speaks message format {theirs} (flower-graph {version}), the server {FORMAT} "
             f"({__version__}): install the same version"

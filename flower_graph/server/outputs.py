@@ -84,18 +84,18 @@ class KeptOutputs:
     def _do(self, action: str) -> None:
         request = self._request(action)
         self._ask(self._asked, request)
-        found = None if self._own is None else self._take()
-        if self._own is not None and found is not None:
+        snapshot = None if self._own is None else self._take()
+        if self._own is not None and snapshot is not None:
             does = self._own.hold if action == SNAPSHOT else self._own.finish
-            does(request, lambda: found)
+            does(request, lambda: snapshot)
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
         """Send a request to those that are there; return who cannot do it."""
-        session, there = self._session, set(self._session.exchange.grid.get_node_ids())
+        session, connected = self._session, set(self._session.exchange.grid.get_node_ids())
         ledger = session.exchange.ledger
         before = ledger.state_dict()
         replies = session.exchange.send(
-            dict.fromkeys(sorted(there.intersection(nodes)), request.to_record()),
+            dict.fromkeys(sorted(connected.intersection(nodes)), request.to_record()),
             message_type=TYPE,
             server_round=request.server_round,
             timeout=session.timeout,

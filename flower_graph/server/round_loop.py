@@ -295,9 +295,9 @@ class RoundLoop(Strategy):
         report = self.round(server_round)
         if report is None:
             return None
-        found = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
-        if found is not None:
-            result.evaluate_metrics_serverapp[report.round] = found
+        measured = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
+        if measured is not None:
+            result.evaluate_metrics_serverapp[report.round] = measured
         result.train_metrics_clientapp[report.round] = self.trained(report)
         result.evaluate_metrics_clientapp[report.round] = self.measured(report)
         report.seconds = time.perf_counter() - started

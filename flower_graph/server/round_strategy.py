@@ -81,8 +81,8 @@ class RoundStrategy(RoundLoop):
         """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
         # Here their requests have asked for it.
         came = {node: answer.not_saved for node, answer in self.answers.items()}
-        said = {node: came.get(node, "it did not answer") for node in self.requests}
-        return {node: why for node, why in said.items() if why}
+        reasons = {node: came.get(node, "it did not answer") for node in self.requests}
+        return {node: why for node, why in reasons.items() if why}
 
     def report(
         self,

@@ -112,9 +112,9 @@ class RunCheckpoints:
         return checkpoint.resume(self.folder, rounds, take)
 
 
-def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Refuse to go on with clients whose weights were made under other settings."""
-    held = plain(found)
+    held = plain(saved)
     for name, value in plain(wanted).items():
         # What the checkpoint does not know is newer than it, and changed nothing then
         if held.get(name, value) != value:
@@ -191,7 +191,7 @@ class Session:
     def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
         """Wait for SuperNodes and enrol new ones; return whose clients are there."""
         self.enrol(server_round)
-        return self.there(nobody)
+        return self.hosted(nobody)
 
     def enrol(self, server_round: int) -> None:
         """Wait for SuperNodes and enrol new ones."""
@@ -199,14 +199,14 @@ class Session:
         members, timeout = self.members, self.timeout
         self.rejected = members.ask(self.exchange, self.connected, server_round, timeout)
 
-    def there(self, nobody: str = NOBODY) -> dict[int, list[int]]:
-        """Return the clients of the SuperNodes that are there in this round."""
+    def hosted(self, nobody: str = NOBODY) -> dict[int, list[int]]:
+        """Return the clients of the SuperNodes that were connected when the round began."""
         clients = self.members.clients
-        there = {node: clients[node] for node in self.connected if node in clients}
-        if not there:
+        present = {node: clients[node] for node in self.connected if node in clients}
+        if not present:
             reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
             raise NoClientsError(f"{nobody}: {reasons}")
-        return there
+        return present
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
         """Draw which of so many clients or SuperNodes take part in a round: places, ascending."""
@@ -261,8 +261,8 @@ class Session:
         for message in messages:
             node = message.metadata.src_node_id
             try:
-                if (said := no_content(message)) is not None:
-                    raise MalformedReplyError(said)
+                if (problem := no_content(message)) is not None:
+                    raise MalformedReplyError(problem)
                 if node not in self.asked:
                     raise MalformedReplyError("it was not asked")
                 replies.values[node] = read(node, message.content)
@@ -366,8 +366,8 @@ class Session:
 
     def present(self) -> dict[int, list[int]]:
         """Return the clients of the SuperNodes that are connected now."""
-        there, clients = sorted(self.exchange.grid.get_node_ids()), self.members.clients
-        return {node: clients[node] for node in there if node in clients}
+        connected, clients = sorted(self.exchange.grid.get_node_ids()), self.members.clients
+        return {node: clients[node] for node in connected if node in clients}
 
     def leave_out(self, rejected: Collection[Rejected]) -> None:
         """Note who is left out, and who has lost what it kept."""

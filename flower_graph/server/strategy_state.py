@@ -83,7 +83,7 @@ def packed(value: Any, name: str) -> Any:
     if isinstance(value, dict) and all(isinstance(key, (str, int)) for key in value):
         return {key: packed(entry, f"{name}[{key!r}]") for key, entry in value.items()}
     if isinstance(value, list):
-        return [packed(entry, f"{name}[{place}]") for place, entry in enumerate(value)]
+        return [packed(entry, f"{name}[{index}]") for index, entry in enumerate(value)]
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "fiub":
         return torch.from_numpy(np.array(value))
     if isinstance(value, SCALARS):
@@ -127,15 +127,15 @@ def unpacked_models(
     return shared, {client: arrays_like(model, values) for client, values in own.items()}
 
 
-def arrays_like(model: ArrayRecord, found: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+def arrays_like(model: ArrayRecord, saved: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Make a model of saved arrays; ``ValueError`` if they are not the model's."""
     # Their type is the one that the averaging made: that of FedAdam is wider than the first
     # model's.
     forms = {name: tuple(array.shape) for name, array in model.items()}
-    saved = {name: values.shape for name, values in found.items()}
-    if list(forms.items()) != list(saved.items()):
-        raise ValueError(f"its arrays are {saved}, this run's are {forms}")
-    return ArrayRecord({name: Array(values) for name, values in found.items()})
+    shapes = {name: values.shape for name, values in saved.items()}
+    if list(forms.items()) != list(shapes.items()):
+        raise ValueError(f"its arrays are {shapes}, this run's are {forms}")
+    return ArrayRecord({name: Array(values) for name, values in saved.items()})
 
 
 def values_of(record: ArrayRecord) -> dict[str, Any]:

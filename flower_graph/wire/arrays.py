@@ -55,8 +55,8 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
 def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]:
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
-        said = brief(array.stype)
-        raise ValueError(f"array {name!r} is serialised as {said}, not {SType.NUMPY!r}")
+        described = brief(array.stype)
+        raise ValueError(f"array {name!r} is serialised as {described}, not {SType.NUMPY!r}")
     try:
         shape, fortran, dtype, offset = _read_header(_head(array.data))
     except Exception as error:  # hostile bytes make the parser raise almost anything
@@ -64,9 +64,9 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]
     if dtype.hasobject:
         raise ValueError(f"array {name!r} has dtype {dtype}, which needs pickle; refused")
     if shape != tuple(array.shape) or str(dtype) != array.dtype:
-        said = f"{array.dtype[:20]}{brief(list(array.shape))}"
+        described = f"{array.dtype[:20]}{brief(list(array.shape))}"
         held = f"{dtype}{list(shape)}"
-        raise ValueError(f"array {name!r} says it is {said} but holds {held}")
+        raise ValueError(f"array {name!r} says it is {described} but holds {held}")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
     if len(array.data) - offset != expected:
         result = len(array.data) - offset

@@ -47,9 +47,9 @@ LOSS = "cross-entropy"
 
 def sums(name: str, values: Tensor, weight: int) -> dict[str, float]:
     """Add up what is not NaN, and count it, both divided by the weight."""
-    known = ~values.isnan()
-    total = float(values[known].double().sum())
-    return {name: total / weight, f"has-{name}": float(known.sum()) / weight}
+    has_value = ~values.isnan()
+    total = float(values[has_value].double().sum())
+    return {name: total / weight, f"has-{name}": float(has_value.sum()) / weight}
 
 
 def mean_of(metrics: Mapping[str, Any], name: str) -> float:

@@ -114,8 +114,8 @@ def kind_of(reply: Message) -> Kind:
 def no_content(reply: Message) -> str | None:
     """Say why there is nothing to read in a reply, or None."""
     if reply.has_error():
-        what, said = "error reply: ", reply.error.reason or f"code {reply.error.code}"
-        return what + one_line(said, MAX_REASON - len(what))
+        what, words = "error reply: ", reply.error.reason or f"code {reply.error.code}"
+        return what + one_line(words, MAX_REASON - len(what))
     return None if reply.has_content() else "empty reply"
 
 

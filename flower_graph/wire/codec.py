@@ -59,20 +59,20 @@ class Reading:
         """Give a declared shape for an error: letters for what is not known yet."""
         return f"[{', '.join(str(self.sizes.get(axis, axis)) for axis in shape.split())}]"
 
-    def bind(self, shape: str, found: tuple[int, ...]) -> None:
+    def bind(self, shape: str, sizes: tuple[int, ...]) -> None:
         """Learn sizes from what came."""
-        for axis, size in zip(axes(shape), found, strict=True):
+        for axis, size in zip(axes(shape), sizes, strict=True):
             if isinstance(axis, str) and axis not in self.sizes:
                 self.sizes[axis] = size
 
     def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
         """Give the shape that so many items have, at most one size of it unknown; or None."""
-        known = self.shape(shape)
-        unit = math.prod(size for size in known if size != -1)
-        is_open = -1 in known
+        sizes = self.shape(shape)
+        unit = math.prod(size for size in sizes if size != -1)
+        is_open = -1 in sizes
         if count % unit if is_open and unit else count != (0 if is_open else unit):
             return None
-        result = tuple(count // (unit or 1) if size == -1 else size for size in known)
+        result = tuple(count // (unit or 1) if size == -1 else size for size in sizes)
         self.bind(shape, result)
         return result
 

@@ -70,9 +70,9 @@ class Replies(Generic[T]):
 
     def in_order(self, nodes: Iterable[int]) -> Replies[T]:
         """Return the same with `values` and `rejected` in the order of `nodes`."""
-        place = {node_id: index for index, node_id in enumerate(nodes)}
-        values = dict(sorted(self.values.items(), key=lambda item: place[item[0]]))
-        rejected = sorted(self.rejected, key=lambda entry: place[entry.node_id])
+        rank = {node_id: index for index, node_id in enumerate(nodes)}
+        values = dict(sorted(self.values.items(), key=lambda item: rank[item[0]]))
+        rejected = sorted(self.rejected, key=lambda entry: rank[entry.node_id])
         return Replies(values, rejected, self.strays)
 
 
@@ -123,8 +123,8 @@ class Gathering(Generic[T]):
         """Say why a node's answer is refused unread, or None."""
         if (why := too_large(reply, size, self.max_reply_bytes)) is not None:
             return why
-        if (said := no_content(reply)) is not None:
-            return said
+        if (problem := no_content(reply)) is not None:
+            return problem
         if reply.metadata.group_id != str(self.server_round):
             return f"round {_group(reply)}, expected {self.server_round}"
         return None
@@ -317,8 +317,8 @@ class Exchange:
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
         """Give what comes until nobody is waited for, as the caller says, or time is up."""
         # Forget what the grid has dropped too, and the oldest beyond a limit.
-        known, now = self._unanswered.items(), time.monotonic()
-        self._unanswered = dict([one for one in known if one[1].forget_at > now][-MAX_LATE:])
+        messages, now = self._unanswered.items(), time.monotonic()
+        self._unanswered = dict([one for one in messages if one[1].forget_at > now][-MAX_LATE:])
         deadline, wait = _deadline(timeout), FIRST_WAIT
         while waiting:
             yield from list(self.grid.pull_messages([*waiting, *self._unanswered]))

@@ -106,7 +106,7 @@ class FedSage(LocalSage):
             return
         started, clients = time.perf_counter(), self.session.members.clients
         first = GeneratorRequest(0, share=True).to_record()
-        shown = self._generated(dict.fromkeys(self.session.there(), first), 1)
+        shown = self._generated(dict.fromkeys(self.session.hosted(), first), 1)
         for epoch in range(1, self._generator_epochs + 1):
             is_last = epoch == self._generator_epochs
             requests = self._compared(epoch, shown, share=not is_last) if shown else {}
