@@ -112,7 +112,7 @@ def make_client_app(
 
 
 class _ActingClientApp(ClientApp):
-    """Flower wants actions by name before there is a client; only the client knows its own."""
+    """Register each action when it is first asked for: only the client knows which it has."""
 
     act: Callable[[str], object]  # registers the function for a named action
 
@@ -151,7 +151,7 @@ def _handler(
 
 
 def _refuse_less(client: NumPyClient, context: Context) -> None:
-    """Refuse to work where the node config has a key and the client trusts the server all the same.
+    """Refuse to work if the node config has a key and the client trusts the server nevertheless.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def _keep(client: NumPyClient, message: Message) -> Message:
 
 
 def _properties(properties: Mapping[str, Any], message: Message) -> Message:
-    """Answer a ``query`` with what a client says, and what wrote it."""
+    """Answer a ``query`` with the client's properties and the version of this package."""
     stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
     plain = {key: plain_value(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | plain)
@@ -258,7 +258,7 @@ def _checked_result(method: str, first: str, result: Any) -> tuple[Any, int, Map
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Have a reply expire when its message does, by the clock of the server that sent it."""
+    """Let a reply expire together with its message, by the clock of the server."""
     # Flower works out how long a reply is valid from the message's time, which is the server's, and
     # from the client's own. A client whose clock is ahead by more than the message's lifetime would
     # answer with what has expired already, and the SuperLink would drop it.
@@ -299,7 +299,7 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
 
 
 def state_file(context: Context) -> Path | None:
-    """Return the file of a client's context; None where it has no place of its own."""
+    """Return the file of a client's context; None if the SuperNode has no folder of its own."""
     folder = own_place(context)
     if folder is None:
         return None
@@ -307,7 +307,7 @@ def state_file(context: Context) -> Path | None:
 
 
 def messages_handled(context: Context) -> int:
-    """Return how many messages a context has behind it, of those after which it was saved."""
+    """Return after how many messages the context has been saved."""
     record = context.state.config_records.get(RECORD)
     return 0 if record is None else int(record[HANDLED])  # type: ignore[arg-type]
 
@@ -322,7 +322,7 @@ def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | Non
 
 
 def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:
-    """Read what ``write_state`` wrote: the state and how many messages it has behind it."""
+    """Read what ``write_state`` wrote: the state, and after how many messages it was written."""
     data = read_bytes(file, MOST_TENSORS)
     if key is not None:
         data = key.open(data, file)
@@ -337,7 +337,7 @@ def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int
 
 
 def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
-    """Put the file's state into the context if Flower's is older or gone."""
+    """Put the file's state into the context if Flower's state is older or gone."""
     in_memory = messages_handled(context)
     try:
         state, handled = read_state(file, key)

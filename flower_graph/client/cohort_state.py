@@ -40,7 +40,7 @@ Measurements = tuple[float, int, dict[str, Any]]
 
 
 class Makers(NamedTuple, Generic[T]):
-    """How a cohort comes to be; what it is made with may come with a message."""
+    """Two functions that make a cohort; the settings that they use may come with a message."""
 
     start: Callable[[], Tensors]  # what new clients keep
     build: Callable[[Tensors], tuple[T, Tensors]]  # what works on it, and the tensors as placed
@@ -72,7 +72,7 @@ class CohortState(Generic[T]):
 
     @contextmanager
     def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
-        """Work with the object; what changed counts when the block ends well."""
+        """Work with the object; keep its changes only if the block ends without an error."""
         if follows:  # the server knows of earlier messages
             self.store.expect()
         live, tensors = self._open(makers)
@@ -92,7 +92,7 @@ class CohortState(Generic[T]):
         self.store.commit((live, tensors), tensors)
 
     def look(self, makers: Makers[T]) -> T:
-        """Return the object as it is, to be read alone."""
+        """Return the object as it is, for reading only."""
         return self._open(makers)[0]
 
     def save(
@@ -119,7 +119,7 @@ class CohortState(Generic[T]):
     def restore(
         self, resume: Resume, makers: Makers[T], adopt: Adopt | None = None
     ) -> Tensors | None:
-        """Go on from a round's checkpoint; return what else it has. None if none is due."""
+        """Restore a round's checkpoint; return its other tensors, or None if none is due."""
         # The server names one when it goes on; a client loads it once for each of its starts.
         if not self.store.is_due(resume):
             return None
@@ -142,13 +142,13 @@ class CohortState(Generic[T]):
         return tensors
 
     def begin(self, resume: Resume) -> None:
-        """Begin anew, though the server goes on from a checkpoint: the clients have come since."""
+        """Begin anew although the server resumes a run: the clients joined after its checkpoint."""
         if self.store.is_due(resume):
             self.store.drop()
             self.store.note(resume)
 
     def processed(self, makers: Makers[T]) -> int:
-        """Return how many messages the clients have behind them; 0 if what they kept is lost."""
+        """Return how many messages the clients have handled; 0 if their state is lost."""
         try:
             if self.store.version:
                 self._open(makers)
@@ -162,7 +162,7 @@ class CohortState(Generic[T]):
         self.store.drop()
 
     def _collect(self, live: T, tensors: Tensors) -> None:
-        """Write what changed into the tensors, where the object does not work on them in place."""
+        """Write changes into the tensors if the object does not work on them in place."""
 
     def _open(self, makers: Makers[T]) -> tuple[T, Tensors]:
         if self.store.version:
@@ -172,7 +172,7 @@ class CohortState(Generic[T]):
 
 
 def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
-    """Refuse tensors that other data or settings made; names the tensor."""
+    """Refuse tensors made with other data or settings; the error names the tensor."""
     for name in {**wanted, **loaded}:
         forms = [
             (tuple(local[name].shape), local[name].dtype) if name in local else None
@@ -184,7 +184,7 @@ def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
 
 
 def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
-    """Refuse graphs that cannot train, unless some need not; names the client."""
+    """Refuse graphs that cannot train, if all must; the error names the client."""
     if not graphs:
         raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
     numbers = [graph.client for graph in graphs]
@@ -201,7 +201,7 @@ def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
 
 
 class ClientCheckpoints:
-    """Where one SuperNode's clients save, and what they find there."""
+    """The checkpoints of one SuperNode's clients: where they are written and read."""
 
     # With ``state-dir`` or ``data-folder`` in the node's config that is a folder of its own,
     # ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last three. Without, as

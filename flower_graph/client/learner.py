@@ -38,7 +38,7 @@ class Learner:
 
 
 def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the module that all begin with."""
+    """Make the module that every client begins with."""
     with seeded(torch.device("cpu"), seed, "module"):
         return make_module()
 
@@ -83,5 +83,5 @@ def has_diverged(loss: Tensor, graph: GraphOnDevice) -> bool:
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """Return the parameters that an optimiser keeps something of, by name."""
+    """Return the parameters that are trained, by name."""
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]

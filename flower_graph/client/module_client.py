@@ -144,44 +144,44 @@ class ModuleClient(NumPyClient):
     # What a method may say anew
 
     def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Call the module: ``[n, k]`` for the graph's ``n`` nodes."""
+        """Return the module's logits, ``[n, k]`` for the graph's ``n`` nodes."""
         result: Tensor = module(graph.x, graph.edge_index)
         return result
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return what a step lowers: the mean cross-entropy of the training nodes."""
+        """Return the loss of a step: the mean cross-entropy of the training nodes."""
         mask = graph.masks["train"]
         return functional.cross_entropy(self.logits(module, graph)[mask], graph.y[mask])
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
-        """Make what takes a client's steps: Adam on all parameters."""
+        """Make a client's optimiser: Adam on all parameters."""
         how = self.settings
         return torch.optim.Adam(
             module.parameters(), lr=how.learning_rate, weight_decay=how.weight_decay
         )
 
     def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
-        """Give what each step of a round is on: the whole graph, once an epoch."""
+        """Yield the graph of each step of a round: the whole graph, once an epoch."""
         return repeat(graph, self.settings.local_epochs)
 
     def prepare(self, learner: Learner) -> None:
-        """Do what must be done before a client trains or measures; nothing by default."""
+        """Prepare a client before it trains or measures; do nothing by default."""
 
     def arrays(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return what is sent, by name; also which arrays of the server are taken over."""
+        """Return the arrays to send, by name; the same names are taken over from the server."""
         state = module.state_dict().items()
         return {name: value for name, value in state if self.settings.is_shared(name)}
 
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
-        """Return what is sent besides, as the server's ``extras`` declares it."""
+        """Return further arrays to send, as the server's ``extras`` declares them."""
         return {}
 
     def examples(self, graph: LocalGraph) -> int:
-        """Return what a client weighs: its training nodes."""
+        """Return a client's weight: the number of its training nodes."""
         return int(graph.train_mask.sum())
 
     def exported(self, module: nn.Module) -> nn.Module:
-        """Return what is saved when the run is over: a module that gives what this one gives."""
+        """Return the module to save after the run; it has the same outputs as this one."""
         return module
 
     # Answers
@@ -261,7 +261,7 @@ class ModuleClient(NumPyClient):
                 value.copy_(came if value.is_floating_point() else came.double().round())
 
     def _train(self, learner: Learner, server_round: int, proximal: float) -> None:
-        """Take a round's local steps, for Flower's FedProx drawn back to where they began."""
+        """Take a round's local steps, with FedProx's proximal term unless `proximal` is 0."""
         learner.module.train()
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
@@ -310,14 +310,14 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def _judged(self, learner: Learner) -> Tensor:
-        """Return the logits that a client is measured by, ``[n, k]``."""
+        """Return the logits on which a client's accuracy is measured, ``[n, k]``."""
         learner.module.eval()
         return self.logits(learner.module, learner.graph)
 
     # The tensors that last
 
     def _start(self) -> Tensors:
-        """Give what clients keep before their first message."""
+        """Return the clients' tensors before their first message."""
         module, device = first_module(self._make_module, self.settings.seed), self.device
         tensors: Tensors = {}
         for client in self._clients:

@@ -89,7 +89,7 @@ class StateStore:
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
     def expect(self) -> None:
-        """Refuse to begin where the server knows of earlier messages: ``StateLostError``."""
+        """Raise ``StateLostError`` if there is no state of earlier messages."""
         if not self.version:
             raise StateLostError(
                 f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
@@ -97,7 +97,7 @@ class StateStore:
             )
 
     def is_due(self, resume: Resume) -> bool:
-        """Whether a checkpoint is named that was not loaded yet."""
+        """Whether the server names a checkpoint that is not loaded yet."""
         # A client that is asked again, since its SuperNode came back under another id, has gone on.
         record = self._context.state.config_records.get(f"{self._name}-resumed")
         loaded = None if record is None else dict(record)
@@ -110,7 +110,7 @@ class StateStore:
         self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
 
     def load(self, build: Callable[[Tensors], Any]) -> Any:
-        """Return the live object, rebuilt from its tensors where this process lacks it."""
+        """Return the live object, rebuilt from its tensors if this process does not have it."""
         record = self._context.state.config_records[self._name]
         kind, layout = str(record["kind"]), str(record.get("layout", "saved"))
         version, live = _LIVE.get(self._key, (-1, None))
@@ -148,7 +148,7 @@ class StateStore:
         return live
 
     def once(self, build: Callable[[], T]) -> T:
-        """Return what never changes during a run, such as packed features; built once a process."""
+        """Return an object that never changes during a run; build it once a process."""
         if self._key not in _FIXED:
             _FIXED[self._key] = build()
         return cast(T, _FIXED[self._key])
@@ -168,7 +168,7 @@ class StateStore:
             self._write_version(self._found)
 
     def create(self, tensors: Tensors) -> Tensors:
-        """Put a new client's tensors where they are to stay and return them there."""
+        """Move a new client's tensors to where they are kept, and return them."""
         self.begin()
         if self._kind(tensors) != "file":
             return tensors

@@ -47,7 +47,7 @@ def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
 
 
 def trust_of(context: Context) -> TrustSettings:
-    """Read whom a SuperNode trusts that does not trust the server.
+    """Read the trust settings of a SuperNode that does not trust the server.
 
     Parameters
     ----------

@@ -91,7 +91,7 @@ def check_classes(num_classes: int) -> None:
 
 
 def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
-    """Refuse a client whose features or classes are not the run's; names the client."""
+    """Refuse a client whose features or classes differ from the run's; name the client."""
     check_classes(num_classes)
     if graph.x.shape[1] != num_features:
         raise ValueError(
@@ -131,14 +131,14 @@ def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> 
 
 
 def mean_shares(chosen: Tensor, ptr: list[int]) -> Tensor:
-    """Return what each node weighs in its client's mean over the chosen nodes, ``[n]``."""
+    """Return each node's weight in its client's mean over the chosen nodes, ``[n]``."""
     # chosen [n]
     count = group_sum(chosen.float(), ptr).clamp(min=1)
     return chosen / count[_owners(ptr).to(chosen.device)]
 
 
 def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:
-    """Cut some clients out of a batch; much cheaper than packing them anew."""
+    """Cut some clients out of a batch, which is much cheaper than packing them again."""
     ptr, row_ptr = _bounds(batch.ptr, places), _bounds(batch.row_ptr, places)
     nodes, rows = (batch.ptr, ptr), (batch.row_ptr, row_ptr)
     return GraphBatch(
@@ -161,7 +161,7 @@ def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:
 
 
 def _owners(ptr: list[int]) -> Tensor:
-    """Return the place of each row's client."""
+    """Return the index of each row's client."""
     return torch.arange(len(ptr) - 1).repeat_interleave(torch.tensor(group_sizes(ptr)))
 
 
@@ -255,7 +255,7 @@ def draw_kept(
     input_rate: float,
     hidden_rate: float,
 ) -> DropoutMask:
-    """Draw what a round's dropout leaves."""
+    """Draw the dropout masks of a round."""
     begin = batch.x.matrix.crow_indices()[torch.tensor(batch.ptr, device=batch.y.device)].tolist()
     inputs, inner = [], []
     for place, rng in enumerate(chances):
@@ -272,7 +272,7 @@ def draw_kept(
 
 
 def draw_mask(shape: tuple[int, ...], rate: float, chance: torch.Generator) -> Tensor:
-    """Draw zeros and what makes up for them."""
+    """Draw a dropout mask: 0, or the factor that makes up for the zeros."""
     count = torch.Size(shape).numel()
     words = torch.randint(-(2**63), 2**63 - 1, (-(-count // 8),), generator=chance)
     threshold = max(1, round(256 * (1 - rate)))
@@ -293,7 +293,7 @@ def with_dropout(x: Adjacency, turn: Tensor, kept: Tensor) -> Adjacency:
 
 
 def turn_of(x: Adjacency) -> Tensor:
-    """Return for each entry of the transpose which entry of the matrix it is, ``[z]``."""
+    """Return the matrix's entry for each entry of the transpose, ``[z]``."""
     return x.matrix.col_indices().argsort(stable=True)
 
 
@@ -310,14 +310,14 @@ class Epoch:
 
 
 class Metrics(NamedTuple):
-    """How well each of ``c`` clients does; NaN where it has no such nodes."""
+    """Accuracies and loss of each of ``c`` clients; NaN where it has no such nodes."""
 
     accuracy: Tensor  # [c, 3] on its nodes for training, validation and test
     loss: Tensor  # [c] cross-entropy, mean over its training nodes
 
 
 def node_losses(batch: GraphBatch, logits: Tensor) -> Tensor:
-    """Return the cross-entropy of each node, ``[n]``; of no meaning for one without a label."""
+    """Return the cross-entropy of each node, ``[n]``; meaningless for nodes without a label."""
     return -log_shares(logits).gather(0, batch.y.clamp(min=0)[None])[0]
 
 

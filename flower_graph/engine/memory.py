@@ -38,7 +38,7 @@ def first_layer_bytes(used: int, size: int) -> int:
 
 
 def refuse_too_large(least: int, what: str) -> None:
-    """Refuse what takes more memory than this machine has to give."""
+    """Refuse work that needs more memory than this machine has free."""
     import psutil  # not at the top: deployed clients need it not
 
     free = int(psutil.virtual_memory().available)
@@ -51,7 +51,7 @@ def refuse_too_large(least: int, what: str) -> None:
 
 
 def peak_memory() -> float:
-    """Return the most bytes of memory that this process held so far; NaN where nobody counts."""
+    """Return the peak memory of this process in bytes; NaN if the system does not count it."""
     # The kernel's own figure for this program alone. ``getrusage`` begins with what the process
     # that started this one held.
     status = Path("/proc/self/status")

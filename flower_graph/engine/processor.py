@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def processor() -> str:
-    """Name the processor, where the kernel tells; else its kind."""
+    """Return the processor's name if the kernel tells it, else its kind."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

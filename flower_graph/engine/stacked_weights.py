@@ -44,7 +44,7 @@ def stacked_state(
 
 
 def untrained(weights: Tensors, networks: int) -> Tensors:
-    """Put beside weights what Adam keeps of them before its first step."""
+    """Return weights together with Adam's moments before its first step."""
     state: Tensors = {"step": torch.zeros(networks, dtype=torch.int32)}
     for name, value in weights.items():
         for moment in MOMENTS:
@@ -187,7 +187,7 @@ class StackedWeights:
         return ModelWeights((total / divisor).float(), (others / divisor).float())
 
     def _anchors(self) -> tuple[Tensor, Tensor]:
-        """Return what the networks' weights were when the round began, laid out as they are."""
+        """Return the networks' weights at the beginning of the round, in the same layout."""
         return _spread(self._start, self.kind, self._sources)
 
     def _index(self, key: str) -> Tensor:
@@ -228,6 +228,6 @@ def _spread(models: Sequence[ModelWeights], kind: Tensor, sources: Tensor) -> tu
 
 
 def _rows_of(batch: GraphBatch, places: Sequence[int]) -> Tensor:
-    """Return where the active rows of these networks lie in a batch."""
+    """Return the indices of these networks' active rows in a batch."""
     ptr = batch.row_ptr
     return torch.cat([torch.arange(ptr[index], ptr[index + 1]) for index in places])

@@ -102,7 +102,7 @@ class Left(Protocol[C_co]):
         """Give where nodes lie."""
 
     def predictions(self, client: int | None = None) -> Predictions:
-        """Give what nodes were predicted to be."""
+        """Return the predictions for the nodes."""
 
 
 class Method(Generic[C, S]):
@@ -177,11 +177,11 @@ class Method(Generic[C, S]):
         raise NotImplementedError
 
     def long_work(self, config: C, server_round: int) -> str:
-        """Say what a round does that makes it longer than the others; "" of an ordinary one."""
+        """Say which work makes a round longer than the others; "" for an ordinary round."""
         return ""
 
     def default_supernodes(self, config: C) -> int | None:
-        """Say how many SuperNodes a run has that does not say it; None: any number will do."""
+        """Return the default number of SuperNodes; None if any number will do."""
         return None
 
     def least_memory(self, config: C) -> int:
@@ -200,21 +200,21 @@ class Method(Generic[C, S]):
     def final_figures(
         self, config: C, strategy: S, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Give what ``result.json`` has and the rounds do not say."""
+        """Return the entries of ``result.json`` that are not in the rounds."""
         return {}
 
     def as_graph(self, config: C) -> Graph:
-        """Give the data of all clients as one graph, for what is said of them before a run."""
+        """Return the data of all clients as one graph, for the description before a run."""
         return cached_data(config)
 
     def holdings(self, config: C) -> str:
-        """Say in one line what the clients hold, and how many nodes train and are judged."""
+        """Describe in one line what the clients hold, and how many nodes train and evaluate."""
         return nodes_held(self.as_graph(config), self.num_clients(config), self.clients)
 
     def baselines(self, config: C) -> Figures:
-        """Give figures to hold the run's accuracies against, in a simulation.
+        """Return accuracies to compare the run's with, in a simulation.
 
-        By default those of the whole graph, whose masks say who trains and who is judged.
+        By default those of the whole graph, whose masks say which nodes train and evaluate.
 
         Returns
         -------
@@ -234,7 +234,7 @@ class Method(Generic[C, S]):
         return cached_data(config).classes if folder is None else folder.class_names
 
     def data_form(self, config: C) -> DataForm | None:
-        """Say what a new graph must be like; None where nobody knows what was done to features."""
+        """Return the form of a new graph; None if nobody knows how features were treated."""
         return form_of(cached_data(config), config)
 
     def predict(self, config: C, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
@@ -294,7 +294,7 @@ class Method(Generic[C, S]):
 
 
 def form_of(data: Graph | Clients[G], config: RunConfig) -> DataForm | None:
-    """Say what a graph must be like that comes after a run's graph or clients."""
+    """Return the form that a new graph must have to fit a run's graph or clients."""
     if data.treatment is None:
         return None
     return DataForm(data.treatment, data.num_classes, data.classes, config.data.no_features)

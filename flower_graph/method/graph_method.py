@@ -89,7 +89,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return Clients.of(self.graphs(config)).as_graph()
 
     def holdings(self, config: C) -> str:
-        """Say in one line what the clients hold, and how many nodes train and are judged."""
+        """Describe in one line what the clients hold, and how many nodes train and evaluate."""
         graphs = Clients.of(self.graphs(config))
         return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
 
@@ -104,7 +104,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C) -> Figures:
-        """Give figures to hold the run's accuracies against: those of the clients' graphs."""
+        """Return accuracies to compare the run's with, from the clients' graphs."""
         return client_baselines(self.graphs(config))
 
     def own_baselines(self, config: C, folder: RunFolder) -> Figures:
@@ -112,7 +112,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return own_baselines(graphs_of(folder, self.graph))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
-        """Cut the data into clients, each of which is given its graph."""
+        """Cut the data into clients, and give each its graph."""
         graphs = Clients.of(cached_clients(self.load_graphs, config))
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
         figures = client_baselines(graphs)

@@ -130,7 +130,7 @@ Layer = tuple[dict[str, Any], str]  # settings by dotted key, and where they sta
 def _foreign(
     layers: Sequence[Layer], runs: Collection[str], given: Sequence[Layer], trust: Trust
 ) -> list[Layer]:
-    """Say where each layer stands; take what a run's file says for text, and as its author's."""
+    """Return the origin of each layer; take what a run's file says as text of its author."""
     result: list[Layer] = []
     for number, (settings, source) in enumerate(layers):
         where = f" (in {source})"
@@ -190,7 +190,7 @@ def describe_config(name: str) -> str:
 
 
 def title_of(name_or_path: str) -> str:
-    """Give what people know a config by: of a run's own file, the config that it was run with."""
+    """Return a config's title; for a run's own file, the config that it was run with."""
     if not is_file_name(name_or_path):
         return name_or_path
     try:

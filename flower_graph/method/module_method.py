@@ -53,7 +53,7 @@ class ModuleFedAvg(ReportedFedAvg):
         self.how, self.classes = how, classes
 
     def first_arrays(self) -> ArrayRecord:
-        """Give what the first round sends."""
+        """Return the model of the first round."""
         state = first_module(self.make_module, self.settings.seed).state_dict()
         return ArrayRecord(
             {
@@ -91,7 +91,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     client_class: type[ModuleClient] = ModuleClient
 
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
-        """Give what makes a module, by default a two-layer GCN."""
+        """Return a function that makes a module, by default a two-layer GCN."""
         how = config.model
         return partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
 
@@ -130,7 +130,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         )
 
     def default_supernodes(self, config: M) -> int | None:
-        """Say one for each client, if each is answered with a model of its own."""
+        """Return one for each client if every client has a model of its own."""
         return self.num_clients(config) if self.strategy_class.personal else None
 
     def final_figures(

@@ -62,7 +62,7 @@ def method_named(app: str) -> Method[RunConfig, RoundLoop]:
 
 
 def give_file(path: Path) -> str:
-    """Take the method of a file of the user's; return what ``app`` names it by."""
+    """Take the method of a user's file; return its name for ``app``."""
     from flower_graph.method.base import Method
 
     spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None

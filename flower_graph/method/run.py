@@ -100,7 +100,7 @@ class Run:
     # What it left
 
     def predictions(self, client: int | None = None) -> Predictions:
-        """Give what nodes were predicted to be.
+        """Return the predictions for the nodes.
 
         Parameters
         ----------
@@ -221,7 +221,7 @@ class Run:
         return self
 
     def _rows(self, kind: type[T], read: Callable[[Path], T | None], client: int | None) -> T:
-        """Read what all that are here have of a kind, or one client."""
+        """Read one kind of file of all clients that are here, or of one client."""
         what = kind.__name__.lower()
         parts = [found for one in self._places if (found := read(one)) is not None]
         if not parts:
@@ -259,7 +259,7 @@ class Run:
         return self._models
 
     def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
-        """Find the models that a client's is among; without a client, the only one that there is.
+        """Return the models with that of a client; without a client, the only model there is.
 
         A server's model is the run's where it has one.
         """

@@ -32,7 +32,7 @@ class TrustSection(StrategySection):
 
     @property
     def distrusts(self) -> bool:
-        """Whether clients take the server for one that may deviate from the protocol."""
+        """Whether clients expect that the server may deviate from the protocol."""
         return self.trust == MALICIOUS_SERVER
 
     @property
@@ -41,7 +41,7 @@ class TrustSection(StrategySection):
         return max(self.min_nodes, FEWEST_PARTIES) if self.distrusts else self.min_nodes
 
     def with_registry(self, make: Callable[[], Path]) -> Self:
-        """Name a registry of throw-away keys, where one is needed and none is named."""
+        """Set a registry of throw-away keys if one is needed and none is named."""
         if not self.distrusts or self.registry is not None:
             return self
         return replace(self, registry=str(make()))

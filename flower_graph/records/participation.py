@@ -70,7 +70,7 @@ def account_for(
     idle: str = NOT_DRAWN,
     no_use: str = "",
 ) -> Participation:
-    """Say of every client of a round what became of it."""
+    """Return what became of every client in a round."""
     local, out, used = failed or {}, left_out or {}, set(answered)
     named = set(chain.from_iterable(asked.values()))
     used &= named
@@ -90,7 +90,7 @@ def account_for(
 
 
 def _hosts(hosted: Mapping[int, Iterable[int]], wanted: set[int]) -> list[tuple[int, int]]:
-    """Give these clients, each with its SuperNode; most often there are none."""
+    """Return the wanted clients, each with its SuperNode."""
     if not wanted:
         return []
     return [(client, node) for node, here in hosted.items() for client in here if client in wanted]
@@ -141,7 +141,7 @@ def known_clients(records: Iterable[Mapping[str, Any]]) -> Integers:
 
 
 def states(records: Sequence[Mapping[str, Any]], clients: Integers) -> Iterator[NDArray[np.int8]]:
-    """Give what each client was in each round, one round at a time."""
+    """Yield the state of every client, one round after the other."""
     for record in records:
         result = np.full(clients.size, UNKNOWN, np.int8)
         for state, text in _texts(record):
@@ -168,7 +168,7 @@ def summarise_participation(records: Iterable[Mapping[str, Any]]) -> dict[str, A
 
 
 def _texts(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Give the ranges of a record, each with what its clients were."""
+    """Yield the ranges of a record, each with the state of its clients."""
     if not record:
         return
     yield ANSWERED, record["answered"]

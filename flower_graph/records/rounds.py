@@ -18,7 +18,7 @@ UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass
 class RoundReport:
-    """What one round gave. Bytes are cumulative over the run, seconds are this round's own."""
+    """The figures of one round. Bytes are cumulative over the run, seconds are this round's own."""
 
     round: int  # from 1
     loss: float  # cross-entropy + reg_weight x regulariser

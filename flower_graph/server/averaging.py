@@ -123,11 +123,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # What a method says
 
     def first_arrays(self) -> ArrayRecord:
-        """Give what a run starts from whose caller does not say it."""
+        """Return the initial model of a run that is started without one."""
         raise ValueError("initial_arrays: a run needs a model to start from")
 
     def question(self) -> Mapping[str, Any]:
-        """Give what every message says besides."""
+        """Return further entries of every message."""
         return {}
 
     def fixed_settings(self) -> dict[str, Any]:
@@ -190,7 +190,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return arrays
 
     def prepare(self, server_round: int) -> None:
-        """Exchange what comes before a round with those who are there; nothing by default."""
+        """Exchange messages with the connected SuperNodes before a round; none by default."""
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the largest weight that a SuperNode's reply can have, if that is known."""
@@ -354,7 +354,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # Helpers
 
     def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
-        """Have the replies combined; return the model if it is one for all."""
+        """Combine the replies; return the model if it is one for all."""
         combined = self.combine(replies)
         if not self._round.is_averaged:
             refuse_unused(type(self).__name__, self.central_noise, self.robust)

@@ -63,7 +63,7 @@ def check_replies(
     most_examples: Callable[[int], int | None] = lambda node: None,
     extras: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Checked:
-    """Sort out what cannot be averaged; ``extras`` are shapes of what comes besides the model."""
+    """Sort out replies that cannot be averaged; ``extras`` has the shapes of further arrays."""
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     came: dict[int, Message] = {}
     strays: list[Rejected] = []
@@ -93,7 +93,7 @@ def check_replies(
 
 
 def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
-    """Return which single clients a SuperNode left out itself: client to reason."""
+    """Return the clients that a SuperNode left out itself: client to reason."""
     # It can speak for its own only.
     local = set(hosted.get(reply.metadata.src_node_id, ()))
     lines = [one_line(line) for line in _named(reply.content)[:MAX_LINES]]
@@ -137,7 +137,7 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
 def _too_heavy(
     replies: Mapping[int, Message], most_examples: Callable[[int], int | None]
 ) -> dict[int, str]:
-    """Find replies that claim more examples than their SuperNode has: the mean would be theirs."""
+    """Find replies that claim more examples than their SuperNode has."""
     result = {}
     for node, reply in replies.items():
         most, weight = most_examples(node), weight_of(reply)
@@ -192,7 +192,7 @@ def _check_arrays(
 
 
 def _odd_ones(replies: dict[int, Message]) -> dict[int, str]:
-    """Find replies with other metrics than most have: Flower wants the same in all."""
+    """Find replies whose metrics differ from most others': Flower needs the same in all."""
     forms = {node: _form(reply) for node, reply in replies.items()}
     if not forms:
         return {}
@@ -240,7 +240,7 @@ def is_by_client(combined: Combined) -> TypeGuard[Mapping[int, Arrays]]:
 
 
 def shared_arrays(combined: Combined, model: ArrayRecord) -> ArrayRecord | None:
-    """Check a model for all; what Flower made stays as it is."""
+    """Check the model for all clients; return Flower's own as it is."""
     if combined is None or isinstance(combined, ArrayRecord):
         return combined
     return _record(cast(Arrays, combined), model, "combine")
@@ -295,7 +295,7 @@ def refuse_unused(name: str, central_noise: CentralNoise | None, robust: Robust 
 
 @dataclass
 class RoundSoFar:
-    """What a round has come to so far."""
+    """The messages and figures of a round so far."""
 
     number: int = 0
     started: float = field(default_factory=time.perf_counter)
@@ -311,7 +311,7 @@ class RoundSoFar:
     report: RoundReport | None = None
 
     def note_training(self, usable: Iterable[Message], hosted: Mapping[int, Sequence[int]]) -> None:
-        """Note whose training counts, and for which single clients it does not."""
+        """Note the clients whose training counts, and those that failed."""
         self.skipped = f"none of {len(self.sent)} SuperNodes gave a usable answer to train"
         for reply in usable:
             self.skipped = ""

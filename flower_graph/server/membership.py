@@ -26,7 +26,7 @@ MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
 
 
 class Membership:
-    """Who is where."""
+    """The clients of every SuperNode, and what is known of them."""
 
     # Whether newcomers are asked as of the round after which the run goes on, whenever they come
     outside_rounds: ClassVar = False
@@ -45,7 +45,7 @@ class Membership:
     # What a method's own membership may say instead
 
     def question(self) -> RecordDict:
-        """Write what newcomers are asked."""
+        """Write the request to new SuperNodes."""
         goes_on = self.resume.to_config() if self.resume.server_round else {}
         return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
 
@@ -54,11 +54,11 @@ class Membership:
         return Enrolment.read(content)
 
     def unasked(self) -> Any:
-        """Say what a ClientApp without a function for ``query`` is; None if it takes no part."""
+        """Return the answer to assume of a ClientApp without ``query``; None to leave it out."""
         return Enrolment()
 
     def in_order(self, answers: Mapping[int, Any]) -> list[tuple[int, Any]]:
-        """Say who of several newcomers is enrolled first."""
+        """Return the answers in the order in which their SuperNodes are enrolled."""
         return sorted(answers.items())
 
     def refusal(self, answer: Any) -> str:
@@ -70,7 +70,7 @@ class Membership:
         self.forget(old)
 
     def enrolled(self, node: int, answer: Any) -> None:
-        """Note what else a newcomer said; its clients may begin anew."""
+        """Note a newcomer's weight, and warn if its clients begin anew."""
         if not answer.clients:
             LOG.warning(
                 "node %d does not say which clients it hosts: it takes part as one unknown client",
@@ -117,7 +117,7 @@ class Membership:
         return refused
 
     def _read(self, node: int, content: RecordDict) -> Any:
-        """Read a reply once it has said that the server understands its node."""
+        """Read a reply after checking its message format."""
         if (version := other_version(content)) and version not in self._told:
             self._told.add(version)
             LOG.warning(
@@ -130,7 +130,7 @@ class Membership:
         return self.read(node, content)
 
     def note(self, rejected: Iterable[Rejected]) -> None:
-        """Ask SuperNodes again whose clients have lost what they kept: then they begin anew."""
+        """Note SuperNodes whose clients have lost their state: they are enrolled again."""
         self._lost |= {entry.node_id for entry in rejected if entry.kind is Kind.STATE_LOST}
 
     def present(self, connected: Iterable[int]) -> list[int]:
@@ -141,7 +141,7 @@ class Membership:
         return sorted(result, key=self.place)
 
     def place(self, node: int) -> tuple[bool, int, int]:
-        """Return what SuperNodes are put in order by: their first client, else their number."""
+        """Return the sort key of a SuperNode: its first client, else its number."""
         local = self.clients.get(node)
         return (not local, local[0] if local else 0, node)
 
@@ -150,16 +150,16 @@ class Membership:
         return len(self.clients.get(node, ())) or 1
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return the largest weight that a SuperNode's reply can have, if it has said so."""
+        """Return the largest weight that a SuperNode's reply may have, if it is known."""
         most = self.examples.get(node)
         return most if most is None or training else self.count(node)
 
     def everyone(self) -> list[int]:
-        """Return the numbers of all clients that are known, also of those that are gone."""
+        """Return the numbers of all known clients, including those that are gone."""
         return sorted({c for local in self.clients.values() for c in local} | self.absent)
 
     def forget(self, node: int) -> None:
-        """Know a SuperNode's clients no more as its own."""
+        """Forget a SuperNode; its clients count as absent."""
         local = self.clients.pop(node)
         self.examples.pop(node, None)
         self.absent |= set(local)
@@ -167,12 +167,12 @@ class Membership:
             del self._homes[client]
 
     def forget_all(self) -> None:
-        """Know nobody, so that everybody is asked again."""
+        """Forget all SuperNodes, so that all are asked again."""
         for node in list(self.clients):
             self.forget(node)
 
     def _enrol(self, node: int, answer: Any, connected: Collection[int]) -> str:
-        """Note a SuperNode's clients; return why it takes no part, or nothing."""
+        """Enrol a SuperNode's clients; return why it takes no part, or nothing."""
         if reason := self.refusal(answer):
             return reason
         clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
@@ -192,7 +192,7 @@ class Membership:
         return ""
 
     def _warn_of_weight(self) -> None:
-        """Name a SuperNode that says that nearly all examples are its own."""
+        """Warn of a SuperNode that claims nearly all examples."""
         total = sum(self.examples.values())
         for node, local in self.examples.items():
             if len(self.examples) > 1 and local > MOSTLY * total:
@@ -205,7 +205,7 @@ class Membership:
 
 
 class OneClientEach(Membership):
-    """SuperNodes of one client each: it is answered with a model of its own."""
+    """Membership of a method with personal models: every SuperNode hosts one client."""
 
     def refusal(self, answer: Any) -> str:
         """Say why a SuperNode cannot be answered with its client's own model, or nothing."""

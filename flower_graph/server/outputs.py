@@ -65,19 +65,19 @@ class KeptOutputs:
         session.members.greet = self._begin
 
     def hold_best(self) -> None:
-        """Have a round held that is the best so far, if that is the one to keep."""
+        """Let clients and server hold this round, the best so far, if the best is to be kept."""
         if self._wanted.keep == BEST:
             self._do(SNAPSHOT)
 
     def finish(self) -> None:
-        """Have everybody write what stays."""
+        """Let clients and server write their final files."""
         self._do(FINISH)
         lines = self._figures()
         if self._own is not None and lines is not None:
             write_lines(self._own.folder / CLIENTS, HEAD, lines)
 
     def _begin(self, nodes: Iterable[int]) -> None:
-        """Tell SuperNodes that have just been enrolled what the run keeps."""
+        """Tell newly enrolled SuperNodes what the run keeps."""
         nodes = set(nodes)
         self._asked = (self._asked | nodes) - self._ask(nodes, self._request(BEGIN))
 
@@ -90,7 +90,7 @@ class KeptOutputs:
             does(request, lambda: snapshot)
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
-        """Send a request to those that are there; return who cannot do it."""
+        """Send a request to the connected SuperNodes; return those that cannot do it."""
         session, connected = self._session, set(self._session.exchange.grid.get_node_ids())
         ledger = session.exchange.ledger
         before = ledger.state_dict()

@@ -27,7 +27,7 @@ AVERAGES: dict[str, type[FedAvg]] = {
 
 
 class _Enough(FedAvg):
-    """Says when the answers are too few for the average to protect anybody."""
+    """Warns if the answers are too few for the average to protect anybody."""
 
     robust: Robust
     _warned = 0  # for how many answers a warning was given last

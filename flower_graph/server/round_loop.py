@@ -52,12 +52,12 @@ class BestRound:
         return True
 
     def saving(self) -> dict[str, Any]:
-        """Return what a checkpoint holds that is about to be completed."""
+        """Return the state for the checkpoint that is about to be completed."""
         best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
         return {**best, "any-used": self.any_used}
 
     def saved(self) -> None:
-        """Note that it was."""
+        """Note that the checkpoint is complete."""
         self.protected = self._saved()
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class BestRound:
         self.any_used = bool(state["any-used"])
 
     def forget(self) -> None:
-        """Let a later round be the best: those so far are of other clients."""
+        """Forget the best round, because the clients have changed."""
         self.number, self.accuracy, self.protected = 0, -math.inf, []
 
     def _saved(self) -> list[int]:
@@ -104,11 +104,11 @@ class RoundLoop(Strategy):
         return _entries(report, ACCURACIES)
 
     def weights(self) -> dict[str, Any]:
-        """Return what the last report was made with; ``docs/outputs.md`` has a table of names."""
+        """Return the weights that the last report measured; ``docs/outputs.md`` names them."""
         raise NotImplementedError
 
     def learnt(self) -> ArrayRecord:
-        """Return what the server has learnt, as a result has it."""
+        """Return what the server has learnt, for Flower's ``Result``."""
         return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
 
     def fixed_settings(self) -> dict[str, Any]:
@@ -132,21 +132,21 @@ class RoundLoop(Strategy):
         raise NotImplementedError
 
     def snapshot(self) -> Snapshot | None:
-        """Return what the server predicts and has learnt itself, as of the last report, if it does.
+        """Return the server's own predictions and models as of the last report, if it has any.
 
         ``start`` writes it to ``output_dir``, where clients write theirs in a simulation.
         """
         return None
 
     def figures(self) -> Iterable[Iterable[str]] | None:
-        """Return the lines of ``clients.csv``, where the server has what clients else measure."""
+        """Return the lines of ``clients.csv`` if the server measures for the clients."""
         return None
 
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse to start, or arguments of ``start`` that are given and of no use."""
+        """Refuse to start a second time, and arguments of ``start`` that have no effect."""
 
     def rejoin(self) -> list[str]:
         """Have the clients go on from a checkpoint; return why some cannot."""
@@ -290,7 +290,7 @@ class RoundLoop(Strategy):
         result: Result,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> RoundReport | None:
-        """Do a round and put its figures into the result."""
+        """Run a round and put its figures into the result."""
         started = time.perf_counter()
         report = self.round(server_round)
         if report is None:
@@ -314,18 +314,18 @@ class RoundLoop(Strategy):
         return best.last >= session.rounds
 
     def _end_after(self, done: int) -> None:
-        """Let no round follow those that were trained; what is not measured yet still is."""
+        """End the run after the rounds that are trained; the last one is still measured."""
         self.session.rounds = min(self.session.rounds, done)
 
     def _save(self, server_round: int) -> None:
-        """Complete a round's checkpoint, if one is due and all clients that are there saved."""
+        """Complete a round's checkpoint if one is due and all connected clients saved theirs."""
         if self.is_due(server_round):
             missing = self.clients_save(server_round)
             if self.session.checkpoints.save(server_round, self._saved(), missing):
                 self.best.saved()
 
     def _saved(self) -> dict[str, Any]:
-        """Return all that a checkpoint of the server has."""
+        """Return everything in the server's checkpoint."""
         return {
             "settings": self.fixed_settings(),
             WIRE: self.session.exchange.ledger.state_dict(),
@@ -334,7 +334,7 @@ class RoundLoop(Strategy):
         }
 
     def _resume(self) -> int:
-        """Go on from the newest checkpoint that is here and at the clients; return its round."""
+        """Resume from the newest checkpoint that server and clients have; return its round."""
         session = self.session
 
         def load(state: Mapping[str, Any]) -> None:
@@ -349,7 +349,7 @@ class RoundLoop(Strategy):
         return session.checkpoints.continue_run(session.rounds, self.fixed_settings(), load, ask)
 
     def _kept_outputs(self, wanted: Wanted) -> KeptOutputs | None:
-        """Return what asks clients to keep what is wanted; None if nothing is."""
+        """Return the object that has outputs kept; None if nothing is to be kept."""
         self.session.members.greet = None
         if wanted.save == NOTHING:
             return None
@@ -357,13 +357,13 @@ class RoundLoop(Strategy):
         return KeptOutputs(self.session, wanted, request, self.snapshot, self.figures)
 
     def _keep_request(self, wanted: Wanted, action: str) -> KeepRequest:
-        """Write what clients are asked to do with what they keep."""
+        """Write the request for an action on what the clients keep."""
         best, run = self.best, self.session.checkpoints.run
         asked = action, wanted.save, wanted.keep, wanted.every
         return KeepRequest(run, best.last, best.number, *asked, best.protected)
 
     def _finish_outputs(self, wanted: Wanted) -> None:
-        """Have everybody write what stays, if any round was reported."""
+        """Let clients and server write their final files if any round was reported."""
         if self._outputs is None or not self.best.last:
             return
         if wanted.keep == BEST and not self.best.number:

@@ -55,7 +55,7 @@ class RoundStrategy(RoundLoop):
         raise NotImplementedError
 
     def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
-        """Do what the server does with the replies, and say what the round gave."""
+        """Learn from the replies; return the round's report."""
         raise NotImplementedError
 
     def round(self, server_round: int) -> RoundReport | None:
@@ -91,7 +91,7 @@ class RoundStrategy(RoundLoop):
         accuracy: Mapping[str, float],
         **figures: Any,
     ) -> RoundReport:
-        """Say what a round gave: accuracy by role, ``figures``, and what the session knows."""
+        """Return a round's report: accuracy by role, ``figures``, and what the session knows."""
         return self.session.report(
             server_round,
             who,
@@ -104,7 +104,7 @@ class RoundStrategy(RoundLoop):
         )
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse to run twice, and what only a server with a model can use."""
+        """Refuse to run twice, and arguments that need a model at the server."""
         if self.session.is_open:
             raise ValueError("this strategy has run already: build a new one")
         if given:
@@ -114,7 +114,7 @@ class RoundStrategy(RoundLoop):
             )
 
     def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
-        """Write the requests, with the caller's entries where a message has not its own."""
+        """Write the requests; add the caller's entries that a message does not have itself."""
         clients = {node: np.asarray(one.clients).tolist() for node, one in self.requests.items()}
         self.session.asked = clients
         contents = {node: request.to_record() for node, request in self.requests.items()}

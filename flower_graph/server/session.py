@@ -95,7 +95,7 @@ class RunCheckpoints:
         load: Callable[[Mapping[str, Any]], None],
         ask: Callable[[int], Sequence[str]],
     ) -> int:
-        """Go on from the newest checkpoint that the server can read and all clients have."""
+        """Resume from the newest checkpoint that the server can read and all clients have."""
 
         def take(server_round: int, state: dict[str, Any]) -> Sequence[str]:
             assert self.folder is not None
@@ -113,7 +113,7 @@ class RunCheckpoints:
 
 
 def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Refuse to go on with clients whose weights were made under other settings."""
+    """Refuse a checkpoint that was made under other settings."""
     held = plain(saved)
     for name, value in plain(wanted).items():
         # What the checkpoint does not know is newer than it, and changed nothing then
@@ -177,19 +177,19 @@ class Session:
         self.members.resume = self.checkpoints.resume
 
     def renew(self, members: Membership) -> None:
-        """Begin a run anew, with nobody known and a token of its own."""
+        """Begin a new run, with an empty membership and a new token."""
         self.members, self._exchange = members, None
         self.checkpoints = RunCheckpoints(self.checkpoints.folder, self.checkpoints.every)
 
     def over(self, grid: Grid) -> None:
-        """Take the grid of Flower's own round loop, which says nothing else."""
+        """Take the grid that Flower's own round loop passes."""
         if self._exchange is None or self._exchange.grid is not grid:
             self.open(grid, self.timeout, self.rounds)
 
     # Whom to ask
 
     def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
-        """Wait for SuperNodes and enrol new ones; return whose clients are there."""
+        """Wait for SuperNodes and enrol new ones; return the clients of all that are connected."""
         self.enrol(server_round)
         return self.hosted(nobody)
 
@@ -209,7 +209,7 @@ class Session:
         return present
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
-        """Draw which of so many clients or SuperNodes take part in a round: places, ascending."""
+        """Draw which of ``size`` clients or SuperNodes take part in a round: indices, ascending."""
         count = min(size, max(least, round(self.share * size)))
         if count == size:
             return np.arange(size)
@@ -284,7 +284,7 @@ class Session:
             )
 
     def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:
-        """Send one message to all clients that are there; what they answer plays no part."""
+        """Send one message to all connected clients, and ignore their answers."""
         self.send(
             dict.fromkeys(self.present(), content),
             server_round,
@@ -306,7 +306,7 @@ class Session:
         idle: str = NOT_DRAWN,
         no_use: str = "",
     ) -> Participation:
-        """Say what became of every client in this round; ``failed`` has reasons of single ones."""
+        """Return what became of every client in this round; ``failed`` has reasons by client."""
         return account_for(
             self.members.clients,
             self.connected,
@@ -342,7 +342,7 @@ class Session:
         saved: Mapping[int, str],
         message_type: str = "train.save",
     ) -> dict[int, str]:
-        """Let all save a round that have not with its request; return who has not, and why."""
+        """Let SuperNodes save a round that their request did not save; return failures by node."""
         # saved: SuperNodes that were asked with the request, and why they could not
         replies = self.send(
             dict.fromkeys([node for node in self.present() if node not in saved], content),
@@ -355,7 +355,7 @@ class Session:
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 
     def rejoin(self) -> list[str]:
-        """Have all clients load the checkpoint to go on from; return why some cannot."""
+        """Let all clients load the checkpoint of the resumed run; return why some cannot."""
         resume = self.members.resume = self.checkpoints.resume
         self.members.forget_all()
         connected = self.exchange.nodes(self.min_nodes, self.timeout)
@@ -370,6 +370,6 @@ class Session:
         return {node: clients[node] for node in connected if node in clients}
 
     def leave_out(self, rejected: Collection[Rejected]) -> None:
-        """Note who is left out, and who has lost what it kept."""
+        """Note the SuperNodes that are left out, and those that have lost their state."""
         self.rejected += few(rejected)
         self.members.note(rejected)

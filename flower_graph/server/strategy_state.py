@@ -36,7 +36,7 @@ class StrategyState:
         self._start = {name: _copied(value) for name, value in self._attributes().items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has changed, fit for ``torch.save``."""
+        """Return the attributes that have changed, for ``torch.save``."""
         return {
             name: packed(value, f"{type(self._strategy).__name__}.{name}")
             for name, value in self._attributes().items()

@@ -159,7 +159,7 @@ class Measured(Message, up="evaluate"):
 
 
 def clients_of(reply: FlowerMessage) -> int:
-    """Return how many clients a reply says that it speaks for; 1 if it says nothing of use."""
+    """Return how many clients a reply claims to speak for; 1 if it has no usable number."""
     for record in reply.content.metric_records.values():
         clients = record.get(CLIENTS)
         if isinstance(clients, int) and 0 < clients <= MAX_CLIENTS:
@@ -171,7 +171,7 @@ def clients_of(reply: FlowerMessage) -> int:
 
 
 def weight_of(reply: FlowerMessage) -> int | float:
-    """Return what a usable reply counts for."""
+    """Return the weight of a usable reply."""
     (record,) = reply.content.metric_records.values()
     weight = record[NUM_EXAMPLES]
     assert isinstance(weight, (int, float))
@@ -223,7 +223,7 @@ class ClientReply:
 def read_replies(
     messages: Iterable[FlowerMessage], hosted: Mapping[int, Sequence[int]]
 ) -> list[ClientReply]:
-    """Read usable messages; what a client sent besides the model leaves the message."""
+    """Read usable messages; move the arrays beside the model out of them."""
     replies = []
     for message in messages:
         clients = tuple(hosted.get(message.metadata.src_node_id, ()))
@@ -242,14 +242,14 @@ def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
 
 
 def grid_of(nodes: list[int]) -> Grid:
-    """Return a grid that has these SuperNodes and no others: all that Flower asks to choose."""
+    """Return a grid that has these SuperNodes only, from which Flower chooses."""
     return cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))
 
 
 def with_own_content(
     message: FlowerMessage, key: str, arrays: ArrayRecord | None = None
 ) -> FlowerMessage:
-    """Give a message records of its own, with other arrays under ``key`` if there are any."""
+    """Give a message its own copies of its records, with other arrays under ``key`` if given."""
     # Flower builds all messages of a round around one content: what is changed for one client
     # would be changed for all.
     content = own_records(message.content)

@@ -73,7 +73,7 @@ def is_own_machine(context: Context) -> bool:
 
 @contextmanager
 def boundary(context: Context) -> Iterator[None]:
-    """Let no error out of a SuperNode but by its kind and the words that it was given for that."""
+    """Replace an error that leaves a SuperNode by one with its kind and its ``told`` words."""
     try:
         yield
     except Exception as error:
@@ -103,7 +103,7 @@ def lost_reply(error: StateLostError, message: Message) -> Message:
 
 
 def kind_of(reply: Message) -> Kind:
-    """Say of what kind an error reply is: by its code, where Flower leaves us one."""
+    """Return the kind of an error reply."""
     if not reply.has_error():
         return Kind.OTHER
     if reply.error.code == STATE_LOST:
@@ -131,7 +131,7 @@ class Failures:
     found: dict[int, str] = field(default_factory=dict)  # node id -> traceback
 
     def note(self, reply: Message, waiting: Mapping[str, int]) -> None:
-        """Note what a node that is waited for, by its message's id, answered."""
+        """Note the answer of a node whose message is waited for."""
         node_id = waiting.get(reply.metadata.reply_to_message_id)
         # Who cannot answer a query may be a plain ClientApp, which trains.
         if self.works or node_id is None or not reply.metadata.message_type.startswith("train"):
@@ -158,7 +158,7 @@ class Failures:
             raise ClientBugError(f"{who} fails with the same error:\n{first}")
 
     def _traceback(self, reply: Message, node_id: int) -> str:
-        """Give the traceback behind an error reply, if this is a simulation."""
+        """Return the traceback of an error reply, if this is a simulation."""
         here: dict[int, str] | None = getattr(self.grid, "tracebacks", None)
         if here is not None:
             return here.get(node_id, "")
@@ -166,7 +166,7 @@ class Failures:
 
 
 def fault_of(traceback: str) -> tuple[str, str, str] | None:
-    """Name an error's kind, file and line, without the values that its words may have."""
+    """Return an error's kind, file and line; its words may hold values that differ."""
     places = [*PLACE.finditer(traceback)]
     kind = KIND.search(traceback, places[-1].end()) if places else None
     return (kind[1], places[-1][1], places[-1][2]) if kind else None

@@ -66,7 +66,7 @@ class Reading:
                 self.sizes[axis] = size
 
     def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
-        """Give the shape that so many items have, at most one size of it unknown; or None."""
+        """Return the shape of ``count`` items, of which at most one size is unknown; or None."""
         sizes = self.shape(shape)
         unit = math.prod(size for size in sizes if size != -1)
         is_open = -1 in sizes
@@ -130,7 +130,7 @@ class Field:
         raise NotImplementedError
 
     def refuse(self, wanted: str, value: object) -> MalformedReplyError:
-        """Give the error that an entry is not what it should be."""
+        """Return the error for an entry that is not as declared."""
         return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
 
 
@@ -268,7 +268,7 @@ class Part(Field):
 
     @cached_property
     def others(self) -> set[str]:
-        """Name the attributes that do not travel with the rest: who reads the message has them."""
+        """Return the attributes that do not travel, because the reader has them."""
         return getattr(self.make, "__dataclass_fields__", {}).keys() - self.parts.keys()
 
     @cached_property
@@ -336,7 +336,7 @@ class Message:
         cls.layout = Part(make=cls)
 
     def check(self, known: Entries) -> None:
-        """Check what only this message can; ``known`` is what the reader had asked for."""
+        """Check what is particular to this message; ``known`` is what the reader had asked for."""
 
     def to_config(self) -> dict[str, Any]:
         """Write the entries."""

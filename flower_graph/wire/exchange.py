@@ -315,7 +315,7 @@ class Exchange:
         return replies
 
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
-        """Give what comes until nobody is waited for, as the caller says, or time is up."""
+        """Yield replies until the caller waits for nobody, or time is up."""
         # Forget what the grid has dropped too, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1].forget_at > now][-MAX_LATE:])
@@ -353,14 +353,14 @@ def _group(reply: Message) -> str:
 
 
 def unreadable(error: Exception) -> str:
-    """Say why a reply could not be read: a hostile one must not end the run, whatever it raises."""
+    """Say why a reply could not be read, whatever its content made the reader raise."""
     if isinstance(error, ValueError):  # MalformedReplyError is one
         return words_of(error)
     return f"unreadable reply: {type(error).__name__}: {words_of(error)}"
 
 
 def few(entries: Iterable[Rejected]) -> list[Rejected]:
-    """Keep some entries of each node, and say of it how many more there are."""
+    """Keep some entries of each node, and add one with the number of the others."""
     counts, result = Counter[int](), []
     for entry in entries:
         counts[entry.node_id] += 1

@@ -36,7 +36,7 @@ def _config_bytes(record: ConfigRecord) -> int:
 
 
 def _value_bytes(value: Any) -> int:
-    """Count an entry; a reply may have forty thousand, so that nothing is made for each."""
+    """Count an entry without making objects: a reply may have forty thousand."""
     if not isinstance(value, list):
         return (
             len(value) if isinstance(value, (str, bytes)) else 1 if isinstance(value, bool) else 8
@@ -123,7 +123,7 @@ def reply_bytes(numbers: int = 0, clients: int = 0) -> int:
 
 
 def setup_bytes(clients: int = 0) -> int:
-    """Return the most bytes of a reply that says who is there, or aligns identities."""
+    """Return the most bytes of a reply that enrols clients or aligns identities."""
     return SETUP + 2 * PER_CLIENT * clients
 
 
@@ -133,7 +133,7 @@ def size_of(reply: Message) -> int:
 
 
 def too_large(reply: Message, size: int, most: int | None) -> str | None:
-    """Say that a reply, whose content has so many bytes, has more than it may have, or None."""
+    """Say why a reply with content of ``size`` bytes is too large, or None."""
     if most is None:
         return None
     # Names and metadata are no payload, and the client's to write all the same.
@@ -147,7 +147,7 @@ def too_large(reply: Message, size: int, most: int | None) -> str | None:
 
 
 def _too_long(text: str, most: int, beside: int) -> str | None:
-    """Say that an error's text, and bytes beside it, are more than they may be, or None."""
+    """Say why an error's text, with ``beside`` further bytes, is too long, or None."""
     # No more is counted than tells: bytes of fifty million characters take a tenth of a second.
     parts = (text[start : start + LOOKED_AT] for start in range(0, len(text), LOOKED_AT))
     size = beside + len(text)
@@ -159,7 +159,7 @@ def _too_long(text: str, most: int, beside: int) -> str | None:
 
 
 def _unpaid_bytes(reply: Message) -> int:
-    """Count what a reply's writer chose and `count_bytes` leaves out: names and descriptions."""
+    """Count the names and descriptions in a reply, which `count_bytes` leaves out."""
     metadata = reply.metadata
     total = len(metadata.group_id) + len(metadata.message_type)
     for name, record in reply.content.items() if reply.has_content() else ():
