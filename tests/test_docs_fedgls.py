@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from doc_helpers import DOCS, run_blocks
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import (
@@ -83,22 +82,6 @@ def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> Non
     first = {} if isinstance(strategy, StructureFedAvg) else {"initial_arrays": start}
     found = strategy.start(grid, num_rounds=6, **first).evaluate_metrics_clientapp
     assert found[1]["test"] < 0.75 < 0.8 < found[6]["test"]
-
-
-def test_a_client_of_a_folder_may_be_graphless(tmp_path: Path) -> None:
-    folder = tmp_path / "clients"
-    folder.mkdir()
-    draw = torch.Generator().manual_seed(3)
-    for name, graphless in (("bern", False), ("genf", True), ("zug", False)):
-        data = {"x": torch.rand(30, 8, generator=draw), "y": torch.arange(30) % 3}
-        edges = {} if graphless else {"edge_index": torch.randint(30, (2, 60), generator=draw)}
-        torch.save(data | edges, folder / f"{name}.pt")
-    quick = ["graph.neighbours=10", "data.features=row", "rounds=2", "device=cpu"]
-    config = load_config("fedgls/cora", [f"data.name={folder}/", *quick])
-    result = run(config, tmp_path / "run")
-    assert (result["clients"], result["graphless"], result["rejected"]) == (3, [1], 0)
-    # Nobody knows the true edges of a client that comes without.
-    assert "structure" not in result and not (tmp_path / "run" / "structure.png").exists()
 
 
 def test_a_simulation_writes_what_the_page_on_outputs_says(tmp_path: Path) -> None:

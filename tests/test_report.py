@@ -240,14 +240,6 @@ def test_a_run_without_a_round_leaves_no_folder(tmp_path: Path) -> None:
     assert names == {"config.yaml", "metrics.jsonl"}
 
 
-def test_a_file_in_the_way_is_told_apart(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(OutputError, match="file"):
-        writing(tmp_path / "file")
-    with pytest.raises(OutputError, match="Not a directory"):
-        writing(tmp_path / "file" / "run")
-
-
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
 def test_a_folder_that_cannot_be_written_is_told_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int

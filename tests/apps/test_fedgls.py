@@ -154,13 +154,6 @@ def test_more_neighbours_than_nodes(name: str, config_of: MakeFedGLSConfig) -> N
         fedgls.METHOD.num_clients(config)
 
 
-def test_constant_features_are_refused(config_of: MakeFedGLSConfig) -> None:
-    config = config_of()
-    torch.save(own_graph(x=torch.ones(30, 6)), config.data.name)
-    with pytest.raises(DataError, match=r"client \d.*10"):
-        fedgls.METHOD.num_clients(config)
-
-
 # Clients of one's own ----------------------------------------------------------------------------
 
 

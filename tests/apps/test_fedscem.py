@@ -11,7 +11,6 @@ import torch
 from app_helpers import context_of, own_graph
 
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.strategies import fed_sage
 from flower_graph.strategies.masked_embedding_averaging import EgoNetworkClient, baselines
@@ -114,11 +113,3 @@ def test_a_client_hosts_its_share(name: str, config_of: MakeEgoConfig, tmp_path:
         else:
             hosted += [ego.client for ego in client.egos]
     assert hosted == list(range(12)) == list(range(fedscem.METHOD.num_clients(config)))
-
-
-def test_impossible_partitions_and_dealings_are_refused(config_of: MakeEgoConfig) -> None:
-    with pytest.raises(DataError, match=r"partition\.clients = 31"):
-        fedscem.METHOD.num_clients(config_of("partition.clients=31"))
-    context = context_of({"partition-id": 0, "num-partitions": 13})
-    with pytest.raises(ConfigError, match=r"13.*12 clients"):
-        fedscem.METHOD.build_client(config_of(), context, None)

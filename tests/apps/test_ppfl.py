@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import run, simulate
-from flower_graph.errors import ConfigError, DataError, NoClientsError
+from flower_graph.errors import DataError, NoClientsError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.strategies.procrustes_alignment import evaluation
@@ -181,16 +181,6 @@ def test_a_class_with_too_few_nodes_for_the_folds(small: MakePPFL) -> None:
     with pytest.raises(DataError, match=r"client \d.*5") as caught:
         simulate(small("judge.folds=15"))
     assert "judge.folds" in str(caught.value)
-
-
-def test_a_graph_without_edges(small: MakePPFL) -> None:
-    with pytest.raises(DataError):
-        simulate(small(data=ring_graph(edge_index=torch.zeros(2, 0, dtype=torch.int64))))
-
-
-def test_a_share_too_small_for_one_public_node(small: MakePPFL) -> None:
-    with pytest.raises((DataError, ConfigError), match="public_share"):
-        simulate(small("partition.public_share=0.001"))
 
 
 # The bundled Cora --------------------------------------------------------------------------------

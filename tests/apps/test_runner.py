@@ -104,12 +104,6 @@ def test_settings_reach_the_run(
 # Graphs that can and cannot be trained on --------------------------------------------------------
 
 
-def test_isolated_nodes_are_allowed(config_of: MakeConfig, tmp_path: Path) -> None:
-    edges = own_graph().edge_index
-    config = config_of(own_graph(edge_index=edges[:, (edges < 20).all(0)]))
-    assert run(config, tmp_path / "out")["clients"] == 30
-
-
 def test_a_run_that_memory_cannot_hold_is_refused_before_it_begins(
     config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,9 +50,6 @@ OVERRIDES = {
 }
 YAMLS = {
     "malformed": ("data: {name: [\n", r"config mine.yaml"),
-    "binary": (bytes(range(256)), r"config file mine.yaml"),
-    "unknown key": ("dta: {name: csbm}\n", r"dta.name: .*mine.yaml"),
-    "missing parent file": ("defaults: other.yaml\n", r"other.yaml"),
 }
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedProx
 from structure_helpers import toy_clients
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flower_graph import models
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.method.module_method import ModuleFedAvg
@@ -215,3 +217,15 @@ def test_graphs_are_checked():
     """What else is refused of them, ``test_structure_cohort.py`` shows."""
     with pytest.raises(ValueError, match="all"):
         ModuleClient(None, [GRAPHS[0], GRAPHS[0]], Net, SETTINGS)  # type: ignore[arg-type]
+
+
+def test_who_diverged_has_no_predictions() -> None:
+    """What all others leave, ``contracts/test_predictions.py`` shows."""
+    context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+    settings = SETTINGS._replace(learning_rate=1e30, local=("*",))
+    make = partial(models.GCN, FEATURES, 5, CLASSES)
+    client = ModuleClient(context, GRAPHS, make, settings, classes="abcd")
+    for server_round in (1, 2):
+        client.fit([], {"server-round": server_round})
+        client.evaluate([], {"server-round": server_round})
+    assert client.snapshot().predictions is None

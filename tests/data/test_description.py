@@ -210,9 +210,9 @@ def test_a_graph_is_taken_or_refused_as_its_row_says(
         assert re.match(place, text) and words[1:] in text and "\n" not in text
         return
     enter(content, tmp_path)
-    said = [record.getMessage() for record in caplog.records]
+    notes = [record.getMessage() for record in caplog.records]
     assert all(record.name == "flower_graph.data" for record in caplog.records)
-    assert any(words in one for one in said) if words else len(said) <= (door == FOLDER), said
+    assert any(words in note for note in notes) if words else len(notes) <= (door == FOLDER), notes
 
 
 WEIRD: list[Any] = [

@@ -132,12 +132,6 @@ def test_views_of_one_tensor_are_written_apart(tmp_path: Path) -> None:
     assert read.state_dict(1)["a"].item() == 1.0 and read.state_dict(1)["b"].item() == 3.0
 
 
-def test_only_their_owner_reads_them(tmp_path: Path) -> None:
-    write_outputs(tmp_path / "a" / "b", _predictions(), [_models()])
-    for path in [tmp_path / "a", *(tmp_path / "a").rglob("*")]:
-        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
-
-
 @pytest.mark.parametrize("name", ["predictions.npz", "models.json"])
 def test_damaged_files_are_refused_by_name(tmp_path: Path, name: str) -> None:
     write_outputs(tmp_path, _predictions(), [_models()])

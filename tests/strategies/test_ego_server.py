@@ -274,14 +274,3 @@ def test_pretended_loss_of_state_aligns_all_anew_ever_more_seldom(aggregation: s
         session.members.new = []
         session.sums.server.tick()
     assert begun == [1, 2, 3, 5, 9, 17]
-
-
-def test_a_proven_cheat_is_not_enrolled_with_new_keys() -> None:
-    session = session_of(HOSTED)
-    session.sums.server._blame(4, "round 1: it sent a wrong share", 72)
-    assert session.sums.server.excluded == {2, 4}
-    for node, gone in ((72, None), (99, 72)):
-        session.members._lost = {72}
-        with pytest.raises(MalformedReplyError, match="cheated"):
-            ask(session, {node: keys_of(session, [4, 2])}, gone=gone)
-    assert session.everyone == [1, 3, 5, 6, 7, 8, 9]

@@ -210,7 +210,6 @@ def test_a_client_joins_after_three_rounds(count: int, options: dict[str, Any]) 
         ({"alignment": "guess"}, "alignment: 'guess'"),
         ({"aggregation": "open"}, "aggregation: 'open'"),
         ({"participation": 1.5}, "participation: 1.5"),
-        ({"min_nodes": 0}, "min_nodes: 0"),
         ({"checkpoint_every": 2}, "checkpoint_every: 2.*checkpoint_dir"),
         ({"dropout": 1.0}, "dropout.*1.0"),
         ({"limit": float("nan")}, "limit.*nan"),

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context
-from relay_helpers import FEATURES, client_app, small_graph, strategy_for
+from relay_helpers import FEATURES, small_graph, strategy_for
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import CheckpointError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
@@ -189,14 +188,6 @@ def test_a_mean_over_all_users_admits_nobody(tmp_path: Path) -> None:
     run = Run(tmp_path, average_every=1, average_over="all")
     with pytest.raises(ValueError, match="together"):
         run.strategy.grow(WHOLE)
-
-
-def test_clients_of_other_supernodes_are_refused_as_before(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    run.strategy.grow(WHOLE)
-    other = InProcessGrid(client_app(WHOLE, checkpoint_dir=tmp_path), num_supernodes=2)
-    with pytest.raises(CheckpointError):
-        run.strategy.start(other, num_rounds=ROUNDS + 1, resume=True)
 
 
 @pytest.mark.parametrize(("alone", "away", "answered"), [(2, 0, [6, 6, 24]), (0, 2, [18, 24, 24])])

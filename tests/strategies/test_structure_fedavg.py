@@ -25,7 +25,6 @@ from structure_helpers import (
 )
 
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.errors import DataError
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
 from flower_graph.strategies.structure_fedavg.networks import StructureSettings
 
@@ -199,16 +198,6 @@ def test_one_client_alone(method: str, graphless: bool) -> None:
 
 
 # Clients that no graph can be made for -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", [FEDGLS, "fed-gnn-knn"])
-def test_too_many_neighbours(method: str) -> None:
-    own = settings_of(method)
-    many = own._replace(learner=own.learner._replace(neighbours=7))
-    with pytest.raises(DataError, match=r"client 21.*7"):
-        StructureCohort(toy_clients(), many)
-    fits = many._replace(learner=own.learner._replace(neighbours=6))
-    assert_went_well(run(method, settings=fits, rounds=2))
 
 
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "inner"])
