@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import RefusedError
 
 Bytes = NDArray[np.uint8]
-KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 16, 16
+KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 32, 16
 PRIME = 2**256 + 297
 SECRET_BYTES, SHARE_BYTES = 32, 33
 # Coefficients are 48 random bytes modulo the prime: no value is likelier than another by 2^-127.
@@ -122,8 +122,8 @@ def derive(secret: bytes, what_for: bytes, salt: bytes | None = None) -> bytes:
 
 def commitment(what_for: bytes, value: bytes) -> bytes:
     """Commit to a value with 256 random bits."""
-    # Half of SHA-256 is enough: to pass off another value takes a second preimage, 2^128 tries.
-    return hashlib.sha256(what_for + value).digest()[:COMMITMENT_BYTES]
+    # All of SHA-256: a dealer who is free to choose both values finds two that match by 2^(bits/2).
+    return hashlib.sha256(what_for + value).digest()
 
 
 def seal(secret: bytes, what_for: bytes, round_key: bytes, plain: bytes) -> bytes:

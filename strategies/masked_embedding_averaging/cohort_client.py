@@ -280,7 +280,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         """Take in the means of the last round, measure, train, and add up this round's vectors."""
         started = time.perf_counter()
         if self._masked and request.mask is None:
-            raise RefusedError("a vector is asked for without masks, which the run's config has")
+            raise RefusedError("no masks are asked for, and the run's config has masked sums")
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)

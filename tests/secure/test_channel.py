@@ -97,7 +97,7 @@ def test_packet_opens_only_as_it_was_sealed():
 
 def test_commitment_binds_purpose_and_value():
     found = {commitment(b"a", b"1"), commitment(b"a", b"2"), commitment(b"b", b"1")}
-    assert len(found) == 3 and all(len(value) == 16 for value in found)
+    assert len(found) == 3 and all(len(value) == 32 for value in found)
 
 
 SECRETS = st.binary(min_size=32, max_size=32)

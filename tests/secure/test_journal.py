@@ -144,3 +144,17 @@ def test_what_cannot_be_written_is_not_sent(tmp_path, monkeypatch):
         mine.contribute(2, b"run")
     monkeypatch.undo()
     assert mine.last(b"run") == 1
+
+
+def test_lists_are_counted_by_run_and_runs_by_day(tmp_path):
+    path = tmp_path / "journal"
+    for number in range(3):  # each by another state, another sum, another process
+        Journal(path).answer_list(3, 2, b"run")
+        assert number == 0 or Journal(path).go_on(number, "", 9, b"else")
+    with pytest.raises(RefusedError, match="3 lists"):
+        Journal(path).answer_list(3, 2, b"run")
+    fresh = tmp_path / "another"
+    for run in (b"one", b"two"):
+        Journal(fresh).answer_list(3, 2, run)
+    with pytest.raises(RefusedError, match="trust-runs"):
+        Journal(fresh).answer_list(3, 2, b"three")

@@ -11,6 +11,7 @@ from nacl import bindings as sodium
 
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.parties import proofs
 from flower_graph.secure.parties.proofs import (
     ORDER,
     PROOF,
@@ -51,6 +52,32 @@ def test_answers_are_proved(logs):
     assert np.array_equal(outputs, some_points(*(11 * log for log in logs)))
     assert holds(proof, public_of(key), inputs, outputs)
     assert proved(key, inputs)[0] != proof  # a fresh nonce each time
+
+
+def test_no_secret_scalar_becomes_a_python_integer(monkeypatch):
+    """Python multiplies integers in a time that depends on them; libsodium does not."""
+    seen, nonces, challenge = [], [], proofs._to_scalar
+
+    class Watched(int):
+        @classmethod
+        def from_bytes(cls, data, *order):
+            seen.append(bytes(data))
+            return int.from_bytes(data, *order)
+
+    def noted(purpose, *parts):
+        found = challenge(purpose, *parts)
+        nonces.extend([found] if purpose == b"Nonce" else [])
+        return found
+
+    for module in (proofs, ids):
+        monkeypatch.setattr(module, "int", Watched, raising=False)
+    monkeypatch.setattr(proofs, "_to_scalar", noted)
+    secrets = [os.urandom(32), os.urandom(32)]
+    key, inputs = ids.key_share(secrets, 1), some_points(2, 3)
+    proof, outputs = proved(key, inputs)
+    assert nonces and not {key, *secrets, *nonces}.intersection(seen)
+    assert holds(proof, public_of(key), inputs, outputs)
+    assert proof[2 * 32 :] in seen  # what is public is an integer at the verifier: the watch works
 
 
 def number(scalar: bytes) -> int:

@@ -48,6 +48,7 @@ class Kept:
     alignment: int = -1  # the newest that blocks were evaluated in
     alignments: int = 0  # how many there were
     served: str = ""  # whose blocks in the newest one, as the registry writes clients
+    lists: int = 0  # of commitments that were answered: each is another draw of the partners
 
 
 @dataclass
@@ -136,6 +137,32 @@ class Journal:
                 book.begin(kept, most)
             kept.mark = secrets.token_hex(8)
         return kept.mark
+
+    def answer_list(self, most_lists: int, most: int, *run: bytes) -> None:
+        """Note, before a seed is shown, that a list of commitments is answered.
+
+        Parameters
+        ----------
+        most_lists : int
+            How many a run may show, whatever numbers the server gives its sums: whoever shows a
+            list sees the draw of partners and key-holders that it gives.
+        most, run
+            As of `go_on`: a run in which a list is answered has begun.
+
+        Raises
+        ------
+        RefusedError, IdentityError
+            As of `go_on`; and so many lists were answered in this run.
+        """
+        with self._changed(run) as (book, kept):
+            if kept.lists >= most_lists:
+                raise RefusedError(
+                    f"{most_lists} lists of commitments were answered in this run: with more, "
+                    "whoever shows them could choose the graph of partners"
+                )
+            if not kept.begun:
+                book.begin(kept, most)
+            kept.lists += 1
 
     def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
         """Note, before answers leave, whose blocks are evaluated: one of a client an alignment.

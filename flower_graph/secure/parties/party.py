@@ -80,7 +80,7 @@ class PartyClient:
         self._private, self._public = channel.new_key()
         self._seed = os.urandom(SEED_BYTES)
         self._mark = ""  # of the last sum, as the journal has it
-        self._lists_seen, self._epochs = 0, -1  # lists answered, and the newest epoch's number
+        self._epochs = -1  # the newest epoch's number
         self._shown: RevealRequest | None = None  # the list that the seed was shown for
         self.epoch: Epoch | None = None
         self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the partners
@@ -123,11 +123,6 @@ class PartyClient:
         self._check_run(request.run_id)
         if self._shown is not None or request.number <= self._epochs:
             raise RefusedError("the seed of the graph was shown for another list: bind first")
-        if self._lists_seen >= MOST_LISTS:
-            raise RefusedError(
-                f"{MOST_LISTS} lists of commitments were answered in this run: with more, "
-                "whoever shows them could choose the graph of partners"
-            )
         own = self.party, commit(self.run_id, self.party, self._seed)
         check_list(request.parties, request.commitments, own, request.minimum, self.trust.minimum)
         if request.corrupt < self.trust.corrupt or not 0 <= request.dropout < 0.5:
@@ -139,7 +134,10 @@ class PartyClient:
         active = self.trust.registry.active
         if strangers := sorted(set(request.parties.tolist()) - set(active)):
             raise RefusedError(f"party {strangers[0]} is revoked or not in the registry")
-        self._lists_seen, self._shown = self._lists_seen + 1, request
+        # On the disk before the seed leaves: neither another epoch's run nor a state that is put
+        # back gives more draws.
+        Journal(self.trust.journal).answer_list(MOST_LISTS, self.trust.runs, self.trust.run)
+        self._shown = request
         return RevealReply(self.run_id, request.number, np.frombuffer(self._seed, np.uint8))
 
     def begin(self, request: EpochRequest) -> EpochReply:
@@ -270,7 +268,7 @@ class PartyClient:
             "clients": np.array(self.clients, np.int64),
             "points": np.array(list(self.points.items()), np.int64).reshape(-1, 2),
             "keys": rows_of([self._private, self._public, self._seed], 3, KEY_BYTES),
-            "counts": np.array([self._lists_seen, self._epochs], np.int64),
+            "epochs": np.array([self._epochs], np.int64),
             "mark": np.frombuffer(self._mark.encode(), np.uint8),
             "registry": np.frombuffer(self.trust.registry.digest, np.uint8),
         }
@@ -298,7 +296,7 @@ class PartyClient:
             points = dict(arrays["points"].tolist())
             party = cls(arrays["run"].tobytes(), arrays["clients"].tolist(), trust, points)
             party._private, party._public, party._seed = pieces(arrays["keys"])
-            party._lists_seen, party._epochs = arrays["counts"].tolist()
+            (party._epochs,) = arrays["epochs"].tolist()
             party._mark = arrays["mark"].tobytes().decode()
             digest = trust.registry.digest
             if arrays["registry"].tobytes() == digest:

@@ -40,6 +40,7 @@ PROOF = 3 * POINT  # bytes: two commitments and the response
 _multiply = sodium.crypto_scalarmult_ed25519_noclamp
 _multiply_base = sodium.crypto_scalarmult_ed25519_base_noclamp
 _add = sodium.crypto_core_ed25519_add
+_times = sodium.crypto_core_ed25519_scalar_mul
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,9 @@ def prove(
         seen = _multiply_base(nonce) + _multiply(nonce, combined)
     except SodiumError as error:
         raise ValueError("an input of the proof is not in the group") from error
-    challenge, secret = _to_scalar(b"Challenge", statement, seen), int.from_bytes(key, "little")
-    response = _number(nonce) - _number(challenge) * secret
-    return seen + _scalar(response)
+    # Key and nonce stay libsodium's, whose time does not depend on them; Python's integers' does.
+    secret = _times(_to_scalar(b"Challenge", statement, seen), key)
+    return seen + sodium.crypto_core_ed25519_scalar_sub(nonce, secret)
 
 
 def verify(inputs: Bytes2D, claims: Sequence[Claim]) -> bool:

@@ -239,7 +239,7 @@ class SumClient:
         return rows_of(self._agreed.look_up(self._channels, pairs), -1, KEY_BYTES)
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
-        """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 16]``."""
+        """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 32]``."""
         shares, commitments = [], []
         names = {c: channel.name_bytes(c) for c in np.unique(kept.partners).tolist()}
         for row, dealer in enumerate(kept.clients.tolist()):
