@@ -212,7 +212,9 @@ class ModuleClient(NumPyClient):
             for learner in learners:
                 self._take_over(learner.module, parameters)
                 self.prepare(learner)
-            measured = torch.stack([measure(self._judged(one), one.graph) for one in learners])
+            measured = torch.stack(
+                [measure(self._final_logits(one), one.graph) for one in learners]
+            )
         loss, train, val, test = measured.T
         server_round = RoundRequest.from_config(config).server_round
         nodes = [graph.y.numel() for graph in self.graphs]
@@ -235,7 +237,7 @@ class ModuleClient(NumPyClient):
     @torch.no_grad()
     def _predicted(self, learner: Learner) -> Predictions | None:
         """Predict one client's nodes; None where its loss is no number."""
-        graph, logits = learner.graph, self._judged(learner)
+        graph, logits = learner.graph, self._final_logits(learner)
         if has_diverged(training_loss(logits, graph), graph):
             return None
         own = [one for one in self.graphs if one.client == graph.client]
@@ -309,7 +311,7 @@ class ModuleClient(NumPyClient):
         return {name: value.double().cpu().numpy() for name, value in sent.items()}
 
     @torch.no_grad()
-    def _judged(self, learner: Learner) -> Tensor:
+    def _final_logits(self, learner: Learner) -> Tensor:
         """Return the logits on which a client's accuracy is measured, ``[n, k]``."""
         learner.module.eval()
         return self.logits(learner.module, learner.graph)

@@ -71,7 +71,7 @@ class Predictions(Framed):
     classes : tuple of str or None
         Names of the classes, by their numbers.
     fold : ndarray or None
-        ``[r]`` int64, of a judge that was trained several times: which time it was.
+        ``[r]`` int64, of a classifier that was trained several times: which time it was.
     """
 
     client: Numbers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -28,9 +28,6 @@ MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
 class Membership:
     """The clients of every SuperNode, and what is known of them."""
 
-    # Whether newcomers are asked as of the round after which the run goes on, whenever they come
-    outside_rounds: ClassVar = False
-
     def __init__(self, question: Mapping[str, Any] | None = None) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
         self.examples: dict[int, int] = {}  # what those that say so weigh
@@ -48,6 +45,10 @@ class Membership:
         """Write the request to new SuperNodes."""
         goes_on = self.resume.to_config() if self.resume.server_round else {}
         return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
+
+    def enrolment_round(self, server_round: int) -> int:
+        """Return the round in whose name newcomers are asked: the current one."""
+        return server_round
 
     def read(self, node: int, content: RecordDict) -> Any:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
@@ -96,7 +97,7 @@ class Membership:
         replies = exchange.send(
             dict.fromkeys(new, self.question()),
             message_type="query",
-            server_round=self.resume.server_round if self.outside_rounds else server_round,
+            server_round=self.enrolment_round(server_round),
             timeout=timeout,
             read=self._read,
             max_reply_bytes=ENROLMENT,

@@ -27,7 +27,7 @@ SUMS, TOTAL, HOLDER_COUNTS = "sums", "total", "holder-counts"
 FIRST, REST, IS_LAST = "first", "rest", "is-last"
 # PPFL-GNN: embeddings of public nodes up, their aligned means down
 PUBLIC, WITH_TARGETS = "public", "with-targets"
-JUDGED = "judged-"  # before the name of each measurement
+MEASURED = "judged-"  # before the name of each measurement
 # How the adaptor (``client.adaptor``) names the arrays of a reply, and what it says of itself
 # in the answer to a ``query``: version, and FORMAT of the messages that it understands
 ARRAY_NAMES = "array-names"

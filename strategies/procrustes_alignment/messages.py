@@ -294,14 +294,14 @@ class Judged(Field):
 
     def write(self, value: Any, to: Writing) -> None:
         """Write each under its name."""
-        to.config |= {keys.JUDGED + name: numbers for name, numbers in value.items()}
+        to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
 
     def read(self, name: str, reading: Reading) -> Any:
         """Refuse measurements that are none: their names end up in the result."""
         judged = {
-            key.removeprefix(keys.JUDGED): Numbers(key, shape="c").read(name, reading)
+            key.removeprefix(keys.MEASURED): Numbers(key, shape="c").read(name, reading)
             for key in reading.metrics
-            if key.startswith(keys.JUDGED)
+            if key.startswith(keys.MEASURED)
         }
         if len(judged) > MAX_JUDGED:
             raise MalformedReplyError(
@@ -310,13 +310,13 @@ class Judged(Field):
         for what, values in judged.items():
             if not re.fullmatch(r"[a-z0-9-]{1,40}", what):
                 raise MalformedReplyError(
-                    f"{keys.JUDGED}{what!a:.60}: not the name of a measurement"
+                    f"{keys.MEASURED}{what!a:.60}: not the name of a measurement"
                 )
             is_share = what.endswith(keys.ROLES) or what.startswith("precision")
             wrong = [v for v in values if is_share and not (math.isnan(v) or 0 <= v <= 1)]
             if wrong:
                 raise MalformedReplyError(
-                    f"{keys.JUDGED}{what} is {wrong[0]:g}, must be from 0 to 1"
+                    f"{keys.MEASURED}{what} is {wrong[0]:g}, must be from 0 to 1"
                 )
         return judged
 
@@ -344,7 +344,7 @@ class PublicReply(Message, up="train"):
     judged: Annotated[
         dict[str, list[float]],
         Judged(
-            f"{keys.JUDGED}*",
+            f"{keys.MEASURED}*",
             "of each client: `judged-val`, `judged-test` and whatever else it measures; NaN where "
             "it does not",
         ),

@@ -281,8 +281,6 @@ class RelayServerState:
 class RelayMembership(Membership):
     """Which users each SuperNode hosts; their weights are of one shape."""
 
-    outside_rounds = True
-
     def __init__(self, state: RelayServerState) -> None:
         super().__init__()
         self.state = state
@@ -293,6 +291,10 @@ class RelayMembership(Membership):
         return EnrolmentRequest(
             self.state.settings, resume, before if resume.server_round else None
         ).to_record()
+
+    def enrolment_round(self, server_round: int) -> int:
+        """Return the round after which the run was resumed, whenever newcomers come."""
+        return self.resume.server_round
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         """Read a reply; users are nodes of the server's graph."""
