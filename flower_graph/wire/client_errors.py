@@ -20,6 +20,7 @@ from flwr.app import Error, Message
 
 from flower_graph import errors
 from flower_graph.errors import (
+    LOOKED_AT,
     MAX_REASON,
     ClientBugError,
     MalformedReplyError,
@@ -108,7 +109,8 @@ def kind_of(reply: Message) -> Kind:
         return Kind.OTHER
     if reply.error.code == STATE_LOST:
         return Kind.STATE_LOST
-    return Kind.NO_QUERY if NO_QUERY in one_line(reply.error.reason or "") else Kind.OTHER
+    end = (reply.error.reason or "")[-LOOKED_AT:]  # Ray's tracebacks end with the error
+    return Kind.NO_QUERY if NO_QUERY in end else Kind.OTHER
 
 
 def no_content(reply: Message) -> str | None:
