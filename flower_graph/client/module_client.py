@@ -281,18 +281,18 @@ class ModuleClient(NumPyClient):
 
     def _answer(self, learners: Sequence[Learner], parameters: Sequence[NDArray[Any]]) -> Answer:
         """Average what the clients send, without those that have diverged."""
-        weight, arrays, left_out = 0, dict[str, NDArray[Any]](), []
+        weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
         for learner, local in zip(learners, self.graphs, strict=True):
             sent = self._sent(learner)
             if not all(np.isfinite(values).all() for values in sent.values()):
-                left_out.append(f"client {local.client}: weights are not finite")
+                left_out[local.client] = "weights are not finite"
                 continue
             examples = self.examples(local)
             weight += examples
             for name, values in sent.items():
                 arrays[name] = arrays.get(name, 0) + examples * values
         if not weight:
-            raise ValueError(f"{'; '.join(left_out)}; nobody is left")
+            raise ValueError(f"clients {sorted(left_out)}: weights are not finite; nobody is left")
         # Of the types that came: the first of these might be a mean of whole numbers.
         dtypes = [values.dtype for values in parameters]
         dtypes += [np.dtype(np.float32)] * (len(arrays) - len(dtypes))

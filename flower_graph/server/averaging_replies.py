@@ -7,7 +7,6 @@ model, a half-precision array from whoever comes first makes the mean half-preci
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,7 +27,7 @@ from flower_graph.wire.arrays import encode_array, read_array
 from flower_graph.wire.averaging import weight_of
 from flower_graph.wire.client_errors import Kind, kind_of, no_content
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, unreadable
-from flower_graph.wire.fields import MAX_LINES, read_not_saved
+from flower_graph.wire.fields import MAX_LINES, read_not_saved, reason_of
 from flower_graph.wire.keys import (
     ARRAYS,
     CONFIG,
@@ -96,9 +95,8 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
     """Return the clients that a SuperNode left out itself: client to reason."""
     # It can speak for its own only.
     local = set(hosted.get(reply.metadata.src_node_id, ()))
-    lines = [one_line(line) for line in _named(reply.content)[:MAX_LINES]]
-    result = (re.fullmatch(r"client (\d{1,18}): (.+)", why) for why in lines)
-    return {int(m[1]): m[2] for m in result if m and int(m[1]) in local}
+    pairs = map(reason_of, _named(reply.content)[:MAX_LINES])
+    return {pair[0]: pair[1] for pair in pairs if pair is not None and pair[0] in local}
 
 
 def _problem(
@@ -218,7 +216,9 @@ def _left_out(content: RecordDict) -> list[str]:
     """Return which of its clients a SuperNode left out itself, with its reasons."""
     named = _named(content)
     more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
-    return [one_line(why) for why in named[:MAX_NAMED]] + more
+    pairs = [(line, reason_of(line)) for line in named[:MAX_NAMED]]
+    lines = [line if pair is None else f"client {pair[0]}: {pair[1]}" for line, pair in pairs]
+    return [one_line(line) for line in lines] + more
 
 
 def _named(content: RecordDict) -> list[Any]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from flower_graph.errors import MalformedReplyError
 from flower_graph.wire.arrays import decode_array, own_records
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
-from flower_graph.wire.fields import Clients, Handled, Lines, Real, Whole
+from flower_graph.wire.fields import Clients, Handled, Real, Reasons, Whole
 from flower_graph.wire.keys import (
     ARRAYS,
     CLIENTS,
@@ -126,8 +126,8 @@ class Trained(Message, up="train"):
     weight: int = 1  # what the answer counts for
     clients: Annotated[int, Whole(CLIENTS, "how many it speaks for; without it, one", least=1)]
     left_out: Annotated[
-        list[str], Lines(LEFT_OUT, "`client N: reason` for each that is not in the mean")
-    ] = field(default_factory=list)
+        dict[int, str], Reasons(LEFT_OUT, "`number:reason` for each that is not in the mean")
+    ] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -117,30 +117,15 @@ class Raw(Field):
 
 
 @dataclass(frozen=True)
-class Lines(Field):
-    """A list of words; left out if there is none."""
+class Reasons(Field):
+    """Why which client has no part in it, as ``number:reason``; left out if all have."""
 
     type = "list of str"
 
     def write(self, value: Any, to: Writing) -> None:
-        """Write the list, if there is any."""
+        """Write a line for each client, if there is any."""
         if value:
-            to.config[self.key] = list(value)
-
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
-        """Read one word as a list of one; a peer's words are cut to a line."""
-        lines = _listed(value)
-        more = [f"and {len(lines) - MAX_LINES} more"] if len(lines) > MAX_LINES else []
-        return [one_line(line) for line in lines[:MAX_LINES]] + more
-
-
-@dataclass(frozen=True)
-class Reasons(Lines):
-    """Why which client has no part in it, as ``number:reason``; left out if all have."""
-
-    def write(self, value: Any, to: Writing) -> None:
-        """Write a line for each client."""
-        super().write([f"{client}:{why}" for client, why in value.items()], to)
+            to.config[self.key] = [f"{client}:{why}" for client, why in value.items()]
 
     def decode(self, value: Any, name: str, reading: Reading) -> Any:
         """Refuse lines that name no client."""
@@ -148,11 +133,16 @@ class Reasons(Lines):
         if len(lines := _listed(value)) > MAX_LINES:
             raise MalformedReplyError(f"{self.key}: {len(lines)} reasons, at most {MAX_LINES}")
         for line in lines:
-            number, colon, why = one_line(line).partition(":")
-            if not colon or not number.removeprefix("-").isdecimal():
+            if (one := reason_of(line)) is None:
                 raise self.refuse("number:reason", line)
-            reasons[int(number)] = why
+            reasons[one[0]] = one[1]
         return reasons
+
+
+def reason_of(line: object) -> tuple[int, str] | None:
+    """Read a client's number and the reason from one line of ``Reasons``; None if it is none."""
+    number, colon, why = one_line(line).partition(":")
+    return (int(number), why) if colon and number.removeprefix("-").isdecimal() else None
 
 
 def _listed(value: Any) -> list[Any]:

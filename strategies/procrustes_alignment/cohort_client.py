@@ -315,7 +315,7 @@ class PublicNodeClient(NumPyClient):
             [answer.loss for answer in answers],
             [answer.disagreement for answer in answers],
             {name: [answer.judged.get(name, math.nan) for answer in answers] for name in names},
-            [f"client {c}: {NOT_FINITE}" for c, one in by_client.items() if one.shared is None],
+            {c: NOT_FINITE for c, one in by_client.items() if one.shared is None},
         )
 
     def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -26,10 +25,10 @@ from flower_graph.wire.fields import (
     Bytes,
     Flag,
     Handled,
-    Lines,
     NotSaved,
     Numbers,
     Ragged,
+    Reasons,
     Saves,
     Token,
     Whole,
@@ -252,7 +251,7 @@ class Embeddings(Rows):
         parts = split_rows(_rows(reading.arrays, request), [part.size for part in request.nodes])
         for index, (client, part) in enumerate(zip(request.clients, parts, strict=True)):
             if present[index] and (why := _unfit(part)):
-                left_out.append(f"client {client}: {why}")
+                left_out[client] = why
             elif present[index]:
                 result[index] = part
         return result
@@ -350,15 +349,10 @@ class PublicReply(Message, up="train"):
         ),
     ] = field(default_factory=dict)
     left_out: Annotated[
-        list[str], Lines(keys.LEFT_OUT, "`client N: reason` for each that is not to be used")
-    ] = field(default_factory=list)
+        dict[int, str],
+        Reasons(keys.LEFT_OUT, "`number:reason` for each that is not to be used"),
+    ] = field(default_factory=dict)
     not_saved: NotSaved = ""
-
-    def reasons(self, clients: Sequence[int]) -> dict[int, str]:
-        """Give, of these clients, those that are left out with the reason."""
-        result = (re.fullmatch(r"client (\d+): (.*)", why) for why in self.left_out)
-        named = {int(one[1]): one[2] for one in result if one}
-        return {client: named[client] for client in clients if client in named}
 
     @property
     def examples(self) -> int:
@@ -378,7 +372,8 @@ class PublicReply(Message, up="train"):
         ):
             if wrong := [v for v in values if math.isfinite(v) and abs(v) > most]:
                 raise MalformedReplyError(f"{name} is {wrong[0]:g}, at most {most:g} is possible")
-        del self.left_out[known["c"] :]
+        asked = known["request"].clients  # a SuperNode speaks for these alone
+        self.left_out = {client: why for client, why in self.left_out.items() if client in asked}
 
 
 @dataclass

@@ -70,8 +70,8 @@ class PublicServerState:
         came = Answers()
         for node, reply in replies.items():
             clients = requests[node].clients
-            came.left_out += [Rejected(node, why) for why in reply.left_out]
-            came.failed |= reply.reasons(clients)
+            came.left_out += [Rejected(node, f"client {c}: {w}") for c, w in reply.left_out.items()]
+            came.failed |= reply.left_out
             for index, client in enumerate(clients):
                 x = reply.embeddings[index]
                 if client in came.failed or (x is None and wants_embeddings):

@@ -228,7 +228,7 @@ def training_answer(
     said = StructureTrained(
         weight=weight,
         clients=clients,
-        left_out=[f"client {client}: weights are not finite" for client in trained.diverged],
+        left_out=dict.fromkeys(trained.diverged, "weights are not finite"),
         contrast=trained.contrast,
         distillation=trained.distillation,
     )

@@ -105,8 +105,6 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return rng.bytes(fields.RUN_BYTES)
         case fields.Reasons():
             return {3: "value: nan", -1: ""}
-        case fields.Lines():
-            return ["client 3: gone"]
         case fields.Numbers():
             numbers = rng.integers(1, 99, shape).tolist()
             return numbers if field.whole else [number / 2 for number in numbers]
@@ -236,7 +234,7 @@ ENTRIES = [
     if not isinstance(
         field, (codec.Tensor, codec.Named, codec.Part, ego.Seconds, ego.Rest, ClientMean)
     )
-    and not isinstance(field, (fields.Word, fields.Lines))
+    and not isinstance(field, (fields.Word, fields.Reasons))
 ]
 
 

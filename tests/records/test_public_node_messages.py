@@ -117,23 +117,23 @@ def test_a_reply() -> None:
         [[0.5, 0.5], [0.5, 0.5]],
         [[6, 7]],
     ]
-    assert (found.loss, found.judged, found.left_out) == ([1, 2], {"val": [0.6, 0.7]}, [])
+    assert (found.loss, found.judged, found.left_out) == ([1, 2], {"val": [0.6, 0.7]}, {})
     assert found.disagreement[0] == 0.1
 
 
 def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
     reply = good_reply()
-    reply.embeddings[1], reply.left_out = None, ["client 1: its embeddings are not finite"]
+    reply.embeddings[1], reply.left_out = None, {1: "its embeddings are not finite"}
     found = PublicReply.from_record(answer(reply), REQUEST)
     assert [rows is None for rows in found.embeddings] == [False, True]
-    assert found.left_out == ["client 1: its embeddings are not finite"]
+    assert found.left_out == {1: "its embeddings are not finite"}
     # The server itself leaves out who sends what is no number.
     reply = good_reply()
     assert reply.embeddings[0] is not None
     reply.embeddings[0][1, 0] = np.inf
     found = PublicReply.from_record(answer(reply), REQUEST)
     assert [rows is None for rows in found.embeddings] == [True, False]
-    assert found.left_out == ["client 3: its embeddings are not finite"]
+    assert found.left_out == {3: "its embeddings are not finite"}
 
 
 @pytest.mark.parametrize(

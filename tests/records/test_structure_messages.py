@@ -47,14 +47,14 @@ def test_models_of_other_settings(graphs: str, shapes: list[tuple[int, ...]], wh
 
 def test_what_training_says_by_hand() -> None:
     losses = {"contrast": torch.tensor([3.0, math.nan]), "distillation": torch.tensor([1.0, 2.0])}
-    said = StructureTrained(weight=10, clients=3, left_out=["client 3: no"], **losses).to_config()
+    said = StructureTrained(weight=10, clients=3, left_out={3: "no"}, **losses).to_config()
     assert said == {
         "clients": 3,
         "contrast": 0.3,
         "has-contrast": 0.1,
         "distillation": 0.3,
         "has-distillation": 0.2,
-        "left-out": ["client 3: no"],
+        "left-out": ["3:no"],
     }
     nothing = StructureTrained(weight=10, clients=3).to_config()
     assert "left-out" not in nothing

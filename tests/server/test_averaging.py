@@ -78,14 +78,14 @@ def test_without_a_usable_reply_the_last_model_stays():
 
 
 def test_clients_that_a_node_left_out_are_in_the_report():
-    why = "client 3: weights are not finite"
+    why = "3:weights are not finite"
 
     def fit(place: int, _: int) -> Any:
         return np.full(2, place, np.float32), 1, {"left-out": [why]} if place == 2 else {}
 
     run = Run(Simple(), bad=in_training(fit))
     assert run.model == [1, 1]  # what the node sent counts
-    assert run.rejected() == {2: why}
+    assert run.rejected() == {2: "client 3: weights are not finite"}
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])

@@ -135,7 +135,7 @@ def test_who_failed_and_why() -> None:
             raise OSError("the disk is full")
         if (place, kind, number) == (2, "train", 3):
             # One of its own, and one of somebody else's, for whom it cannot speak.
-            said = ["client 4: weights are not finite", "client 0: gone"]
+            said = ["4:weights are not finite", "0:gone"]
             return None, 1, {"left-out": said}
         return None
 

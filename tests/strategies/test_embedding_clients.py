@@ -138,7 +138,7 @@ def test_a_client_whose_embeddings_are_not_finite_is_left_out_and_not_judged() -
     bad = replace(bad, build=partial(ToyModel, np.full((6, 3), np.nan, np.float32)))
     reply = ask(PublicNodeClient(context(), [good, bad]), 1)
     assert [rows is None for rows in reply.embeddings] == [False, True]
-    assert reply.left_out == ["client 1: its embeddings are not finite"]
+    assert reply.left_out == {1: "its embeddings are not finite"}
     assert reply.judged["val"][0] == 1 / 8
     assert math.isnan(reply.judged["val"][1])
 

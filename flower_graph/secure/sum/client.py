@@ -30,7 +30,7 @@ from flower_graph.secure.sum.client_round import (
     NUMBERS,
     ClientRound,
     check_terms,
-    check_told,
+    check_unmask,
 )
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
@@ -157,7 +157,7 @@ class SumClient:
         if request.kinds.shape != (rows.size, kept.k) or request.kinds.max() > MASK_KEY:
             raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
         if kept.is_masked:
-            check_told(kept, request, rows)
+            check_unmask(kept, request, rows)
         shows = kept.has[rows] & kept.is_masked
         kinds = np.where(shows, request.kinds, np.uint8(NOTHING))
         row, column = np.nonzero(kinds)

@@ -131,16 +131,16 @@ def check_terms(request: PrepareRequest) -> None:
         raise RefusedError("a client is its own partner, or has one twice")
 
 
-def check_told(kept: ClientRound, request: UnmaskRequest, rows: Integers) -> None:
+def check_unmask(kept: ClientRound, request: UnmaskRequest, rows: Integers) -> None:
     """Refuse a request for shares that contradicts itself, or what we know of who is in the sum."""
     kinds, partners = request.kinds, kept.partners[rows]
-    numbers, places = np.unique(partners, return_inverse=True)
-    told, places = np.zeros(numbers.size, np.uint8), places.reshape(kinds.shape)
-    told[places] = kinds
-    if (other := told[places] != kinds).any():
-        client = partners[other][0]
+    numbers, index = np.unique(partners, return_inverse=True)
+    kind_of, index = np.zeros(numbers.size, np.uint8), index.reshape(kinds.shape)
+    kind_of[index] = kinds
+    if (differs := kind_of[index] != kinds).any():
+        client = partners[differs][0]
         raise RefusedError(f"both this and that is said of client {client}: nothing is revealed")
-    is_in = told == SEED
+    is_in = kind_of == SEED
     own = np.isin(numbers, kept.clients)
     sent = kept.sent[kept.rows(numbers[own])]
     if (is_in[own] & ~sent).any() or (is_in[own].any() and (sent & ~is_in[own]).any()):
