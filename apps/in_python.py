@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from flower_graph.apps.cli.run import Options, run_all
 from flower_graph.config.foreign import OWN
@@ -20,7 +19,7 @@ GRAPHS = "graphs"  # folder of graphs that Python gave
 
 def run(
     config: str,
-    overrides: Mapping[str, Any] | Sequence[str] | None = None,
+    overrides: Mapping[str, object] | Sequence[str] | None = None,
     *,
     seed: int | Sequence[int] | None = None,
     out: Path | str | None = None,

@@ -101,7 +101,7 @@ def run_server(
     on_wait: Callable[[str], None] | None = None,
     folder: RunFolder | None = None,
     title: str = "",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run the method over a grid and write every output.
 
     ``on_wait`` is called before a round that takes longer than the others, with the reason;
@@ -216,7 +216,7 @@ def run(
     progress: Callable[[RoundReport], None] | None = None,
     on_wait: Callable[[str], None] | None = None,
     title: str = "",
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run a config in this process and write every output."""
     how: dict[str, Any] = {"on_round": progress, "on_wait": on_wait, "title": title}
     with _grid(config, supernodes, out) as grid:

@@ -142,7 +142,7 @@ def identify(run_id: int) -> None:
             setattr(identity, part, value)
 
 
-def stamp(message: Any, **parts: Any) -> None:
+def stamp(message: Any, **parts: object) -> None:
     """Set what Flower fills in on a message's way, such as ``run_id`` and ``message_id``."""
     # 1.22. Gone: what `InMemoryGrid.push_messages` then does.
     message.metadata.__dict__.update({f"_{name}": value for name, value in parts.items()})

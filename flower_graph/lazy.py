@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 
-def attach(package: str) -> Callable[[str], Any]:
+def attach(package: str) -> Callable[[str], object]:
     """Make the ``__getattr__`` of a package, which imports what stands under ``TYPE_CHECKING``.
 
     ``dir`` of the package has these names too, so that a notebook completes them.

@@ -47,7 +47,7 @@ class _GraphCache(Generic[T]):
             self._value, self._key = self._build(edge_index, n), (edge_index, n)
         return self._value
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _GraphCache[T]:
+    def __deepcopy__(self, memo: dict[int, object]) -> _GraphCache[T]:
         return _GraphCache(self._build)  # sparse matrices cannot be copied so
 
 

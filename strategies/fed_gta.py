@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -138,7 +137,7 @@ def spread_predictions(
 
 
 def peer_weights(
-    vectors: NDArray[Any], confidences: NDArray[Any], threshold: float
+    vectors: NDArray[np.generic], confidences: NDArray[np.generic], threshold: float
 ) -> NDArray[np.float64]:
     """Weigh for each client those that are like it by their confidence; itself always (step 6)."""
     # vectors [c, m], confidences [c], result [c, c]

@@ -49,6 +49,7 @@ from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
 from flower_graph.server.averaging_replies import Combined
 from flower_graph.wire.averaging import ClientReply
+from flower_graph.wire.numpy_client import Config, Parameters
 
 APP = "fedpub"
 EMBEDDING = "embedding"  # what is sent besides the weights
@@ -102,7 +103,7 @@ def random_graph(
     return x, torch.cat([ends, ends.flip(0)], 1)
 
 
-def softmax_weights(embeddings: NDArray[Any], scale: float) -> NDArray[np.float64]:
+def softmax_weights(embeddings: NDArray[np.generic], scale: float) -> NDArray[np.float64]:
     """Weigh for each client all clients by how alike their models are; rows sum to 1 (step 5)."""
     # embeddings [c, m], result [c, c]. The largest exponent is the client's own: scale times 1.
     alike = np.exp(scale * (cosine_similarities(embeddings) - 1))
@@ -154,7 +155,7 @@ class FedPUBClient(ModuleClient):
     how: FedPUBSection
     received: Sequence[Tensor] = ()
 
-    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Any:
+    def fit(self, parameters: Parameters, config: Config) -> Any:
         """Train from the server's average, and stay near it (step 2)."""
         self.received = [torch.from_numpy(values.copy()) for values in parameters]
         return super().fit(parameters, config)

@@ -186,7 +186,7 @@ def _plans(args: argparse.Namespace) -> list[list[Setting]]:
     ]
 
 
-def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict[str, Any]:
+def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict[str, object]:
     """Run every setting with every seed."""
     joined, settings = [], []
     for same in zip(*plans, strict=True):

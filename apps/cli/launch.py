@@ -76,7 +76,7 @@ def flwr_run(
     seed: int | None = None,
     resume: bool = False,
     echo: Callable[[str], None] = print,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Run one configuration on Flower's simulation engine and wait for its result."""
     if supernodes < 1:
         raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
@@ -86,7 +86,7 @@ def flwr_run(
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
         raise RuntimeError(_failure("the run failed", log))
-    payload: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    payload: dict[str, object] = json.loads(result.read_text(encoding="utf-8"))
     return payload
 
 

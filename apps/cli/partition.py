@@ -119,7 +119,7 @@ def _write_folders(
 
 
 def _record(
-    config: Mapping[str, Any],
+    config: Mapping[str, object],
     seeds: list[int],
     statistics: Sequence[PartitionStatistics],
     paper: Mapping[str, int],

@@ -85,7 +85,7 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, Any]]:
     with new_folder(top, may_exist=args.resume is not None):
         pass  # one that cannot be written is told before data are read
     _check_all([job for job in jobs if not done.get(job.config.seed)], args)
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, object]] = []
     with _folders(top, jobs, args.resume is not None):
         for job in jobs:
             try:
@@ -217,7 +217,7 @@ def _done(job: Job) -> dict[str, Any] | None:
     """Read the result of a job if it was completed before with the same settings."""
     path = job.out / "result.json"
     try:
-        result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        result: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except ValueError as error:
@@ -227,7 +227,7 @@ def _done(job: Job) -> dict[str, Any] | None:
     return result if result.get("config") == to_dict(job.config) else None
 
 
-def _run_here(job: Job, args: Options, resume: bool) -> dict[str, Any]:
+def _run_here(job: Job, args: Options, resume: bool) -> dict[str, object]:
     from flower_graph.apps.run import run
 
     printer = RoundPrinter(
@@ -237,7 +237,7 @@ def _run_here(job: Job, args: Options, resume: bool) -> dict[str, Any]:
         quiet=args.quiet,
     )
     with closing(printer):
-        result: dict[str, Any] = run(
+        result: dict[str, object] = run(
             job.config,
             job.out,
             supernodes=_supernodes(job, args, 1),
@@ -249,7 +249,7 @@ def _run_here(job: Job, args: Options, resume: bool) -> dict[str, Any]:
     return result
 
 
-def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, Any]:
+def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, object]:
     from flower_graph.apps.cli.launch import flwr_run
 
     def echo(line: str) -> None:
@@ -258,7 +258,7 @@ def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, Any]:
 
     echo("Flower's engine starts, with processes of its own: half a minute until round 1, or more")
     try:
-        result: dict[str, Any] = flwr_run(
+        result: dict[str, object] = flwr_run(
             str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
             [*job.overrides, *_paths(job.config)],
             job.out,

@@ -178,8 +178,8 @@ class Asked:
         in_one_piece = bool(choice.centralised or choice.baseline)
         return Experiment(shown, model, name, config, (*plain, *more), in_one_piece)
 
-    def _values(self, data: str, model: str, method: Choice) -> dict[str, Any]:
-        values: dict[str, Any] = {"data": data, "model": model}
+    def _values(self, data: str, model: str, method: Choice) -> dict[str, object]:
+        values: dict[str, object] = {"data": data, "model": model}
         for one in (self.table.data[data], self.table.models[model], method):
             values |= one.values
         return values
@@ -192,7 +192,7 @@ class Asked:
         return [fill(setting, values) for one in result for setting in one.settings]
 
 
-Point = tuple[dict[str, Any], dict[str, Any]]  # What rows show, and what settings have
+Point = tuple[dict[str, object], dict[str, object]]  # What rows show, and what settings have
 
 
 def _points(varied: Values) -> Iterator[Point]:

@@ -159,7 +159,7 @@ def steps_of(config: RunConfig) -> tuple[int, float]:
 def read_curves(stored: Mapping[str, Any]) -> Curves:
     """Read the curves of a kept run; null stands for a number that was not finite."""
 
-    def number(value: Any) -> Any:
+    def number(value: object) -> Any:
         if isinstance(value, list):
             return [number(item) for item in value]
         if isinstance(value, dict):

@@ -242,7 +242,7 @@ def _matches(
 
 
 def _flat(
-    items: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row]
+    items: Sequence[object], asked: Asked, keys: Values, here: Sequence[Row]
 ) -> Iterator[tuple[Any, Values, bool]]:
     """List cells with their keys, and whether they come from a repeated column."""
     for item in items:

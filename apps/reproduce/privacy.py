@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
-from typing import Any
 
 from flower_graph.apps.reproduce.experiments import flat, is_same, settings_of
 from flower_graph.apps.reproduce.page import markdown
@@ -34,7 +33,7 @@ class Curve:
     noisy: str  # Name of the runs with noise
     levels: Mapping[str, Sequence[str]]  # Settings of runs without noise, by name
     # Values of settings, tried at every budget with the first seed
-    tried: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    tried: Mapping[str, Sequence[object]] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)  # Settings that rows show, by their key
     columns: Mapping[str, str] = field(default_factory=dict)  # Keys that the page shows, by name
     constants: Mapping[str, str] = field(default_factory=dict)  # Functions of the config, by name

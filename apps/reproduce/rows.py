@@ -35,7 +35,7 @@ PATIENCE = 50  # Rounds without improvement, where a config has none of its own
 Row = dict[str, Any]
 BySeed = Mapping[int, Curves]
 # A figure of a run, by the keys of its row and the run's config; none where it has none
-Figure = Callable[[Curves, Values, Any], float | None]
+Figure = Callable[[Curves, Values, object], float | None]
 
 
 @dataclass(frozen=True)

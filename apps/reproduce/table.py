@@ -82,7 +82,7 @@ class Part:
     rounds: int | None = None  # Without other ones being asked for
     usual: bool = False  # Settings that are the config's own are no runs of their own
     place: str = "{table}, {data}"  # Where a row stands, in words
-    rows: tuple[Any, ...] = ()
+    rows: tuple[object, ...] = ()
     paper: Any = None  # The paper's figures, by the keys of `paper_by`
     paper_by: tuple[str, ...] = ("data", "method")
     paper_scale: float = 1.0

@@ -18,12 +18,12 @@ T = TypeVar("T")
 class _Text(Formatter):
     """Fills in ``{name}``, in lower case ``{name!l}``, in upper ``{name!u}``, numbers as ``g``."""
 
-    def convert_field(self, value: Any, conversion: str | None) -> Any:
+    def convert_field(self, value: object, conversion: str | None) -> Any:
         if conversion in ("l", "u"):
             return str(value).lower() if conversion == "l" else str(value).upper()
         return super().convert_field(value, conversion)
 
-    def format_field(self, value: Any, format_spec: str) -> str:
+    def format_field(self, value: object, format_spec: str) -> str:
         short = not format_spec and isinstance(value, float)
         return str(super().format_field(value, "g" if short else format_spec))
 
@@ -42,7 +42,7 @@ def function(name: str) -> Callable[..., Any]:
     """Import a function that the YAML names as ``package.module:function``."""
     module, _, attribute = name.partition(":")
     try:
-        return cast("Callable[..., Any]", getattr(import_module(module), attribute))
+        return cast("Callable[..., object]", getattr(import_module(module), attribute))
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"function {name!r}: {error}; write package.module:function") from error
 

@@ -90,7 +90,7 @@ class Opened:
 
 
 # Of a strategy: the run's id, with which identities are hashed, and the alignment's server
-Parts = Callable[[Any], tuple[bytes, Any]]
+Parts = Callable[[object], tuple[bytes, Any]]
 ServerOf = Callable[[Any], Any]  # of a strategy, the server of its sums
 # What a server tells the holders: of a round the kinds for one SuperNode's rows, [p, k]
 Story = Callable[[SumRound, NDArray[np.int64]], NDArray[np.uint8]]
@@ -132,7 +132,7 @@ class SumDeviation(Deviation):
                 local.threshold, local.minimum = self.threshold, 2
             return self.with_threshold(requests)
 
-        def unmask_requests(number: int) -> dict[int, Any]:
+        def unmask_requests(number: int) -> dict[int, object]:
             requests: dict[int, Any] = unmasks(number)
             if not requests:
                 return requests
@@ -145,7 +145,7 @@ class SumDeviation(Deviation):
             self.told += len(lies)
             return lies
 
-        def take(node: int, reply: Any) -> None:
+        def take(node: int, reply: object) -> None:
             if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
                 self.rounds[reply.server_round].take(reply)
             takes(node, reply)
@@ -199,7 +199,7 @@ class OwnAnswers(Deviation):
 
     name = "deviating server: who holds which node, by answers of its own in the key-holders' place"
 
-    def __init__(self, parts_of: Parts, held: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, parts_of: Parts, held: Sequence[Sequence[object]]) -> None:
         self._parts_of, self._held = parts_of, held
         self._run, self.blinded = b"", dict[int, ids.Bytes2D]()
         self._tokens = set[bytes]()
@@ -291,7 +291,7 @@ class ChosenHolders(Deviation):
         return [guesses(self.name, right, min(self._share, 1.0))]
 
 
-def of_alignment(parts_of: Parts, held: Sequence[Sequence[Any]]) -> list[Deviation]:
+def of_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:
     """Give the lies to clients that align their identities."""
     return [OwnAnswers(parts_of, held), ChosenHolders(parts_of)]
 

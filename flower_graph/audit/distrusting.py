@@ -38,7 +38,7 @@ class PartyDeviation(SumDeviation):
         opens, lists = server.open_round, server.list_requests
         unmasks, takes = server.unmask_requests, server.take_shares
 
-        def open_round(number: int, *who: Any) -> dict[int, PrepareRequest]:
+        def open_round(number: int, *who: object) -> dict[int, PrepareRequest]:
             requests: dict[int, PrepareRequest] = opens(number, *who)
             self.clients = max(self.clients, len(server.parties))
             return self.with_threshold(requests)
@@ -132,10 +132,10 @@ class ChosenParties(ChosenHolders):
             self.told += len(chosen)
             return chosen
 
-        def union_requests() -> dict[int, Any]:
+        def union_requests() -> dict[int, object]:
             holders = {party for known in aligner._proved.values() for party in known}
             self.answered |= {c for c in self.chosen if aligner._party[c] in holders}
-            requests: dict[int, Any] = asks()
+            requests: dict[int, object] = asks()
             return requests
 
         aligner._choose, aligner.union_requests = choose, union_requests
@@ -149,6 +149,6 @@ def of_parties(server_of: ServerOf) -> list[Deviation]:
     ]
 
 
-def of_proved_alignment(parts_of: Parts, held: Sequence[Sequence[Any]]) -> list[Deviation]:
+def of_proved_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:
     """Give the lies to parties that align their identities."""
     return [OwnProvedAnswers(parts_of, held), ChosenParties(parts_of)]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
-Floats = NDArray[np.floating[Any]]
+Floats = NDArray[np.floating]
 # Measures and what they say
 AUC, PRECISION = "AUC", "precision"
 EVERYWHERE = (
@@ -83,7 +83,7 @@ def top(scores: ArrayLike, count: int) -> NDArray[np.int64]:
     return np.argsort(-np.asarray(scores, float), kind="stable")[:count]
 
 
-def cosines(rows: NDArray[Any]) -> NDArray[np.float64]:
+def cosines(rows: NDArray[np.generic]) -> NDArray[np.float64]:
     """Return the cosine of each row to each other one, ``[n, n]``; 0 for a row of zeros."""
     values = rows.astype(np.float64)
     length = np.linalg.norm(values, axis=1, keepdims=True)
@@ -94,7 +94,7 @@ def cosines(rows: NDArray[Any]) -> NDArray[np.float64]:
 # Report -----------------------------------------------------------------------------------------
 
 
-def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[str, Any]]:
+def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[str, object]]:
     """Join the findings of one setting, one list a seed, attack by attack, as the file has them."""
     if not seeds:
         raise ValueError(f"{setting}: no seed was audited; at least one is needed")
@@ -104,7 +104,7 @@ def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[s
     return [_joined(setting, same) for same in zip(*seeds, strict=True)]
 
 
-def _joined(setting: str, same: Sequence[Finding]) -> dict[str, Any]:
+def _joined(setting: str, same: Sequence[Finding]) -> dict[str, object]:
     """Join one attack's findings: means over the seeds, and cases of all of them together."""
     values = [one.success for one in same]
     mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))

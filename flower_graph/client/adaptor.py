@@ -242,7 +242,9 @@ def _properties(properties: Mapping[str, Any], message: Message) -> Message:
     return Message(RecordDict({CONFIG: record}), reply_to=message)
 
 
-def _checked_result(method: str, first: str, result: Any) -> tuple[Any, int, Mapping[str, Any]]:
+def _checked_result(
+    method: str, first: str, result: object
+) -> tuple[object, int, Mapping[str, object]]:
     """Check the triple that a client's method returns."""
     wanted = f"{method} must return ({first}, num_examples, metrics)"
     if not (isinstance(result, (tuple, list)) and len(result) == 3):

@@ -22,6 +22,7 @@ from flower_graph.storage.places import node_name, own_place, state_key
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.numpy_client import Measurements
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -36,7 +37,6 @@ KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two ar
 # Makes what clients keep of what a checkpoint has of others: its tensors, its clients' numbers and
 # what else it has; None if it does not have enough
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
-Measurements = tuple[float, int, dict[str, Any]]
 
 
 class Makers(NamedTuple, Generic[T]):

@@ -38,10 +38,10 @@ from flower_graph.rng import seeded
 from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Trained
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
+from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
-Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
 PROXIMAL = "proximal-mu"  # as Flower's FedProx says it
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # as Adam calls them
 
@@ -126,7 +126,7 @@ class ModuleClient(NumPyClient):
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
-        how: Any = None,
+        how: object = None,
         classes: Sequence[str] | None = None,
     ) -> None:
         self.settings, self.graphs, self.how = (
@@ -186,14 +186,14 @@ class ModuleClient(NumPyClient):
 
     # Answers
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    def get_properties(self, config: Config) -> Config:
         """Say which clients are here; go on from a checkpoint if the server does."""
         self._state.restore(Resume.from_config(config), self._makers)
         processed = self._state.processed(self._makers)
         weight = sum(map(self.examples, self.graphs))
         return Enrolment(self._clients, processed, weight).to_config()
 
-    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's arrays."""
         server_round = RoundRequest.from_config(config).server_round
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs)):
@@ -204,9 +204,7 @@ class ModuleClient(NumPyClient):
         # Out here: if nobody is left to average, the clients still keep what they have.
         return self._answer(learners, parameters)
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the server's arrays on every client."""
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs)):
             for learner in learners:
@@ -247,7 +245,7 @@ class ModuleClient(NumPyClient):
     def _clients(self) -> list[int]:
         return [graph.client for graph in self.graphs]
 
-    def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[Any]]) -> None:
+    def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[np.generic]]) -> None:
         local = self.arrays(module)
         if len(local) != len(parameters):
             raise ValueError(f"{len(parameters)} arrays came, the module has {len(local)} to share")
@@ -279,7 +277,9 @@ class ModuleClient(NumPyClient):
                 loss.backward()
                 learner.optimiser.step()
 
-    def _answer(self, learners: Sequence[Learner], parameters: Sequence[NDArray[Any]]) -> Answer:
+    def _answer(
+        self, learners: Sequence[Learner], parameters: Sequence[NDArray[np.generic]]
+    ) -> Answer:
         """Average what the clients send, without those that have diverged."""
         weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
         for learner, local in zip(learners, self.graphs, strict=True):
@@ -303,7 +303,7 @@ class ModuleClient(NumPyClient):
         return means, weight, {ARRAY_NAMES: list(arrays)} | said.to_config()
 
     @torch.no_grad()
-    def _sent(self, learner: Learner) -> dict[str, NDArray[Any]]:
+    def _sent(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
         """Return what one client sends, in double precision."""
         learner.module.eval()
         more = self.extras(learner.module, learner.graph)
@@ -351,5 +351,5 @@ class ModuleClient(NumPyClient):
         return learners, placed
 
 
-def _typed(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+def _typed(values: NDArray[np.generic], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
     return np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)

@@ -51,9 +51,9 @@ Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
 # Live objects of this process, by (run, node): with the right version they spare a reload.
-_LIVE: dict[tuple[int, int], tuple[int, Any]] = {}
+_LIVE: dict[tuple[int, int], tuple[int, object]] = {}
 _TOKENS: dict[tuple[int, int], str] = {}
-_FIXED: dict[tuple[int, int], Any] = {}
+_FIXED: dict[tuple[int, int], object] = {}
 # Where a live object's file is mapped. Whichever process changed it since, it is the same memory:
 # mapping it anew for every message would cost half as much as the message's computation. For a
 # file that is replaced: which one the live object was read from or written to.
@@ -160,7 +160,7 @@ class StateStore:
         if self._is_mapped and self._file.exists():
             self._write_version(-1)
 
-    def undo(self, live: Any) -> None:
+    def undo(self, live: object) -> None:
         """Take back ``begin``: the tensors are again as they were, and ``live`` works on them."""
         if self.version and self._key in _LIVE:
             _LIVE[self._key] = (self._found, live)
@@ -185,7 +185,7 @@ class StateStore:
             mapped[name].copy_(tensor)
         return mapped
 
-    def commit(self, live: Any, tensors: Tensors) -> None:
+    def commit(self, live: object, tensors: Tensors) -> None:
         """Record that one more message has been handled."""
         from flwr.app import ArrayRecord, ConfigRecord
 
@@ -293,9 +293,9 @@ def forget_run(run_id: int) -> None:
             del kept[key]
 
 
-def _layout(tensors: Tensors) -> tuple[list[list[Any]], int]:
+def _layout(tensors: Tensors) -> tuple[list[list[object]], int]:
     """Place tensors one behind the other, each at a multiple of 64 bytes."""
-    layout: list[list[Any]] = []
+    layout: list[list[object]] = []
     end = 0
     for name, tensor in tensors.items():
         layout.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end])

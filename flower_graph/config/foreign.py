@@ -62,7 +62,7 @@ class Trust:
             raise refusal
         self.say(f"trusted: importing {name}, which a file of the run names")
 
-    def admit_settings(self, settings: Mapping[str, Any], where: str) -> None:
+    def admit_settings(self, settings: Mapping[str, object], where: str) -> None:
         """Refuse what a run's settings name that could run code: ``ConfigError``."""
         app, root = settings.get("app"), settings.get("data.root")
         if isinstance(app, str) and not has_method(app):
@@ -87,7 +87,7 @@ def is_of_run(name: str) -> bool:
     return path.name == CONFIG and any((path.parent / one).exists() for one in LEFT)
 
 
-def as_text(value: Any) -> Any:
+def as_text(value: object) -> Any:
     """Write a value so that OmegaConf takes ``${...}`` in it for text."""
     if isinstance(value, str):
         # A backslash before it is one that escapes, unless it is itself doubled.

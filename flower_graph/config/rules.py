@@ -46,7 +46,7 @@ class Rule:
     words: str
     admits: Callable[[Any], bool]
 
-    def check(self, key: str, value: Any) -> None:
+    def check(self, key: str, value: object) -> None:
         """Refuse what is not admitted; ``ConfigError`` names key, value and what is allowed."""
         require(self.admits(value), key, value, self.words)
 

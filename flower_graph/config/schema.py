@@ -48,12 +48,12 @@ class Setting:
 
     key: str
     wanted: str
-    default: Any
+    default: object
     rules: tuple[Rule, ...]
     help: str
 
 
-def setting(default: Any, *rules: Rule, help: str) -> Any:
+def setting(default: object, *rules: Rule, help: str) -> Any:
     """Declare a field of a schema.
 
     Parameters
@@ -77,7 +77,7 @@ def setting(default: Any, *rules: Rule, help: str) -> Any:
     return field(default=default, metadata=about)
 
 
-def section(kind: type, **changed: Any) -> Any:
+def section(kind: type, **changed: object) -> Any:
     """Declare a field of a schema that has keys of its own.
 
     Parameters
@@ -136,7 +136,7 @@ def _leaves(settings: Any, prefix: str) -> Iterator[Setting]:
             yield Setting(key, _words(hint), default, about.get(_RULES, ()), about.get(_HELP, ""))
 
 
-def _fields(schema: type) -> list[tuple[str, Any, Mapping[str, Any]]]:
+def _fields(schema: type) -> list[tuple[str, object, Mapping[str, Any]]]:
     """Give name, type, and rules and meaning of each field."""
     hints = get_type_hints(schema)
     # The common part declares `strategy` early; it is shown after a method's other sections.
@@ -144,13 +144,13 @@ def _fields(schema: type) -> list[tuple[str, Any, Mapping[str, Any]]]:
     return [(name, hints[name], _about(schema, name)) for name in names]
 
 
-def _about(schema: type, name: str) -> Mapping[str, Any]:
+def _about(schema: type, name: str) -> Mapping[str, object]:
     """Find rules and meaning: a subclass that gives another default keeps its parent's."""
     result = (vars(kind).get("__dataclass_fields__", {}).get(name) for kind in schema.__mro__)
     return next((one.metadata for one in result if one is not None and one.metadata), {})
 
 
-def _is_optional(hint: Any) -> bool:
+def _is_optional(hint: object) -> bool:
     return get_origin(hint) in (Union, types.UnionType) and type(None) in get_args(hint)
 
 

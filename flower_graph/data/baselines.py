@@ -139,7 +139,7 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
     train = torch.cat([part.masks["train"] for part in parts])
     y = torch.cat([part.train_y for part in parts])
     names, sizes = y[train].unique(), [part.y.numel() for part in parts]
-    nothing: dict[str, Any] = dict.fromkeys(JUDGED, math.nan)
+    nothing: dict[str, object] = dict.fromkeys(JUDGED, math.nan)
     if not names.numel():
         return {**nothing, SKIPPED: "nobody has training nodes"}
     fold = _folds(parts)
@@ -160,7 +160,7 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
 def _propagation(parts: Sequence[Labelled]) -> dict[str, Any]:
     """Spread each client's training labels over its edges; of three shares the best validates."""
     whole, sizes = _commonest(parts, "train"), [part.y.numel() for part in parts]
-    nothing: dict[str, Any] = dict.fromkeys(JUDGED, math.nan)
+    nothing: dict[str, object] = dict.fromkeys(JUDGED, math.nan)
     if whole is None:
         return nothing
     own = [_commonest([part], "train") for part in parts]

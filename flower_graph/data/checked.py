@@ -27,7 +27,7 @@ from flower_graph.errors import DataError
 
 HELD = ("y", "edge_index", *PARTS)  # besides x, which a data folder's reader makes anew
 LAYOUTS = (torch.strided, torch.sparse_csr)
-_fit: dict[tuple[Any, ...], tuple[weakref.ref[Any], ...]] = {}
+_fit: dict[tuple[object, ...], tuple[weakref.ref[object], ...]] = {}
 
 
 class ServerGraph(NamedTuple):
@@ -134,7 +134,7 @@ def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, Any]]:
     return parts
 
 
-def _key(parts: list[tuple[Tensor, Any]]) -> tuple[Any, ...]:
+def _key(parts: list[tuple[Tensor, object]]) -> tuple[object, ...]:
     return tuple(
         (id(memory), one.storage_offset(), one.shape, one.stride(), one.dtype, one._version)
         for one, memory in parts

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,7 +72,7 @@ def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
             LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
 
 
-def as_graph(data: Any, *, num_classes: int | None = None, no_features: str = "refuse") -> Graph:
+def as_graph(data: object, *, num_classes: int | None = None, no_features: str = "refuse") -> Graph:
     """Make a graph of anything with ``x``, ``edge_index``, ``y`` and, if it has them, masks.
 
     Parameters
@@ -116,14 +115,14 @@ def as_graph(data: Any, *, num_classes: int | None = None, no_features: str = "r
     )
 
 
-def trainable(data: Any) -> Graph:
+def trainable(data: object) -> Graph:
     """Do what :func:`as_graph` does, and refuse masks with which nothing can be trained."""
     graph = as_graph(data)
     check_masks(graph)
     return graph
 
 
-def check_data(data: Any) -> None:
+def check_data(data: object) -> None:
     """Check that a graph can be trained on. Isolated and unlabelled nodes are allowed.
 
     Parameters
@@ -174,7 +173,7 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
 
 
 def describe_graph(
-    data: Any,
+    data: object,
     *,
     no_features: str = "refuse",
     needs_edges: bool = True,
@@ -206,7 +205,7 @@ def describe_graph(
     return Described(x, edges, labels, masks, _names(getattr(data, "names", None), n), notes)
 
 
-def read_features(x: Any, notes: list[str]) -> Tensor:
+def read_features(x: object, notes: list[str]) -> Tensor:
     """Give features as dense float32, whatever kind of matrix they were; adds to the notes."""
     given = as_tensor("x", x)
     if given.dim() != 2:
@@ -228,7 +227,7 @@ def read_features(x: Any, notes: list[str]) -> Tensor:
     return result
 
 
-def read_edges(edge_index: Any, num_nodes: int, notes: list[str]) -> Tensor:
+def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:
     """Give every edge in both directions, once, without self-loops; adds to the notes."""
     edges = as_tensor("edge_index", edge_index)
     check_edges(edges, num_nodes)
@@ -270,7 +269,7 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
         )
 
 
-def read_mask(part: str, mask: Any, n: int, notes: list[str]) -> Tensor | None:
+def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | None:
     """Give a mask as booleans ``[n]`` or ``[n, k]``."""
     if mask is None:
         return None
@@ -307,7 +306,7 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
     )
 
 
-def _names(names: Any, n: int) -> tuple[str, ...] | None:
+def _names(names: object, n: int) -> tuple[str, ...] | None:
     """Check the nodes' names."""
     if names is None:
         return None
@@ -321,5 +320,5 @@ def _names(names: Any, n: int) -> tuple[str, ...] | None:
     return result
 
 
-def _is_missing(x: Any) -> bool:
+def _is_missing(x: object) -> bool:
     return x is None or (isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0)

@@ -22,7 +22,7 @@ NAMED = {"x", "y", "label", "name", "split", "client", "identity", "train_mask",
 NAMED |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names", "classes"}
 
 
-def with_saved_graphs(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Write a graph that is given for ``data.name`` into a folder, and name its file instead."""
     found = dict(settings)
     for key, value in settings.items():
@@ -33,7 +33,7 @@ def with_saved_graphs(settings: Mapping[str, Any], folder: Path) -> dict[str, An
     return found
 
 
-def _named(key: str, value: Any, folder: Path) -> Any:
+def _named(key: str, value: object, folder: Path) -> Any:
     """Save a graph; leave any other value as it is."""
     if isinstance(value, Graph):
         value = value.to_data()
@@ -53,7 +53,7 @@ def save_graph(data: Data, folder: Path) -> Path:
     return path
 
 
-def _as_read(data: Data) -> dict[str, Any]:
+def _as_read(data: Data) -> dict[str, object]:
     """Give a graph's entries as files have them; of ``from_networkx`` each is an attribute."""
     found = {key: value for key, value in data.cpu().to_dict().items() if value is not None}
     n = data.num_nodes
@@ -71,7 +71,7 @@ def _as_read(data: Data) -> dict[str, Any]:
     return found
 
 
-def _is_column(key: str, value: Any, n: int | None) -> bool:
+def _is_column(key: str, value: object, n: int | None) -> bool:
     """Whether an entry is a number, or several, for each node, and stands for a feature."""
     is_rows = isinstance(value, Tensor) and value.dim() in (1, 2) and value.size(0) == n
     return is_rows and key not in NAMED and not key.startswith("edge_")

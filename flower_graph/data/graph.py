@@ -42,9 +42,9 @@ class Treatment(NamedTuple):
             x = ((x.double() - self.mean) / self.scale).float()
         return x
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Give what a file holds; ``null`` is the scale of a constant feature."""
-        record: dict[str, Any] = {"features": self.how, "width": self.width}
+        record: dict[str, object] = {"features": self.how, "width": self.width}
         for name, value in (("mean", self.mean), ("scale", self.scale)):
             if value is not None:
                 record[name] = [None if one == inf else one for one in value.tolist()]

@@ -122,7 +122,7 @@ def _check_declared(y: Sequence[Tensor], declared: int) -> None:
         raise DataError("y: no node has a label")
 
 
-def read_labels(y: Any, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
+def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
     """Give labels as whole numbers, below 0 for none, or as words, None for none."""
     if not isinstance(y, Tensor):
         every = listed("y", y)
@@ -177,7 +177,7 @@ def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
 
 
-def _is_none(label: Any) -> bool:
+def _is_none(label: object) -> bool:
     return label is None or label == "" or (isinstance(label, float) and label != label)
 
 
@@ -192,7 +192,7 @@ def _shown(names: Sequence[str]) -> str:
     return listed if len(names) <= SHOWN else f"{listed}, … {names[-1]}"
 
 
-def check_entries(data: Any, keys: Sequence[str]) -> None:
+def check_entries(data: object, keys: Sequence[str]) -> None:
     """Refuse a single value where there must be one for each node."""
     for key in keys:
         value = getattr(data, key, None)
@@ -201,7 +201,7 @@ def check_entries(data: Any, keys: Sequence[str]) -> None:
             raise DataError(f"{key} is one {kind}: must be a tensor or a list")
 
 
-def listed(key: str, values: Any) -> list[Any]:
+def listed(key: str, values: Any) -> list[object]:
     """Give the entries of a list, a tuple, an array or a tensor."""
     is_list = isinstance(values, list | tuple | np.ndarray)
     if not is_list and not (isinstance(values, Tensor) and values.layout == torch.strided):

@@ -26,7 +26,7 @@ class DataForm(NamedTuple):
     classes: tuple[str, ...] | None  # their names, where these are not their numbers
     no_features: str  # as the setting ``data.no_features``
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Give what the file ``data.json`` holds."""
         return self.treatment.to_json() | {
             "num-classes": self.num_classes,
@@ -53,10 +53,12 @@ class NewGraph(NamedTuple):
     edge_index: Tensor | None  # int64 [2, e], both directions, sorted; None: not known
     y: Tensor  # int64 [n], -1 without a label
     names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
-    values: Mapping[str, Any] = {}  # what else the file says, such as identities, still unchecked
+    values: Mapping[
+        str, object
+    ] = {}  # what else the file says, such as identities, still unchecked
 
 
-def new_graph(x: Any, edge_index: Any, of: DataForm) -> NewGraph:
+def new_graph(x: object, edge_index: object, of: DataForm) -> NewGraph:
     """Make a graph of features as they were given to the run, and of edges in any direction."""
     given = read_features(x, [])
     edges = None if edge_index is None else read_edges(edge_index, given.size(0), [])

@@ -102,7 +102,7 @@ def load_config(
     return config
 
 
-def to_dict(config: RunConfig) -> dict[str, Any]:
+def to_dict(config: RunConfig) -> dict[str, object]:
     """Give the settings as nested plain dictionaries, in the order in which they are shown."""
     settings = asdict(config)
     return settings | {LAST: settings.pop(LAST)}
@@ -113,7 +113,7 @@ def to_yaml(config: RunConfig) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
-def _refuse_interpolation(settings: dict[str, Any], where: str) -> None:
+def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
     """Refuse ``${...}`` that leads out of the settings: to the environment, or by any resolver."""
     for key, value in settings.items():
         # What is left once plain references are taken away is a resolver, or hides one.
@@ -124,7 +124,7 @@ def _refuse_interpolation(settings: dict[str, Any], where: str) -> None:
             )
 
 
-Layer = tuple[dict[str, Any], str]  # settings by dotted key, and where they stand
+Layer = tuple[dict[str, object], str]  # settings by dotted key, and where they stand
 
 
 def _foreign(
@@ -144,7 +144,7 @@ def _foreign(
     return result
 
 
-def _located(settings: dict[str, Any], source: str) -> dict[str, Any]:
+def _located(settings: dict[str, Any], source: str) -> dict[str, object]:
     """Write paths of data in full: those in a file start from its folder, others from here."""
     # So a run can be gone on with, and Flower can run it, from anywhere.
     folder = Path(source).expanduser().parent if is_file_name(source) else Path()
@@ -155,7 +155,9 @@ def _located(settings: dict[str, Any], source: str) -> dict[str, Any]:
     return found
 
 
-def _schema(layers: Iterable[dict[str, Any]], allowed: Collection[str] | None) -> type[RunConfig]:
+def _schema(
+    layers: Iterable[dict[str, object]], allowed: Collection[str] | None
+) -> type[RunConfig]:
     """Choose the schema by the last layer that names an app."""
     app = next((layer["app"] for layer in reversed(list(layers)) if "app" in layer), DEFAULT)
     if not isinstance(app, str):
@@ -164,7 +166,7 @@ def _schema(layers: Iterable[dict[str, Any]], allowed: Collection[str] | None) -
 
 
 def _lay_over(
-    tree: DictConfig, settings: dict[str, Any], known: dict[str, str], where: str
+    tree: DictConfig, settings: dict[str, object], known: dict[str, str], where: str
 ) -> None:
     """Write settings, given by dotted key, into the typed tree."""
     for key, value in settings.items():
@@ -207,9 +209,9 @@ def is_file_name(name_or_path: str) -> bool:
     return name_or_path.endswith((".yaml", ".yml"))
 
 
-def read_chain(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
+def read_chain(name_or_path: str) -> list[tuple[str, dict[str, object]]]:
     """Read a config and its parents."""
-    chain: list[tuple[str, dict[str, Any]]] = []
+    chain: list[tuple[str, dict[str, object]]] = []
     name: str | None = name_or_path
     while name is not None:
         if any(name == source for source, _ in chain):
@@ -221,7 +223,7 @@ def read_chain(name_or_path: str) -> list[tuple[str, dict[str, Any]]]:
     return chain[::-1]
 
 
-def read_override(override: str) -> dict[str, Any]:
+def read_override(override: str) -> dict[str, object]:
     """Read one override."""
     key, equals, text = override.partition("=")
     if not equals or not key.strip() or not text.strip():
@@ -293,21 +295,21 @@ def _read_text(name: str) -> str:
     return _shipped(name).read_text(encoding="utf-8")
 
 
-def _parent_name(parent: Any, *, child: str) -> str:
+def _parent_name(parent: object, *, child: str) -> str:
     if not isinstance(parent, str):
         raise ConfigError(f"{PARENT}: {show(parent)} is not the name of one config (in {child})")
     # A file names another file from where it lies itself, not from where the command is typed.
     return str(Path(child).parent / parent) if is_file_name(parent) else parent
 
 
-def _parse_yaml(text: str, name: str) -> dict[str, Any]:
+def _parse_yaml(text: str, name: str) -> dict[str, object]:
     tree = _plain(lambda: OmegaConf.create(text), f"config {name}")
     if not isinstance(tree, dict):
         raise ConfigError(f"config {name}: a list; a config has keys and values")
     return tree
 
 
-def _plain(parse: Callable[[], Any], what: str) -> Any:
+def _plain(parse: Callable[[], object], what: str) -> Any:
     """Parse to plain dictionaries and lists, with ``${...}`` left for later."""
     try:
         return OmegaConf.to_container(parse(), resolve=False)
@@ -317,7 +319,7 @@ def _plain(parse: Callable[[], Any], what: str) -> Any:
         raise ConfigError(f"{what}: malformed YAML: {message_of(error)}") from error
 
 
-def _flatten(tree: dict[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: dict[Any, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Give dotted keys and values; an empty mapping counts as a value."""
     for name, value in tree.items():
         key = f"{prefix}{name}"

@@ -76,7 +76,7 @@ class Run:
         return self._several or {self.config.seed: self}
 
     @cached_property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, object]:
         """What ``result.json`` holds; of several seeds ``summary.json``."""
         name = SUMMARY if self._several else RESULT
         hint = "the run is not complete (`flower-graph run --resume` goes on with it)"
@@ -172,7 +172,7 @@ class Run:
         """
         return self._rows(Embeddings, read_embeddings, client)
 
-    def predict(self, x: Any, edge_index: Any = None, *, client: int | None = None) -> Tensor:
+    def predict(self, x: object, edge_index: object = None, *, client: int | None = None) -> Tensor:
         """Predict the classes of nodes that the run has not seen.
 
         Parameters

@@ -109,7 +109,7 @@ class Adam:
             **_DEFAULTS,
         )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between steps, as ``torch.optim.Adam`` does."""
         group = {"lr": self.lr, "betas": BETAS, "eps": EPS, "weight_decay": self.weight_decay}
         group |= _OPTIONS | {"params": list(range(len(self.parameters)))}
@@ -133,7 +133,7 @@ class Adam:
 
 _STATE = ("step", "exp_avg", "exp_avg_sq")
 # What else PyTorch's state names
-_OPTIONS: dict[str, Any] = {
+_OPTIONS: dict[str, object] = {
     "amsgrad": False,
     "maximize": False,
     "foreach": None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
-def cosine_similarities(vectors: NDArray[Any]) -> Floats:
+def cosine_similarities(vectors: NDArray[np.generic]) -> Floats:
     """Compare each vector with each; 1 with itself, and 0 with any other where one is zero."""
     # vectors [c, m], result [c, c]
     wide = np.asarray(vectors, np.float64)
@@ -23,12 +22,12 @@ def cosine_similarities(vectors: NDArray[Any]) -> Floats:
 
 
 def mixtures(
-    models: Sequence[Mapping[str, NDArray[Any]]], weights: NDArray[Any]
-) -> list[dict[str, NDArray[Any]]]:
+    models: Sequence[Mapping[str, NDArray[np.generic]]], weights: NDArray[np.generic]
+) -> list[dict[str, NDArray[np.generic]]]:
     """Average all models once for each row of weights, whose sum need not be 1."""
     # weights [rows, models]; sums in float64, results of the arrays' types
     shares = weights / weights.sum(1, keepdims=True)
-    result: list[dict[str, NDArray[Any]]] = [{} for _ in shares]
+    result: list[dict[str, NDArray[np.generic]]] = [{} for _ in shares]
     for name, values in models[0].items():
         stacked = np.stack([model[name] for model in models]).astype(np.float64)
         means = np.tensordot(shares, stacked, 1).astype(values.dtype)

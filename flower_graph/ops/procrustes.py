@@ -22,7 +22,7 @@ BLOCK_COLUMNS = 2048
 # Distances that are held at a time, and what of two squared lengths is no difference between them.
 BLOCK_DISTANCES, SAME = 2**19, 64 * torch.finfo(torch.float64).eps
 
-Held = NDArray[Any] | Tensor | None
+Held = NDArray[np.generic] | Tensor | None
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def _completed(left: Tensor, unknown: Tensor, right: Tensor) -> tuple[Tensor, Te
     return left @ turn, back @ right
 
 
-def as_tensor(name: str, x: NDArray[Any] | Tensor) -> Tensor:
+def as_tensor(name: str, x: NDArray[np.generic] | Tensor) -> Tensor:
     """Give float embeddings as a tensor, an array without a copy where that is possible."""
     if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.dtype.itemsize in (4, 8):
         # Arrays from messages are read-only, of which PyTorch warns; copies are not.
@@ -240,7 +240,7 @@ def _by_client(side: Tensor, dimension: int) -> Tensor:
     return side.view(len(side), -1, dimension).transpose(0, 1)
 
 
-def checked_clients(x: NDArray[Any] | Tensor, held: Held) -> tuple[Tensor, Tensor]:
+def checked_clients(x: NDArray[np.generic] | Tensor, held: Held) -> tuple[Tensor, Tensor]:
     """Give embeddings ``[m, u, d]`` and who holds what ``[m, u]`` as tensors, once they fit."""
     values = as_tensor("x", x)
     if values.ndim != 3:

@@ -69,7 +69,7 @@ def _class_of(saved: SavedModels) -> Any:
     return found
 
 
-def _check_shapes(kind: Any, arguments: dict[str, Any], state: dict[str, Tensor]) -> None:
+def _check_shapes(kind: Any, arguments: dict[str, object], state: dict[str, Tensor]) -> None:
     """Refuse arguments that the weights do not fit, before memory is taken for any."""
     with torch.device("meta"):
         wanted = {name: value.shape for name, value in kind(**arguments).state_dict().items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -60,7 +60,7 @@ class ClientOutputs:
         return self._said("keep") == BEST
 
     def measured(
-        self, server_round: int, clients: Any, *, loss: Any, accuracy: Any, nodes: Any
+        self, server_round: int, clients: object, *, loss: object, accuracy: object, nodes: object
     ) -> None:
         """Note what clients measured of a round; what they note twice replaces it.
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Rule(Protocol):
     """What one argument may be."""
 
-    def refuses(self, value: Any) -> str:
+    def refuses(self, value: object) -> str:
         """Say what is allowed instead of a value; nothing if the value is allowed."""
 
 
@@ -30,7 +30,7 @@ class Whole:
     least: int
     most: int
 
-    def refuses(self, value: Any) -> str:
+    def refuses(self, value: object) -> str:
         """Say which numbers are allowed."""
         # bool is an int
         good = type(value) is int and self.least <= value <= self.most
@@ -53,7 +53,7 @@ class OneOf:
 
     allowed: tuple[str | bool, ...]
 
-    def refuses(self, value: Any) -> str:
+    def refuses(self, value: object) -> str:
         """Say which are allowed."""
         good = type(value) in (str, bool) and value in self.allowed
         return "" if good else f"one of {', '.join(map(show, self.allowed))}"
@@ -66,7 +66,7 @@ class Arguments:
     rules: Mapping[str, Rule]
     optional: bool = False
 
-    def refuses(self, value: Any) -> str:
+    def refuses(self, value: object) -> str:
         """Say which are allowed."""
         if value is None and self.optional:
             return ""
@@ -102,7 +102,7 @@ def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
     return declare
 
 
-def check_arguments(name: str, arguments: Any) -> None:
+def check_arguments(name: str, arguments: object) -> None:
     """Refuse arguments that a declared class may not be made with: ``OutputError``."""
     if instead := DECLARED[name].refuses(arguments):
         raise OutputError(f"the model is a {name} with {arguments!r:.200}; allowed is {instead}")

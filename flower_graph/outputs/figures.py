@@ -36,11 +36,11 @@ class FigureLog:
     def add(
         self,
         server_round: int,
-        clients: Any,
+        clients: object,
         *,
-        loss: Any,
-        accuracy: Any,
-        nodes: Any,
+        loss: object,
+        accuracy: object,
+        nodes: object,
         traffic: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Append a round's figures; ``traffic``: bytes up and down since the last row, of each."""

@@ -87,12 +87,12 @@ class Predictions(Framed):
     def of(
         cls,
         logits: Tensor,
-        clients: Any,
-        nodes: Any,
-        role: Any,
-        label: Any,
+        clients: object,
+        nodes: object,
+        role: object,
+        label: object,
         classes: Sequence[str] | None = None,
-        fold: Any = None,
+        fold: object = None,
     ) -> Predictions:
         """Read predictions off logits ``[n, k]``; the rest ``[n]``, as tensors, arrays or lists."""
         logits = logits.detach().cpu()
@@ -386,7 +386,7 @@ def read_models(folder: Path) -> list[SavedModels]:
 # Helpers ------------------------------------------------------------------------------------------
 
 
-def _names(nodes: Any) -> Numbers:
+def _names(nodes: object) -> Numbers:
     """Take nodes' names as text, and their numbers as numbers."""
     values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
     return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)

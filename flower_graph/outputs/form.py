@@ -21,7 +21,7 @@ class Form(NamedTuple):
     """Which class builds saved models again, and with what."""
 
     module: str  # its dotted name
-    arguments: dict[str, Any]
+    arguments: dict[str, object]
 
 
 @runtime_checkable
@@ -43,7 +43,7 @@ GCN_NAMES = {
 
 
 def predictions_from(
-    graphs: Sequence[Any], logits: Tensor, classes: Sequence[str] | None, nodes: Any = None
+    graphs: Sequence[Any], logits: Tensor, classes: Sequence[str] | None, nodes: object = None
 ) -> Predictions:
     """Read off what clients say of all their nodes, one client's behind the other's.
 
@@ -85,13 +85,13 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
 def _plain(bound: dict[str, Any], signature: inspect.Signature) -> dict[str, Any] | None:
     """Give arguments by name as JSON has them; None if it cannot have them."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    named = dict[str, Any]()
+    named = dict[str, object]()
     for name, value in bound.items():
         if signature.parameters[name].kind == variadic[0]:
             return None
         named |= value if signature.parameters[name].kind == variadic[1] else {name: value}
     try:
-        found: dict[str, Any] = json.loads(json.dumps(named, allow_nan=False))
+        found: dict[str, object] = json.loads(json.dumps(named, allow_nan=False))
     except (TypeError, ValueError):
         return None
     return found

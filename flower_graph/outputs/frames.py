@@ -15,7 +15,7 @@ SHORT = ("loss", "val-accuracy", "test-accuracy")  # what is shown of a round
 SHOWN = 10  # rows and columns of a table in a notebook
 
 
-class Rounds(list[dict[str, Any]]):
+class Rounds(list[dict[str, object]]):
     """The lines of ``metrics.jsonl``: a mapping for each round."""
 
     def __repr__(self) -> str:

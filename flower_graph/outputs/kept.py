@@ -7,7 +7,6 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from flower_graph.config.common import ALL, BEST
 from flower_graph.outputs.figures import FigureLog, write_figures
@@ -81,7 +80,7 @@ class KeptFolder:
                 missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
                 LOG.warning("%s: %s", self.folder, missing)
             self._write(self.folder, take())
-        said: dict[str, Any] = {"run": request.run, "round": last if missing else wanted}
+        said: dict[str, object] = {"run": request.run, "round": last if missing else wanted}
         said |= {"last-round": last, "best-round": request.best_round}
         with replaced(self.folder / SAID) as part:
             text = json.dumps(said | {"keep": request.keep, "save": request.save}, indent=1)

@@ -17,7 +17,7 @@ from flower_graph.outputs.files import write_lines
 from flower_graph.wire.keys import ROLES
 
 
-def merge_clients(out: Path) -> dict[str, Any]:
+def merge_clients(out: Path) -> dict[str, object]:
     """Put the tables of a simulation's clients together; return how its clients differ."""
     folders = sorted((out / IN_RUN).glob("*/"))
     for name in (CLIENTS, CURVES):
@@ -30,7 +30,7 @@ def merge_clients(out: Path) -> dict[str, Any]:
     return spread(out / CLIENTS)
 
 
-def spread(path: Path) -> dict[str, Any]:
+def spread(path: Path) -> dict[str, object]:
     """Say how much the clients of a ``clients.csv`` differ in accuracy, by round and role.
 
     Returns

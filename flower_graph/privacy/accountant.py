@@ -25,10 +25,10 @@ HALVINGS = 60
 ACCURACIES = "accuracies and losses that clients measure on their own data"
 
 
-def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, Any]:
+def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, object]:
     """Account for the rounds that were run."""
     multiplier = multiplier_of(privacy, rounds)
-    result: dict[str, Any] = {
+    result: dict[str, object] = {
         "epsilon": accounted(multiplier, privacy.delta, rounds),
         "epsilon-of-a-round": accounted(multiplier, privacy.delta, 1),
         "delta": privacy.delta,
@@ -126,6 +126,6 @@ def note_privacy(config: RunConfig, report: RoundReport) -> None:
         report.privacy = spent_until(config.privacy, config.rounds, report.round)
 
 
-def final_privacy(config: RunConfig) -> dict[str, Any]:
+def final_privacy(config: RunConfig) -> dict[str, object]:
     """Give what ``result.json`` says of the budget; nothing without one."""
     return {"privacy": spent(config.privacy, config.rounds)} if config.privacy.is_on else {}

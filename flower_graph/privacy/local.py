@@ -25,7 +25,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.app import (
@@ -76,7 +75,7 @@ class ClientNoise:
     releases: int  # How many messages the clients of a SuperNode may send
     withholds: bool = True  # Whether clients keep what they measure to themselves
 
-    def protect(self, vectors: NDArray[Any]) -> NDArray[Any]:
+    def protect(self, vectors: NDArray[np.generic]) -> NDArray[np.generic]:
         """Clip each client's vector, and add noise."""
         # vectors [p, ...]
         refuse_infinite(vectors)
@@ -126,7 +125,7 @@ def count_release(state: RecordDict, releases: int) -> None:
     state[RELEASES] = ConfigRecord({RELEASES: sent + 1})
 
 
-def refuse_infinite(values: NDArray[Any]) -> None:
+def refuse_infinite(values: NDArray[np.generic]) -> None:
     """Refuse numbers that cannot be clipped; ``RefusedError``."""
     if not np.isfinite(values).all():
         raise RefusedError("its numbers are not finite: they cannot be clipped")
@@ -274,7 +273,7 @@ def _silent(reply: Message) -> Message:
     return reply
 
 
-def _numbers(message: Message) -> NDArray[Any]:
+def _numbers(message: Message) -> NDArray[np.generic]:
     """Lay all arrays of a message in one line."""
     records = message.content.array_records.values()
     result = [array.numpy().ravel() for record in records for array in record.values()]

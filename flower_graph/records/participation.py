@@ -34,7 +34,7 @@ class Participation:
         """Clients that were asked."""
         return self.answered | self.failed.keys()
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         """Give what a line of ``metrics.jsonl`` has: numbers as ranges, such as ``"0-4,6"``."""
         answered = ranges(self.answered)
         return {
@@ -130,7 +130,7 @@ def numbers(text: str) -> list[int]:
     return listed
 
 
-def known_clients(records: Iterable[Mapping[str, Any]]) -> Integers:
+def known_clients(records: Iterable[Mapping[str, object]]) -> Integers:
     """Give the numbers of all clients that some round's record names, ascending."""
     result = np.zeros(0, np.int64)
     for text in {text for record in records for _, text in _texts(record)}:
@@ -149,7 +149,7 @@ def states(records: Sequence[Mapping[str, Any]], clients: Integers) -> Iterator[
         yield result
 
 
-def summarise_participation(records: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def summarise_participation(records: Iterable[Mapping[str, object]]) -> dict[str, object]:
     """Say how often the clients of a run took part."""
     told = [record for record in records if record]
     clients = known_clients(told)

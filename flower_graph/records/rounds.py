@@ -29,7 +29,7 @@ class RoundReport:
     test_accuracy: float  # 0 to 1
     asked: int  # clients
     answered: int  # clients
-    rejected: list[dict[str, Any]] = field(default_factory=list)  # {"node": int, "reason": str}
+    rejected: list[dict[str, object]] = field(default_factory=list)  # {"node": int, "reason": str}
     bytes: dict[str, dict[str, int]] = field(default_factory=dict)  # payload, up and down by kind
     wire_bytes: dict[str, int] = field(default_factory=dict)  # whole messages, up and down
     seconds: float = 0.0
@@ -37,15 +37,15 @@ class RoundReport:
     skipped: str = ""  # why nothing was aggregated; empty where something was
     structure: dict[str, float] = field(default_factory=dict)  # learnt graphs against true ones
     alignment: dict[str, float] = field(default_factory=dict)  # of embeddings: P@1, P@5, P@10
-    participation: dict[str, Any] = field(default_factory=dict)  # who: Participation.to_record
+    participation: dict[str, object] = field(default_factory=dict)  # who: Participation.to_record
     privacy: dict[str, float] = field(default_factory=dict)  # epsilon so far, at delta
 
-    def to_record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, object]:
         """Give the report as a line of ``metrics.jsonl`` has it."""
         return {name.replace("_", "-"): value for name, value in asdict(self).items()}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> RoundReport:
+    def from_record(cls, record: Mapping[str, object]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
         result = {item.name: record[item.name.replace("_", "-")] for item in fields(cls)}
         values: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}

@@ -28,8 +28,8 @@ BASELINES = {**GUESSES, "logistic-regression": REGRESSION, "label-propagation": 
 
 
 def make_result(
-    config: Mapping[str, Any], reports: Sequence[RoundReport], total: float
-) -> dict[str, Any]:
+    config: Mapping[str, object], reports: Sequence[RoundReport], total: float
+) -> dict[str, object]:
     """Work out what the rounds say about the run as a whole."""
     # Flower comes with it, and a refused setting must not wait for that.
     from flower_graph.records.participation import summarise_participation
@@ -62,10 +62,10 @@ def make_result(
     }
 
 
-def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, Any]:
+def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
     """Work out where the time went; ``parts`` is there if the rounds tell their parts."""
     seconds = [report.seconds for report in reports]
-    figures: dict[str, Any] = {
+    figures: dict[str, object] = {
         "total": total,
         "first-round": seconds[0],
         "per-round-median": statistics.median(seconds),
@@ -104,11 +104,11 @@ def versions() -> dict[str, str | None]:
     return {**result, "python": platform.python_version()}
 
 
-def summarise(out: Path, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarise(out: Path, results: Sequence[Mapping[str, object]]) -> dict[str, object]:
     """Put the results of several seeds together and write ``summary.json``."""
     if not results:
         raise ValueError("results: none given; at least one is needed")
-    summary: dict[str, Any] = join([plain(result) for result in results])
+    summary: dict[str, object] = join([plain(result) for result in results])
     write_json(out / "summary.json", summary)
     return summary
 
@@ -180,7 +180,7 @@ def describe_kept(result: Mapping[str, Any]) -> list[str]:
     return [f"saved for `flower-graph predict`: {where}{end}"]
 
 
-def _tested(result: Mapping[str, Any], key: str) -> str:
+def _tested(result: Mapping[str, object], key: str) -> str:
     """Give a test accuracy in brackets, if it is known."""
     return f" (test {_share(result[key])})" if math.isfinite(_mean(result[key])) else ""
 
@@ -229,12 +229,12 @@ def _mean(value: Any) -> float:
     return math.nan if number is None else float(number)
 
 
-def _share(value: Any) -> str:
+def _share(value: object) -> str:
     spread = value.get("std") if isinstance(value, Mapping) else None
     return f"{_mean(value):.3f}" + ("" if spread is None else f" ± {spread:.3f}")
 
 
-def _traffic(kinds: Mapping[str, Mapping[str, Any]], users: float) -> str:
+def _traffic(kinds: Mapping[str, Mapping[str, object]], users: float) -> str:
     """Give the payload up and down, per so many users."""
     sums = {way: sum(_mean(number) for number in kinds.get(way, {}).values()) for way in WAYS}
     return ", ".join(f"{way} {format_bytes(number / users)}" for way, number in sums.items())

@@ -43,7 +43,7 @@ class RunWriter:
     def __init__(
         self,
         out: Path,
-        config: Mapping[str, Any],
+        config: Mapping[str, object],
         *,
         resume_round: int | Callable[[], int] | None = None,
         draw: Callable[[Path, Sequence[RoundReport], str], None] | None = None,
@@ -85,8 +85,8 @@ class RunWriter:
         self.reports.append(report)
 
     def finish(
-        self, final: Mapping[str, Any], state: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+        self, final: Mapping[str, object], state: Mapping[str, object] | None = None
+    ) -> dict[str, object]:
         """Write ``weights.safetensors``, the pictures and, last, ``result.json``."""
         # The pictures are ``curves.png``, the method's own and, if a round says who took part,
         # ``participation.png``.
@@ -94,7 +94,9 @@ class RunWriter:
             raise OutputError(f"{self.out}: no round was run, so there is no result to write")
         total = self._seconds_before + time.perf_counter() - self._started
         self._take_over()
-        result: dict[str, Any] = plain({**make_result(self.config, self.reports, total), **final})
+        result: dict[str, object] = plain(
+            {**make_result(self.config, self.reports, total), **final}
+        )
         if state:
             _write_weights(self.out / "weights.safetensors", state)
         self._draw(tested(result))
@@ -161,7 +163,7 @@ class RunWriter:
             )
 
 
-def write_config(folder: Path, config: Mapping[str, Any], title: str = "") -> None:
+def write_config(folder: Path, config: Mapping[str, object], title: str = "") -> None:
     """Write a run's settings as ``load_run`` reads them, for their owner alone.
 
     ``title`` is the config that they are of, which a first line names: a comment.
@@ -188,7 +190,7 @@ def _reports_until(path: Path, last: int) -> list[RoundReport]:
     return kept
 
 
-def _write_weights(path: Path, state: Mapping[str, Any]) -> None:
+def _write_weights(path: Path, state: Mapping[str, object]) -> None:
     import numpy as np
     from safetensors import SafetensorError
     from safetensors.numpy import save_file

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from flwr.app import Context
 
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.masking_client import MaskingParty
-from flower_graph.secure.sum.masking_client import Answer, FloatArray
+from flower_graph.secure.sum.masking_client import FloatArray
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
 class SecureSumClient(MaskingParty):
@@ -23,10 +23,10 @@ class SecureSumClient(MaskingParty):
         super().__init__(context, clients, trust)
 
     @abstractmethod
-    def vectors(self, config: dict[str, Any]) -> Mapping[int, FloatArray]:
+    def vectors(self, config: Config) -> Mapping[int, FloatArray]:
         """Return the vector of each client; one that is missing is left out of the sum."""
 
-    def sum_mask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_mask(self, parameters: Parameters, config: Config) -> Answer:
         """Add up the own clients' vectors and mask the sum."""
         reply, entries = self.masked(config, self.vectors(config))
         return [reply.total], reply.clients.size, entries

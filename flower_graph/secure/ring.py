@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +26,9 @@ from numpy.typing import NDArray
 from flower_graph.errors import OutOfRangeError, UnreadableSumError
 
 LOG = logging.getLogger(__name__)
-RingArray = NDArray[np.unsignedinteger[Any]]
-WORDS: dict[int, np.dtype[Any]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
-SIGNED: dict[int, np.dtype[Any]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
+RingArray = NDArray[np.unsignedinteger]
+WORDS: dict[int, np.dtype[np.generic]] = {32: np.dtype("<u4"), 64: np.dtype("<u8")}
+SIGNED: dict[int, np.dtype[np.generic]] = {32: np.dtype("<i4"), 64: np.dtype("<i8")}
 # The stream is made and added in blocks that stay in the processor's second-level cache.
 BLOCK = 1 << 17
 ZEROS = bytes(BLOCK)
@@ -70,11 +69,11 @@ class Ring:
         )
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype[np.generic]:
         """Type of a word, little-endian and unsigned."""
         return WORDS[self.word]
 
-    def encode(self, values: NDArray[np.floating[Any]]) -> RingArray:
+    def encode(self, values: NDArray[np.floating]) -> RingArray:
         """Write numbers as words."""
         values = np.asarray(values, dtype=np.float64)
         # Written so that NaN fails too.
@@ -98,7 +97,7 @@ class Ring:
         numbers: NDArray[np.float64] = (signed >> self.guard_bits) / 2.0**self.fraction_bits
         return numbers
 
-    def check_sums(self, sums: NDArray[np.float64], count: NDArray[Any] | int) -> None:
+    def check_sums(self, sums: NDArray[np.float64], count: NDArray[np.generic] | int) -> None:
         """Check that sums are no larger than numbers within the limit can make them."""
         # A number at the limit may be rounded up by half a step.
         most = np.asarray(count) * (self.limit + 2.0**-self.fraction_bits)
@@ -108,7 +107,7 @@ class Ring:
 
 def encode_sum(
     ring: Ring,
-    vectors: Mapping[int, NDArray[np.floating[Any]]],
+    vectors: Mapping[int, NDArray[np.floating]],
     clients: Sequence[int],
     length: int,
 ) -> tuple[RingArray, dict[int, str]]:

@@ -43,7 +43,7 @@ class _Enough(FedAvg):
         return super().aggregate_train(server_round, result)
 
 
-def make_robust(kind: type[S], robust: Robust, *args: Any, **options: Any) -> S:
+def make_robust(kind: type[S], robust: Robust, *args: object, **options: Any) -> S:
     """Build a strategy with another average."""
     if robust.name == NO_DEFENCE:
         return kind(*args, **options)

@@ -111,15 +111,15 @@ class RoundLoop(Strategy):
         """Return what the server has learnt, for Flower's ``Result``."""
         return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what a checkpoint holds."""
         raise NotImplementedError
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, object]) -> None:
         """Go on from what ``state`` returned."""
         raise NotImplementedError
 

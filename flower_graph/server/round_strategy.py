@@ -42,7 +42,7 @@ class RoundStrategy(RoundLoop):
 
     # What a method writes
 
-    def ask(self, server_round: int) -> Mapping[int, Any]:
+    def ask(self, server_round: int) -> Mapping[int, object]:
         """Write the round's request to each SuperNode; it has ``clients`` and ``to_record``."""
         raise NotImplementedError
 
@@ -66,8 +66,8 @@ class RoundStrategy(RoundLoop):
         return self.learn(server_round, replies)
 
     def send(
-        self, server_round: int, message_type: str, config: Mapping[str, Any] | None = None
-    ) -> Replies[Any]:
+        self, server_round: int, message_type: str, config: Mapping[str, object] | None = None
+    ) -> Replies[object]:
         """Send the requests, and gather what is usable of the replies."""
         return self.session.send(
             self._messages(config or {}),
@@ -164,7 +164,7 @@ class RoundStrategy(RoundLoop):
 class OwnRounds(RoundStrategy):
     """A server whose round is more than one exchange, so that Flower's round loop has no place."""
 
-    def configure_train(self, *_: Any, **__: Any) -> NoReturn:
+    def configure_train(self, *_: object, **__: object) -> NoReturn:
         """Refuse: a round is two exchanges."""
         raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")
 

@@ -82,7 +82,7 @@ class RunCheckpoints:
         )
         return not self._is_late
 
-    def rewrite(self, server_round: int, state: dict[str, Any]) -> None:
+    def rewrite(self, server_round: int, state: dict[str, object]) -> None:
         """Replace the checkpoint that the run goes on from, and remove those before it."""
         assert self.folder is not None
         self.save(server_round, state, {})
@@ -91,8 +91,8 @@ class RunCheckpoints:
     def continue_run(
         self,
         rounds: int,
-        settings: Mapping[str, Any],
-        load: Callable[[Mapping[str, Any]], None],
+        settings: Mapping[str, object],
+        load: Callable[[Mapping[str, object]], None],
         ask: Callable[[int], Sequence[str]],
     ) -> int:
         """Resume from the newest checkpoint that the server can read and all clients have."""
@@ -121,7 +121,7 @@ def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
             raise ValueError(f"its {name} is {held[name]}, this run's is {value}")
 
 
-def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+def plain(settings: Mapping[str, object]) -> dict[str, object]:
     """Turn settings into what a checkpoint can hold, one by one."""
     return {
         name: value if type(value) in SCALARS else repr(value) for name, value in settings.items()

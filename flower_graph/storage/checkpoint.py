@@ -18,7 +18,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ def _refused(path: Path, why: str, more: str = "") -> CheckpointError:
     return told(CheckpointError(f"{path}: {why}{more}"), f"its checkpoint: {why}")
 
 
-def save_server(folder: Path, server_round: int, state: dict[str, Any]) -> bool:
+def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bool:
     """Write the server's state, which completes the round's checkpoint, and drop old rounds."""
     path = round_folder(folder, server_round) / SERVER_FILE
     buffer = io.BytesIO()
@@ -137,7 +137,7 @@ def save_server(folder: Path, server_round: int, state: dict[str, Any]) -> bool:
     return True
 
 
-def load_server(folder: Path, server_round: int) -> dict[str, Any]:
+def load_server(folder: Path, server_round: int) -> dict[str, object]:
     """Read the server's state of one round; ``CheckpointError`` if it is damaged."""
     path = round_folder(folder, server_round) / SERVER_FILE
     with reading(path, CheckpointError):
@@ -165,7 +165,7 @@ def last_round(folder: Path) -> int:
 
 
 def resume(
-    folder: Path | None, rounds: int, take: Callable[[int, dict[str, Any]], Sequence[str]]
+    folder: Path | None, rounds: int, take: Callable[[int, dict[str, object]], Sequence[str]]
 ) -> int:
     """Go on from the newest checkpoint that the server can read and every client has."""
     if folder is None:

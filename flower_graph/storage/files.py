@@ -160,14 +160,14 @@ def write_text(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def write_json(path: Path, payload: Any) -> None:
+def write_json(path: Path, payload: object) -> None:
     """Write a JSON file in one piece; numbers that are not finite become null."""
     with atomic(path) as temporary:
         text = json.dumps(plain(payload), indent=2, allow_nan=False)
         temporary.write_text(text + "\n", encoding="utf-8")
 
 
-def append_line(path: Path, record: Mapping[str, Any]) -> None:
+def append_line(path: Path, record: Mapping[str, object]) -> None:
     """Append one line of JSON: wholly, or not at all."""
     line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
     # Unbuffered: one write hands the whole line over, and a Ctrl-C cannot fall inside it.
@@ -181,7 +181,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
             raise
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Turn nested values into what JSON can say: NumPy's to numbers, NaN and Inf to null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}

@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -41,7 +40,7 @@ class StateKey:
         self._secret, self._place = secret, place
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any], place: Path | None) -> StateKey | None:
+    def of(cls, node_config: Mapping[str, object], place: Path | None) -> StateKey | None:
         """Read the key that the node config names; None if it names none.
 
         Raises
@@ -92,7 +91,7 @@ class StateKey:
         return path.relative_to(self._place).as_posix().encode()
 
 
-def _read_secret(given: Any) -> bytes:
+def _read_secret(given: object) -> bytes:
     where = f"node-config {STATE_KEY}"
     if not isinstance(given, str) or not given:
         raise ConfigError(f"{where}: {given!r:.60} is no path")

@@ -22,14 +22,14 @@ from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.flower_compat import SType
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
 
-FloatArray = NDArray[np.floating[Any]]
-IntArray = NDArray[np.integer[Any]]
+FloatArray = NDArray[np.floating]
+IntArray = NDArray[np.integer]
 MAX_ITEM = 8  # bytes of a number
 HEADERS = 256  # heads of arrays that are remembered: those of a round are mostly alike
 MAX_HEADER = 10_016  # bytes of a head; NumPy reads no longer ones
 
 
-def encode_array(name: str, values: NDArray[Any]) -> Array:
+def encode_array(name: str, values: NDArray[np.generic]) -> Array:
     """Turn an array into Flower's ``Array`` with one copy of the data."""
     # The bytes are those of ``numpy.save`` for an array in C order, so any Flower peer reads them.
     if not isinstance(values, np.ndarray):
@@ -43,7 +43,7 @@ def encode_array(name: str, values: NDArray[Any]) -> Array:
 
 
 @lru_cache(HEADERS)
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def _header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
     """Write the head of npy bytes."""
     stream = BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
@@ -52,7 +52,7 @@ def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     return stream.getvalue()
 
 
-def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]:
+def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.generic]:
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
         described = brief(array.stype)
@@ -71,7 +71,7 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[Any]
     if len(array.data) - offset != expected:
         result = len(array.data) - offset
         raise ValueError(f"array {name!r} holds {result} bytes, its shape needs {expected}")
-    view: NDArray[Any] = np.ndarray(
+    view: NDArray[np.generic] = np.ndarray(
         shape, dtype, buffer=array.data, offset=offset, order="F" if fortran else "C"
     )
     return view.copy(order="K") if copy else view
@@ -84,7 +84,7 @@ def _head(data: bytes) -> bytes:
 
 
 @lru_cache(HEADERS)
-def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
     """Read shape, order, dtype and the offset of the values."""
     stream = BytesIO(head)
     version = np.lib.format.read_magic(stream)
@@ -116,7 +116,7 @@ def read_array(
     shape: tuple[int, ...],
     *,
     limit: float | None = MAX_NUMBER,
-) -> NDArray[Any]:
+) -> NDArray[np.generic]:
     """Read one array of a reply and check it."""
     arrays = content.array_records.get(record)
     if arrays is None or key not in arrays:
@@ -145,7 +145,7 @@ def read_array(
     return value
 
 
-def largest_size(values: NDArray[Any]) -> float:
+def largest_size(values: NDArray[np.generic]) -> float:
     """Return the largest absolute value; values are not empty."""
     return max(float(values.max()), -float(values.min()))
 

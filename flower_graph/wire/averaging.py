@@ -37,6 +37,7 @@ from flower_graph.wire.keys import (
     SERVER_ROUND,
 )
 from flower_graph.wire.ledger import ByteLedger
+from flower_graph.wire.numpy_client import Measurements
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -136,18 +137,18 @@ class Measured(Message, up="evaluate"):
 
     weight: int = 1  # the clients
     cross_entropy: Annotated[
-        Any, ClientMean(LOSS, "this and the next: sums over clients divided by `num-examples`")
+        object, ClientMean(LOSS, "this and the next: sums over clients divided by `num-examples`")
     ]
     train: Annotated[Any, ClientMean("train", "accuracy over training nodes")]
     val: Annotated[Any, ClientMean("val", "over validation nodes")]
     test: Annotated[Any, ClientMean("test", "over test nodes")]
 
-    def answer(self) -> tuple[float, int, dict[str, Any]]:
+    def answer(self) -> Measurements:
         """Return what ``evaluate`` returns: mean loss, number of clients, measurements."""
         metrics = self.to_config()
         return mean_of(metrics, LOSS), self.weight, metrics
 
-    def to_report(self) -> dict[str, Any]:
+    def to_report(self) -> dict[str, object]:
         """Give the fields of a ``RoundReport``."""
         return {
             "loss": self.cross_entropy,

@@ -20,14 +20,17 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.wire.arrays import encode_array, read_array
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
+from flower_graph.wire.numpy_client import Answer, Parameters
 
-Entries = Mapping[str, Any]
+Entries = Mapping[str, object]
+Known = Mapping[str, Any]  # what a reader asked for, by names of fields: of as many types
 ABSENT: Any = object()  # what reading gives for an optional field that did not come
 
 
@@ -45,8 +48,8 @@ class Reading:
     metrics: Entries  # where a reply's numbers are; elsewhere the same as ``config``
     # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, which has them
     # by name
-    arrays: list[NDArray[Any]] | RecordDict
-    known: Entries = field(default_factory=dict)  # what was asked for, by names of fields
+    arrays: Parameters | RecordDict
+    known: Known = field(default_factory=dict)  # what was asked for, by names of fields
     values: dict[str, Any] = field(default_factory=dict)  # what has been read
     sizes: dict[str, int] = field(default_factory=dict)  # by their letters
 
@@ -85,8 +88,10 @@ class Reading:
 class Writing:
     """What a message becomes: entries, and arrays by ``record/key``."""
 
-    config: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    config: dict[str, Any] = field(
+        default_factory=dict
+    )  # Flower's record has lists, its client none
+    arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     records: list[str] = field(default_factory=list)  # that are there without arrays, too
     message: Any = None  # all of it, for fields that depend on others
 
@@ -109,7 +114,7 @@ class Field:
         """The type, as the page says it."""
         return self.type
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: object, to: Writing) -> None:
         """Write a field's value."""
         if not (self.optional and is_empty(value)):
             to.config[self.key] = self.encode(value)
@@ -121,11 +126,11 @@ class Field:
             return ABSENT
         return self.decode(value, name, reading)
 
-    def encode(self, value: Any) -> Any:
+    def encode(self, value: object) -> Any:
         """Turn the value into an entry."""
         return value
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Turn an entry into the value."""
         raise NotImplementedError
 
@@ -134,7 +139,7 @@ class Field:
         return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
 
 
-def is_empty(value: Any) -> bool:
+def is_empty(value: object) -> bool:
     """Whether a value says nothing, so that its entry may be left out."""
     # Flower cannot count the bytes of a record that has an empty entry.
     return value is None or (hasattr(value, "__len__") and len(value) == 0)
@@ -199,7 +204,7 @@ class Tensor(Shaped):
         return read_array(reading.arrays, record, key, shape, limit=limit)
 
 
-def take(key: str, shape: str, reading: Reading) -> NDArray[Any]:
+def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
     """Take the next array that a NumPyClient was given; only its shape can be wrong."""
     arrays = reading.arrays
     if isinstance(arrays, RecordDict) or not arrays:
@@ -235,7 +240,7 @@ class Named(Field):
         to.records.append(record)
         to.arrays |= {f"{record}/{name}": values for name, values in value.items()}
 
-    def read(self, name: str, reading: Reading) -> dict[str, NDArray[Any]]:
+    def read(self, name: str, reading: Reading) -> dict[str, NDArray[np.generic]]:
         """Read the arrays; a reply must have all, in the shapes that the server knows."""
         if not isinstance(reading.arrays, RecordDict):
             result, reading.arrays = reading.arrays, []
@@ -255,10 +260,10 @@ class Part(Field):
     """Entries that belong together: of a message, or of another class whose fields are given."""
 
     key: str = ""  # the title of the group on the page, if it has one
-    make: Callable[..., Any] = dict
+    make: Callable[..., object] = dict
     fields: Mapping[str, Field] | None = None
     when: str = ""  # the entry that says whether the part is there
-    absent: Any = None  # what that entry is if it is not
+    absent: object = None  # what that entry is if it is not
     turn = 1
 
     @cached_property
@@ -275,7 +280,7 @@ class Part(Field):
     def _by_turns(self) -> list[tuple[str, Field]]:
         return sorted(self.parts.items(), key=lambda item: item[1].turn)
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: object, to: Writing) -> None:
         """Write the fields."""
         if value is not None:
             for name, part in self.parts.items():
@@ -297,7 +302,7 @@ class Part(Field):
                 reading.values[name] = value
         return reading.values
 
-    def to_config(self, value: Any) -> dict[str, Any]:
+    def to_config(self, value: object) -> dict[str, Any]:
         """Write a value's entries."""
         to = Writing()
         self.write(value, to)
@@ -309,7 +314,7 @@ class Part(Field):
 
 
 @cache
-def fields_of(cls: Any) -> Mapping[str, Field]:
+def fields_of(cls: object) -> Mapping[str, Field]:
     """Give the declared fields of a class, in order."""
     hints = get_type_hints(cls, include_extras=True).items()
     declared = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
@@ -324,11 +329,11 @@ class Message:
 
     down: ClassVar[tuple[str, ...]] = ()  # Flower's types of the messages that carry it
     up: ClassVar[tuple[str, ...]] = ()
-    fixed: ClassVar[Mapping[str, Any]] = {}  # entries that are always the same
+    fixed: ClassVar[Mapping[str, object]] = {}  # entries that are always the same
     layout: ClassVar[Part]  # its fields
 
     def __init_subclass__(
-        cls, *, down: str = "", up: str = "", fixed: Mapping[str, Any] | None = None
+        cls, *, down: str = "", up: str = "", fixed: Mapping[str, object] | None = None
     ) -> None:
         """Note which messages carry it, by their types with blanks between."""
         super().__init_subclass__()
@@ -357,9 +362,7 @@ class Message:
         """What a reply counts for."""
         return 1
 
-    def to_numpy(
-        self, examples: int | None = None
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def to_numpy(self, examples: int | None = None) -> Answer:
         """Return what a ``NumPyClient``'s method returns."""
         written = self._written()
         names = [name.removeprefix(f"{ARRAYS}/") for name in written.arrays]
@@ -368,17 +371,19 @@ class Message:
         return list(written.arrays.values()), count, metrics
 
     @classmethod
-    def from_config(cls, config: Entries, **known: Any) -> Self:
+    def from_config(cls, config: Entries, **known: object) -> Self:
         """Read a message without arrays."""
         return cls._read(Reading(config, config, [], known))
 
     @classmethod
-    def from_numpy(cls, parameters: Sequence[NDArray[Any]], config: Entries, **known: Any) -> Self:
+    def from_numpy(
+        cls, parameters: Sequence[NDArray[np.generic]], config: Entries, **known: object
+    ) -> Self:
         """Read the message at the client."""
         return cls._read(Reading(config, config, list(parameters), known))
 
     @classmethod
-    def read(cls, content: RecordDict, **known: Any) -> Self:
+    def read(cls, content: RecordDict, **known: object) -> Self:
         """Read and check a reply; ``known`` are sizes by their letters and values by names."""
         config = content.config_records.get(CONFIG, ConfigRecord())
         is_query = "query" in cls.up  # whose answer has everything in one record

@@ -34,7 +34,7 @@ class Whole(Field):
     is_number = True
     type = "int"
 
-    def decode(self, value: Any, name: str, reading: Reading) -> int:
+    def decode(self, value: object, name: str, reading: Reading) -> int:
         """Refuse all but whole numbers in the range."""
         if name in reading.known and value != reading.known[name]:
             raise MalformedReplyError(f"{self.key} {brief(value)}, expected {reading.known[name]}")
@@ -56,7 +56,7 @@ class Real(Field):
     is_number = True
     type = "float"
 
-    def decode(self, value: Any, name: str, reading: Reading) -> float:
+    def decode(self, value: object, name: str, reading: Reading) -> float:
         """Refuse all but numbers."""
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self.refuse("a number", value)
@@ -69,7 +69,7 @@ class Flag(Field):
 
     type = "bool"
 
-    def decode(self, value: Any, name: str, reading: Reading) -> bool:
+    def decode(self, value: object, name: str, reading: Reading) -> bool:
         """Refuse all but yes and no."""
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
@@ -82,12 +82,12 @@ class Word(Field):
 
     type = "str"
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: object, to: Writing) -> None:
         """Write the word, if there is any."""
         if value:
             to.config[self.key] = value
 
-    def decode(self, value: Any, name: str, reading: Reading) -> str:
+    def decode(self, value: object, name: str, reading: Reading) -> str:
         """Refuse all but text; what is missing is empty."""
         if value is not None and not isinstance(value, str):
             raise self.refuse("text", value)
@@ -98,7 +98,7 @@ class Word(Field):
 class Said(Word):
     """A peer's own words, cut to a line that a log can have."""
 
-    def decode(self, value: Any, name: str, reading: Reading) -> str:
+    def decode(self, value: object, name: str, reading: Reading) -> str:
         """Take anything."""
         return "" if value is None else one_line(value)
 
@@ -109,7 +109,7 @@ class Raw(Field):
 
     type = f"bytes (uint8) `[{RUN_BYTES}]`"
 
-    def decode(self, value: Any, name: str, reading: Reading) -> bytes:
+    def decode(self, value: object, name: str, reading: Reading) -> bytes:
         """Refuse all but bytes of its size."""
         if not isinstance(value, bytes) or len(value) != RUN_BYTES:
             raise self.refuse(f"{RUN_BYTES} bytes", value)
@@ -127,7 +127,7 @@ class Reasons(Field):
         if value:
             to.config[self.key] = [f"{client}:{why}" for client, why in value.items()]
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Refuse lines that name no client."""
         reasons: dict[int, str] = {}
         if len(lines := _listed(value)) > MAX_LINES:
@@ -182,7 +182,7 @@ class Exact(Shaped):
         """Write the numbers row by row."""
         return pack_integers(value)
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Refuse bytes of another size, and numbers that are not as asked."""
         numbers = self.unpack(value)
         if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
@@ -193,7 +193,7 @@ class Exact(Shaped):
             raise MalformedReplyError(f"{self.key}: {numbers.size} numbers, expected {wanted}")
         return numbers.reshape(result)
 
-    def unpack(self, value: Any) -> Any:
+    def unpack(self, value: object) -> Any:
         """Read the bytes."""
         return unpack_integers(value, self.key)
 
@@ -204,7 +204,7 @@ class Clients(Exact):
 
     may_be_none: bool = False
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Refuse none at all, and the same twice."""
         clients = super().decode(value, name, reading)
         if clients.size == 0 and not self.may_be_none:
@@ -244,7 +244,7 @@ class Flags(Block):
 
     type = "bytes (bool)"
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Refuse bytes that are neither 0 nor 1."""
         flags = super().decode(value, name, reading)
         if (flags > 1).any():
@@ -270,7 +270,7 @@ class Ragged(Exact):
             self.pointer.write([int(part.size) for part in value], to)
         super().write(np.concatenate(value), to)
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Refuse numbers that are not as many as the sizes say."""
         if self.pointer is None:
             sizes, words = reading.known["sizes"], "came, expected"
@@ -284,7 +284,7 @@ class Ragged(Exact):
         return split_rows(numbers, sizes)
 
 
-def split_rows(values: NDArray[Any], sizes: Sequence[int] | IntArray) -> list[NDArray[Any]]:
+def split_rows(values: NDArray[np.generic], sizes: Sequence[int] | IntArray) -> list[NDArray[Any]]:
     """Cut rows that lie one behind the other into parts."""
     return list(np.split(values, np.cumsum(sizes)))[:-1]
 
@@ -295,7 +295,7 @@ class Sizes(Exact):
 
     turn = 2
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Refuse sizes that do not add up."""
         sizes, clients = self.unpack(value), reading.shape(self.shape)[0]
         if sizes.size != clients:

@@ -81,7 +81,7 @@ class ByteLedger:
         """Message bytes so far, as `count_bytes` counts: direction to bytes."""
         return dict(self._wire)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return everything counted, fit for JSON."""
         return {"payload": self.payload, "wire": self.wire}
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from flower_graph.client.learner import dense
 from flower_graph.client.module_client import (
-    Answer,
     GraphOnDevice,
     Learner,
     ModuleClient,
@@ -42,6 +41,7 @@ from flower_graph.strategies.fed_sage.networks import (
     generator_loss,
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 
 # NeighGen's own optimiser, as published.
 GENERATOR_RATE, GENERATOR_DECAY = 0.001, 1e-4
@@ -147,9 +147,7 @@ class SageClient(ModuleClient):
             self._train_alone(learner, self._impaired(learner))
             model.load_state_dict(begun, strict=False)
 
-    def evaluate(
-        self, parameters: list[Any], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the clients; where none has a training node, the loss of all is 0."""
         loss, weight, metrics = super().evaluate(parameters, config)
         has_loss = any(bool(graph.train_mask.any()) for graph in self.graphs)
@@ -157,7 +155,7 @@ class SageClient(ModuleClient):
 
     # Generators
 
-    def generate(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def generate(self, parameters: Parameters, config: Config) -> Answer:
         """Train NeighGen alone, or step ``fGen`` with the others' gradients (steps 1 and 2)."""
         request = GeneratorRequest.from_numpy(parameters, config)
         with self._state.opened(self._makers) as learners, one_thread(len(learners)):
@@ -175,7 +173,7 @@ class SageClient(ModuleClient):
             return [], len(self.graphs), {}
         return Generators.join(shown).to_numpy()
 
-    def compare(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def compare(self, parameters: Parameters, config: Config) -> Answer:
         """Compare what all clients generate with the nodes here (step 2)."""
         shown, device = Generators.from_numpy(parameters, config), self.device
         weights = {
@@ -228,7 +226,7 @@ class SageClient(ModuleClient):
         learner: Learner,
         graph: ImpairedGraph,
         request: GeneratorRequest,
-        others: dict[str, Any],
+        others: dict[str, object],
     ) -> None:
         """Step ``fGen`` on its own loss and the others' gradients for the same neighbours."""
         loss = self._generator_loss(learner, graph, "together", request.epoch)

@@ -11,7 +11,7 @@ import numpy as np
 from flower_graph.errors import MalformedReplyError
 from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT, NEIGHBOURS
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.codec import Entries, Message, Named, Tensor
+from flower_graph.wire.codec import Known, Message, Named, Tensor
 from flower_graph.wire.fields import Exact, Flag, Whole
 from flower_graph.wire.keys import CLIENTS, EPOCH, ROWS
 
@@ -56,7 +56,7 @@ class Generators(Message, down="train.compare", up="train.generate"):
         """Count the clients."""
         return int(self.clients.size)
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse rows that do not add up, and more neighbours than can be missing."""
         rows, missing = self.rows, self.missing
         if (rows < 0).any() or rows.sum() != missing.size:

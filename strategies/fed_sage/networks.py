@@ -106,7 +106,7 @@ class NeighbourGenerator(nn.Module):
         self.lin3 = nn.Linear(code, features)
         self.register_buffer("client", torch.tensor(UNTRAINED))
 
-    def encode(self, x: Tensor, graph: Any) -> Tensor:
+    def encode(self, x: Tensor, graph: object) -> Tensor:
         """Encode nodes, ``[n, latent]``."""
         z: Tensor = torch.relu(self.conv2(torch.relu(self.conv1(x, graph)), graph))
         return z
@@ -128,7 +128,7 @@ class NeighbourGenerator(nn.Module):
         """``fGen``: features ``[r, f]`` of the neighbours in some slots, of ``z`` with noise."""
         return features_of(dict(self.named_parameters()), z, slot)
 
-    def forward(self, x: Tensor, graph: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, graph: object) -> tuple[Tensor, Tensor]:
         """Return features ``[r, f]`` of new neighbours, and the node each hangs on, ``[r]``."""
         z = self.encode(x, graph)
         slot = slots(self.counts(self.numbers(z)))
@@ -181,7 +181,7 @@ class MendingModel(nn.Module):
         graph = self.prepared(mended_edges(edge_index, n, parent), n + parent.numel())
         return torch.cat([x, made]), graph
 
-    def classify(self, n: int, x: Tensor, graph: Any) -> Tensor:
+    def classify(self, n: int, x: Tensor, graph: object) -> Tensor:
         """Return logits ``[n, k]`` of the real nodes, which come first."""
         hidden = torch.relu(self.conv2(torch.relu(self.conv1(x, graph)), graph))
         logits: Tensor = self.classifier(hidden[:n])
@@ -193,7 +193,7 @@ class TrainedModel(MendingModel):
 
     def __init__(self, features: int, hidden: int, classes: int, seed: int) -> None:
         super().__init__(features, hidden, classes, {"seed": seed})
-        self._mended: tuple[Tensor, Tensor, Any] | None = None
+        self._mended: tuple[Tensor, Tensor, object] | None = None
         for name, purpose in DRAWN_FOR.items():
             _draw(self.get_submodule(name), generator(seed, "sage", purpose))
         nn.init.ones_(self.generator.number.bias)

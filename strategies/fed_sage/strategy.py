@@ -80,7 +80,7 @@ class LocalSage(ModuleFedAvg):
         super().__init__(model_maker(settings), how, **more)
         self._settings, self._generator_epochs = settings, generator_epochs
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         return super().fixed_settings() | {
             "hidden": self._settings.hidden,

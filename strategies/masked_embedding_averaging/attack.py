@@ -161,7 +161,7 @@ def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> 
     return ranking(name, sizes[first] - sizes[second], truth[first] > truth[second])
 
 
-def _alignment_of(strategy: Any) -> tuple[bytes, Any]:
+def _alignment_of(strategy: Any) -> tuple[bytes, object]:
     session = strategy.session
     return session.sums.server.run_id, session.members.aligner
 

@@ -24,7 +24,6 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedProx
-from numpy.typing import NDArray
 
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
@@ -61,6 +60,7 @@ from flower_graph.wire.keys import (
     ROLES,
     SERVER_ROUND,
 )
+from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
@@ -97,7 +97,7 @@ class EgoModelClient(EgoCohortClient):
         Names of the classes, for predictions.
     """
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    def get_properties(self, config: Config) -> Config:
         """Say which clients are here; go on from a checkpoint if the server does."""
         clients = [ego.client for ego in self.egos]
         if NUM_FEATURES not in config:  # somebody else's server
@@ -107,9 +107,7 @@ class EgoModelClient(EgoCohortClient):
         handled = self.handled(settings)
         return Enrolment(clients, handled, len(clients)).to_config()
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the model on every client and return the mean of their weights (steps 2, 3)."""
         settings = read_settings(config)
         if "proximal-mu" in config:  # Flower's FedProx says so
@@ -119,11 +117,10 @@ class EgoModelClient(EgoCohortClient):
             clients.train(int(config.get(SERVER_ROUND, 0)))
             weights = mean_weights(clients)
         count = len(self.egos)
-        return weights, count, {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
+        said: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}  # a list is no Scalar
+        return [*weights], count, said
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the model on every client (step 4)."""
         settings = read_settings(config)
         with self.opened(settings) as clients:
@@ -172,11 +169,11 @@ class EgoFedAvg(ReportedFedAvg):
         model = model_of([array.numpy() for array in self.arrays.values()])
         return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
 
-    def question(self) -> dict[str, Any]:
+    def question(self) -> dict[str, object]:
         """Give the settings: clients build their models with what the first message says."""
         return write_settings(self.settings)
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         return super().fixed_settings() | self.settings._asdict()
 
@@ -184,7 +181,7 @@ class EgoFedAvg(ReportedFedAvg):
         """Return how many clients a SuperNode has: each weighs one."""
         return len(self.session.members.clients.get(node, ())) or None
 
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         """Turn the clients' mean measurements into fields of a report."""
         result = {name: evaluated.get(name) for name in METRIC_NAMES}
         numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
@@ -200,7 +197,7 @@ class EgoFedAvg(ReportedFedAvg):
 class EgoFedProx(EgoFedAvg, FedProx):
     """Flower's ``FedProx`` for ``EgoModelClient``; the weight is ``settings.proximal``."""
 
-    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+    def __init__(self, settings: EgoSettings, **more: object) -> None:
         super().__init__(settings, proximal_mu=settings.proximal, **more)
         # In every message, since clients build their models with what the first one says.
         self.settings = settings

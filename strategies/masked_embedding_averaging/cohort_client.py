@@ -73,6 +73,7 @@ from flower_graph.wire.keys import (
     SUMS,
     TOTAL,
 )
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 LOG = logging.getLogger(__name__)
 
@@ -80,7 +81,6 @@ LOG = logging.getLogger(__name__)
 # twice, or a run that goes on from a checkpoint, does neither a second time.
 TRAINED, FUSED = "trained-round", "fused-round"
 Opened = tuple[EgoCohort, Tensors]
-Answer = tuple[list[Any], int, dict[str, Any]]
 SETTINGS = "ego-settings"  # in Context.state
 
 
@@ -211,7 +211,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         super().__init__(context, egos, **more)
         self._noise, self._masked, self._alignment = noise, masked, alignment
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    def get_properties(self, config: Config) -> Config:
         """Make keys (step 1); go on from a checkpoint if the server does."""
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != self._alignment:
@@ -226,12 +226,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
         return reply.to_config() | {HANDLED: self.handled(enrolment.settings)}
 
-    def align(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def align(self, parameters: Parameters, config: Config) -> Answer:
         """Answer one stage of the alignment (step 2)."""
         with self.secrets.opened() as (_, aligner):
             return [], 1, aligner.answer(config)
 
-    def union(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def union(self, parameters: Parameters, config: Config) -> Answer:
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
         with self.secrets.opened() as (host, aligner):
             if self.trust is None:
@@ -245,29 +245,29 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 reply = add_table(host, aligner, config)
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Fuse, train, embed and send the masked vector (steps 3 to 6)."""
         return self.round(EgoRequest.from_numpy(parameters, config)).to_numpy()
 
-    def unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of the last sum, prepare the next one; either may be left out (step 7)."""
         if self.trust is not None:
             return [], 1, self.as_party("sum_unmask", config)
         with self.secrets.opened() as (host, _):
             return [], 1, host.unmask_and_prepare(config)
 
-    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         """Answer as the party that this SuperNode is."""
         with self.secrets.opened() as (host, aligner):
             return answer_party(host, aligner, action, config)
 
-    def save(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def save(self, parameters: Parameters, config: Config) -> Answer:
         """Write a checkpoint, in a round that the clients take no part in."""
         number, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
         why = self._save(read_settings(config), number, run)
         return [], 1, {NOT_SAVED: why} if why else {}
 
-    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
         """Forget the run."""
         self._kept.drop()
         self.secrets.drop()
@@ -394,6 +394,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return None if is_without else chosen.train(request.server_round)
 
 
-def model_of(parts: Sequence[NDArray[Any]]) -> ModelWeights:
+def model_of(parts: Sequence[NDArray[np.generic]]) -> ModelWeights:
     """Read a whole model from its two arrays."""
     return ModelWeights(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))

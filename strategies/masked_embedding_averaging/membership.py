@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from flwr.app import RecordDict
 
@@ -58,7 +58,7 @@ class EgoMembership(Membership):
             self.aligner = PlaintextAlignmentServer()
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet
         self.begun: set[int] = set()  # clients that have taken part in a round
-        self.unsent: dict[int, dict[str, Any]] = {}  # what tells each SuperNode its slots
+        self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
 
     def question(self) -> RecordDict:
         """Ask for keys, under the run's settings."""

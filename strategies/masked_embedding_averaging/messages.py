@@ -26,8 +26,8 @@ from flower_graph.wire import keys
 from flower_graph.wire.arrays import FloatArray, IntArray, largest_size
 from flower_graph.wire.codec import (
     ABSENT,
-    Entries,
     Field,
+    Known,
     Message,
     Part,
     Reading,
@@ -125,7 +125,7 @@ Settings = Annotated[EgoSettings, SETTINGS]
 write_settings, read_settings = SETTINGS.to_config, SETTINGS.from_config
 
 
-def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, Any]:
+def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, object]:
     """Return the entries of ``train.save``: write the checkpoint of a round of a run."""
     return write_settings(settings) | {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
 
@@ -223,7 +223,7 @@ class Model(Field):
         for tensor, values in zip((self.first, self.rest), value or (), strict=False):
             tensor.write(values, to)
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Read the model, if there is one."""
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
@@ -250,7 +250,7 @@ class Rest(Field):
 class MaskedRing(Part):
     """A ring travels with its mask request only: else a client would write words unmasked."""
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: object, to: Writing) -> None:
         """Write the ring, if the message has a mask request."""
         super().write(value if to.message.mask is not None else None, to)
 
@@ -281,7 +281,7 @@ class EgoRequest(Message, down="train"):
     checkpoint: Saves = False
     run: Token = ""
     # Of the alignment's last message, when slots are new
-    slots: Annotated[Mapping[str, Any], Rest("")] = field(default_factory=dict)
+    slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
 
     @property
     def alternates(self) -> bool:
@@ -305,9 +305,9 @@ class EgoReply(Message, up="train"):
 
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "as asked")]
     # Of the MaskedReply, which the secure sum checks; or, for plain sums, of a PlainEnrolment
-    entries: Annotated[dict[str, Any], Rest("")]
+    entries: Annotated[dict[str, object], Rest("")]
     total: Annotated[
-        NDArray[Any],
+        NDArray[np.generic],
         Tensor(
             f"{keys.SUMS}/{keys.TOTAL}",
             "sum of the clients' vectors: embeddings by slot, ones for slots held, nine "
@@ -333,7 +333,7 @@ class PlainEnrolment(Message, up="train"):
         Reasons(keys.LEFT_OUT, "plain: `number:reason` for each that is not in the sum"),
     ]
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse clients that were not asked."""
         if (strange := np.setdiff1d(self.clients, known["asked"])).size:
             raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
@@ -349,7 +349,7 @@ class RoundSum:
     contributors: int = 0  # Clients in it
     skipped: str = ""  # Why there is no sum
     # Clients and SuperNodes that were left out
-    rejected: list[dict[str, Any]] = field(default_factory=list)
+    rejected: list[dict[str, object]] = field(default_factory=list)
     # Which these are; and of others what went wrong, by client
     answered: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)

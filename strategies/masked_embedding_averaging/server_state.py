@@ -48,8 +48,8 @@ class EgoServerState:
         self._sums: Sums | None = None
         self.started = self.model  # what this round began with
         # What travelled before this round: if the run is resumed, its messages are sent again.
-        self._wire: dict[str, Any] = {}
-        self._payload: dict[str, Any] = {}
+        self._wire: dict[str, object] = {}
+        self._payload: dict[str, object] = {}
 
     def forget_sums(self) -> None:
         """Give up the last round's sums: the slots that they belong to are no more."""
@@ -142,7 +142,7 @@ class EgoServerState:
         LOG.warning("round %d: %s", found.server_round - 1, why)
 
     def _keep(
-        self, layout: Layout, found: RoundSum, total: NDArray[Any], ring: Ring | None
+        self, layout: Layout, found: RoundSum, total: NDArray[np.number], ring: Ring | None
     ) -> Sums:
         embeddings, counts = total[layout.embeddings], total[layout.counts]
         if ring is None:
@@ -175,9 +175,9 @@ class EgoServerState:
         rest = {name: part[0].numpy() for name, part in parts.items()}
         return {"first": self.model.first.numpy()} | rest
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint of the last reported round holds."""
-        state: dict[str, Any] = {"ledger": self._payload, "wire": self._wire}
+        state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
             state |= {"first": self.started.first, "rest": self.started.rest}

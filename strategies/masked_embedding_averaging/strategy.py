@@ -121,7 +121,7 @@ class MaskedEmbeddingAveraging(OwnRounds):
         dropout: float = 0.3,
         block_cap: int = MOST_POINTS,
         registry: Path | str | None = None,
-        **more: Any,
+        **more: object,
     ) -> None:
         for name, value, allowed in (
             ("variant", variant, VARIANTS),
@@ -151,7 +151,7 @@ class MaskedEmbeddingAveraging(OwnRounds):
         )
         shares_model = model_sharing != "none"
         self.kept = EgoServerState(settings, variant=variant, shares_model=shares_model)
-        self._early: list[dict[str, Any]] = []  # left out before there was anything to report
+        self._early: list[dict[str, object]] = []  # left out before there was anything to report
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
@@ -231,13 +231,13 @@ class MaskedEmbeddingAveraging(OwnRounds):
         order = write_save(self.kept.settings, server_round, self.session.checkpoints.run)
         return self.session.have_saved(server_round, as_record(order), saved)
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         kept = self.kept
         local = {"variant": kept.variant, "shares_model": kept.model is not None}
         return {**kept.settings._asdict(), **local}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what travelled, the model that the next round began with, and proven cheats."""
         return self.kept.state_dict() | {"excluded": sorted(self.session.sums.server.excluded)}
 
@@ -247,7 +247,9 @@ class MaskedEmbeddingAveraging(OwnRounds):
         self.session.sums.server.exclude(state.get("excluded", ()))
 
 
-def _others(early: list[dict[str, Any]], later: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _others(
+    early: list[dict[str, object]], later: list[dict[str, object]]
+) -> list[dict[str, object]]:
     """Return the entries about whom no later one names."""
     known = [(entry.get("node"), entry.get("client")) for entry in later]
     return [entry for entry in early if (entry.get("node"), entry.get("client")) not in known]

@@ -140,7 +140,7 @@ def _peak(profiler: profile) -> int:
     return int(max(totals) - before)
 
 
-def masked_gap(shown: Sequence[Any]) -> dict[str, Any] | None:
+def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
     """Say how far the masked run's test accuracy ever is from the plain run's, by data set."""
     masked = {one.data: one.runs for one in shown if one.method.endswith("masked")}
     plain = {one.data: one.runs for one in shown if not one.method.endswith("masked")}

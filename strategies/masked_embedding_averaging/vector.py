@@ -38,7 +38,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
 )
 from flower_graph.wire.keys import ROLES
 
-Words = NDArray[Any]
+Words = NDArray[np.generic]
 LOG = logging.getLogger(__name__)
 
 
@@ -162,14 +162,14 @@ def _largest(values: Tensor, chosen: ChosenEgos) -> NDArray[np.float32]:
     return out.scatter_reduce_(0, chosen.batch.node_client, values, "amax").cpu().numpy()
 
 
-def _encode(ring: Ring | None, values: NDArray[Any]) -> NDArray[Any]:
+def _encode(ring: Ring | None, values: NDArray[Any]) -> NDArray[np.number]:
     """Write numbers so that they can be added up: int64 modulo 2^64, or float64."""
     if ring is None:
         return values.astype(np.float64)
     return ring.encode(values).view(f"<i{ring.word // 8}").astype(np.int64)
 
 
-def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[Any]:
+def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[np.number]:
     """Write counts: a sum of ones, each of which is a number of the ring."""
     return counts if ring is None else counts.astype(np.int64) * _encode(ring, np.ones(1))
 
@@ -181,7 +181,7 @@ def mean_weights(chosen: ChosenEgos) -> list[NDArray[np.float32]]:
     return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()]
 
 
-def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray[Any]:
+def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray[np.generic]:
     """Add up the clients' weights: active rows, and for the others the row without a feature."""
     first, rest = (weight.cpu() for weight in chosen.weights())
     owner, feature = chosen.batch.row_client.cpu(), chosen.batch.feature.cpu()
@@ -220,7 +220,7 @@ def put_masks(
     present: list[int],
     left_out: dict[int, str],
     meaning: bytes = b"",
-) -> tuple[dict[str, Any], NDArray[Any]]:
+) -> tuple[dict[str, object], NDArray[np.generic]]:
     """Put the sum under masks, if the round has them; return the reply's entries and the sum."""
     if not present:
         raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))

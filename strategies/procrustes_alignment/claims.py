@@ -30,7 +30,7 @@ from flower_graph.strategies.procrustes_alignment.messages import (
     SumOrder,
 )
 from flower_graph.wire.arrays import pack_integers
-from flower_graph.wire.codec import Entries, Message
+from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
 
 PURPOSE = b"public-nodes"
@@ -121,7 +121,7 @@ class Claims(Message, down="train"):
         ),
     ] = field(default_factory=lambda: np.zeros((0, DIGEST), np.uint8))
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse counts that do not add up, and a party that is there twice."""
         if self.counts.min(initial=0) < 0 or self.counts.sum() != self.clients.size:
             raise RefusedError("claim-counts: they do not add up to the clients")

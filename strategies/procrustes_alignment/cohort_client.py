@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from flwr.app import Context
 from flwr.client import NumPyClient
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.client.cohort_state import CohortState, Makers
@@ -36,6 +35,7 @@ from flower_graph.strategies.procrustes_alignment.messages import (
 )
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 # Measures the embeddings of all of a client's nodes; is told the round, and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
@@ -66,7 +66,7 @@ class KeepsState(Protocol):
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that must last."""
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> Any:
         """Go on from it."""
 
 
@@ -250,7 +250,7 @@ class PublicNodeClient(NumPyClient):
         )
         self._makers = Makers(self._first, self._build)
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    def get_properties(self, config: Config) -> Config:
         """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
         if config.get(CHECKPOINT, False):
             why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
@@ -264,9 +264,7 @@ class PublicNodeClient(NumPyClient):
         handled = self._state.processed(self._makers)
         return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[np.float32]], int, dict[str, Any]]:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Take the means, train, embed and measure (steps 2 and 3)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         reply = self.round(request)

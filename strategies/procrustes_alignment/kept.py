@@ -97,7 +97,7 @@ def _placed(member: Member, embeddings: NDArray[np.float32]) -> Embeddings:
     return Embeddings(client, named, member.nodes, public, embeddings)
 
 
-def _predictions(client: int, judge: GraphJudge, model: Any, said: Folds) -> Predictions:
+def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:
     """Give what the judge says where it says something, and what the model says elsewhere."""
     n = len(judge.labels)
     found = Predictions(

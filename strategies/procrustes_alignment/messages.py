@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import decode_array, largest_size, pack_integers
-from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing, take
+from flower_graph.wire.codec import Field, Known, Message, Reading, Writing, take
 from flower_graph.wire.fields import (
     Block,
     Bytes,
@@ -56,7 +56,7 @@ def fingerprint(nodes: IntArray) -> int:
 class Hosted(Numbers):
     """Numbers of a SuperNode's clients: not too many to look at each."""
 
-    def decode(self, value: Any, name: str, reading: Reading) -> list[Any]:
+    def decode(self, value: object, name: str, reading: Reading) -> list[object]:
         """Refuse too many before anything is made of them."""
         if isinstance(value, list) and len(value) > MOST_CLIENTS:
             raise MalformedReplyError(f"{len(value)} clients, at most {MOST_CLIENTS} are taken")
@@ -105,7 +105,7 @@ class EmbeddingEnrolment(Message, up="query"):
         ),
     ] = None
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse clients that cannot be."""
         clients = self.clients
         if not clients:
@@ -131,7 +131,7 @@ class Fingerprints(Numbers):
         """Write a number for each client."""
         return [fingerprint(part) for part in value]
 
-    def decode(self, value: Any, name: str, reading: Reading) -> list[IntArray]:
+    def decode(self, value: object, name: str, reading: Reading) -> list[IntArray]:
         """Give the nodes that the clients have here, if they are those that are meant."""
         clients, nodes = reading.values["clients"], reading.known["public"]
         prints = super().decode(value, name, reading)
@@ -364,7 +364,7 @@ class PublicReply(Message, up="train"):
         """Read and check the reply to a request."""
         return cls.read(content, c=len(request.clients), request=request)
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse losses and angles that cannot be."""
         for name, values, most in (
             (keys.LOSS, self.loss, keys.MAX_NUMBER),

@@ -9,7 +9,7 @@ This file needs neither Flower nor Ray.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,16 +46,16 @@ class PublicSpace(NamedTuple):
         weights.
     """
 
-    nodes: NDArray[Any]
+    nodes: NDArray[np.generic]
     embeddings: Floats
 
-    def common(self, nodes: NDArray[Any]) -> tuple[Integers, Integers]:
+    def common(self, nodes: NDArray[np.generic]) -> tuple[Integers, Integers]:
         """Find the nodes of both: their places in ``nodes``, and here."""
         _, here, there = np.intersect1d(nodes, self.nodes, return_indices=True)
         return here, there
 
     def split(
-        self, nodes: NDArray[Any], share: float, seed: int
+        self, nodes: NDArray[np.generic], share: float, seed: int
     ) -> tuple[PublicSpace, PublicSpace]:
         """Take those that a new graph has too; hold a share of them back, to measure by."""
         _, there = self.common(nodes)
@@ -83,7 +83,7 @@ class Joined(NamedTuple):
 
 def learn_beside(
     model: Learner,
-    nodes: NDArray[Any],
+    nodes: NDArray[np.generic],
     space: PublicSpace | None,
     rounds: Iterable[int],
     *,
@@ -116,7 +116,7 @@ def learn_beside(
 
 def join_space(
     embeddings: Floats,
-    nodes: NDArray[Any],
+    nodes: NDArray[np.generic],
     space: PublicSpace,
     held: PublicSpace | None = None,
     *,

@@ -195,7 +195,7 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         lengths = (int(entries["mask-length"]) for entries in self.entries.values())
         return super().reply_bytes(numbers + max(lengths, default=0))
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return what the server must find again: the common mean, and proven cheats."""
         state = super().state()
         kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}

@@ -53,6 +53,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
 )
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.fields import Resume
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
 RUN = "public-run"  # likewise: the run that a SuperNode with a key of its own takes part in
@@ -109,9 +110,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
             self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
         return turns
 
-    def fit(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[list[NDArray[Any]], int, dict[str, Any]]:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
@@ -146,7 +145,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
 
     # Where the server is not trusted
 
-    def _meaning(self, request: PublicRequest, order: SumOrder, config: dict[str, Any]) -> bytes:
+    def _meaning(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
         """Name what is where in the sum and what all turn to, once it is what they can agree on."""
         assert self.trust is not None
         claims, parties = Claims.from_config(config), self.keys().epoch.parties.tolist()
@@ -209,11 +208,11 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
             target[missing] = local[missing]
         return target
 
-    def _keep_rotations(self, kept: Mapping[int, NDArray[Any]]) -> None:
+    def _keep_rotations(self, kept: Mapping[int, NDArray[np.generic]]) -> None:
         arrays = {str(client): Array(w) for client, w in kept.items()}
         self.context.state[ROTATIONS] = ArrayRecord(arrays)
 
-    def _rotations(self) -> dict[int, NDArray[Any]]:
+    def _rotations(self) -> dict[int, NDArray[np.generic]]:
         record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
         return {int(name): decode_array(name, array) for name, array in record.items()}
 

@@ -86,7 +86,7 @@ class PublicServerState:
         self.measured = came.measured or self.measured
         return came
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds."""
         book = {
             name: {client: torch.from_numpy(rows) for client, rows in kept.items()}
@@ -163,7 +163,7 @@ class CommonMean:
         rows = total.reshape(self.nodes.size, -1)
         self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds."""
         arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.rows)}
         return arrays | {"made": self.made}

@@ -228,7 +228,7 @@ class ProcrustesAlignment(RoundStrategy):
             )
         return ledger.payload
 
-    def weights(self) -> dict[str, NDArray[Any]]:
+    def weights(self) -> dict[str, NDArray[np.generic]]:
         """Return the last means and the ids of their nodes, client by client.
 
         Returns
@@ -237,7 +237,7 @@ class ProcrustesAlignment(RoundStrategy):
             For each client N ``means-N`` ``[p, d]``, the means of its public nodes in its own
             space, and ``nodes-N`` ``[p]``, their ids.
         """
-        result: dict[str, NDArray[Any]] = {}
+        result: dict[str, NDArray[np.generic]] = {}
         for client, means in sorted(self.clients.targets.items()):
             result[f"means-{client}"], result[f"nodes-{client}"] = means, self.clients.ids[client]
         return result
@@ -254,7 +254,7 @@ class ProcrustesAlignment(RoundStrategy):
         content = RecordDict({CONFIG: ConfigRecord(order)})
         return self.session.have_saved(server_round, content, saved, "query")
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         local = {name: getattr(self, name) for name in ("alignment", "rotations_only", "absent")}
         drawn = {"participation": self.session.share, "seed": self.session.seed}
@@ -264,7 +264,7 @@ class ProcrustesAlignment(RoundStrategy):
         """Return what the server keeps of its clients."""
         return self.clients.state_dict()
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: Mapping[str, object]) -> None:
         """Go on from what ``state`` returned."""
         self.clients.load_state_dict(state)
 

@@ -38,6 +38,7 @@ from flower_graph.strategies.split_gradient_relay.users import (
     ModuleCohort,
     UserSettings,
 )
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 # Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
 # A message that comes twice, because its reply was lost, is applied once.
@@ -46,7 +47,6 @@ LOG = logging.getLogger(__name__)
 SETTINGS = "user-settings"  # in Context.state, where the run keeps something
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 Opened = tuple[Cohort, Tensors]
-Answer = tuple[list[Any], int, dict[str, Any]]
 
 
 @dataclass
@@ -57,7 +57,7 @@ class ChosenUsers:
     tensors: Tensors  # The cohort's tensors and the two round counters
     place: Tensor  # [p] places of the chosen users in the cohort
 
-    def take_average(self, average: NDArray[Any], average_round: int) -> None:
+    def take_average(self, average: NDArray[np.generic], average_round: int) -> None:
         """Replace the weights of those users that have not done so for that round yet."""
         seen = self.tensors[AVERAGE_ROUND]
         due = self.place[seen[self.place] < average_round]
@@ -145,7 +145,7 @@ class NodeClient(NumPyClient):
             beside=ROWS,
         )
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    def get_properties(self, config: Config) -> Config:
         """Say which users are here; load a checkpoint first if the server resumes a run."""
         enrolment = EnrolmentRequest.from_config(config)
         makers = self._makers(enrolment.settings)
@@ -156,7 +156,7 @@ class NodeClient(NumPyClient):
         shape, handled = self._weight_shape(enrolment.settings), self._state.processed(makers)
         return EnrolmentReply(self.users.numpy(), shape, handled).to_config()
 
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request) as users:
@@ -220,7 +220,7 @@ class NodeClient(NumPyClient):
         rows = self._rows(settings)
         return Snapshot(None, [user_models(self.users.tolist(), rows, tensors, settings)])
 
-    def finish(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
         """Apply the last gradients and forget the run."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request):
@@ -284,7 +284,7 @@ class NodeClient(NumPyClient):
             return pack_csr(*parts, bias=bias).to(self._device)
         return pack(x, bias=bias).to(self._device)
 
-    def _places(self, users: NDArray[Any]) -> Tensor:
+    def _places(self, users: NDArray[np.generic]) -> Tensor:
         """Turn user numbers into places in this client; refuse users of others."""
         wanted = torch.from_numpy(np.ascontiguousarray(users))
         if torch.equal(wanted, self.users):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.codec import Entries, Message, Part, Tensor
+from flower_graph.wire.codec import Known, Message, Part, Tensor
 from flower_graph.wire.fields import (
     Exact,
     Flag,
@@ -95,7 +95,7 @@ class EnrolmentReply(Message, up="query"):
         rows, size = self.weight_shape
         return rows, size
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse users that the graph does not have, the same twice, and none at all."""
         users, num_nodes = self.users, known["num_nodes"]
         if users.size == 0:
@@ -215,7 +215,7 @@ class RelayReply(Message, up="train"):
         asked = {"server_round": request.server_round, "send_weights": request.send_weights}
         return cls.read(content, p=p, h=h, f=f, w=w, **asked)
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse counts that so many users cannot have."""
         if (holders := self.holders) is None:
             return

@@ -195,7 +195,7 @@ class RelayServer:
         self.right = self.logits().argmax(1) == self.y
         return {name: _share(self.right[mask]) for name, mask in self.masks.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds."""
         average = {"average": self.judged.state_dict()} if self._decay else {}
         return {

@@ -211,7 +211,7 @@ class RelayServerState:
         self,
         server_round: int,
         answered: Mapping[int, RelayRequest],
-        gradient: NDArray[Any],
+        gradient: NDArray[np.generic],
         learning_rate: float,
     ) -> None:
         """Keep ``[n, h]`` gradients for the users that sent a latent vector this round."""
@@ -242,7 +242,7 @@ class RelayServerState:
         self._average = mean.astype(np.float32)
         self._average_round = server_round
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds, but for who hosts whom."""
         average = self._average
         return {

@@ -269,7 +269,7 @@ class SplitGradientRelay(RoundStrategy):
         replies = self.send(server_round, "train.finish")
         self.users.delivered({node: self.requests[node] for node in replies.values})
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
 
@@ -284,7 +284,7 @@ class SplitGradientRelay(RoundStrategy):
             self.session.checkpoints.rewrite(last, self._saved())
         return last
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the server's model and what waits for users."""
         return {
             "server": self.server.state_dict(),

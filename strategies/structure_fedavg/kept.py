@@ -6,7 +6,6 @@ This file needs neither Flower nor Ray, and PyTorch Geometric only where a model
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,7 +66,7 @@ def _form(cohort: StructureCohort, places: range, *, shared: bool) -> SavedModel
     kind = int(cohort.kinds[places.start])
     is_mlp, whole = settings.graphs == NONE or kind == ENCODER, learned or has_learner
     network = MLP if is_mlp else GCN
-    arguments: dict[str, Any] = {
+    arguments: dict[str, object] = {
         "features": settings.num_features,
         "hidden": settings.hidden,
         "classes": settings.num_classes,
@@ -125,7 +124,7 @@ def _named(
     return dict(zip(names, (first.T, bias, weight.T, last), strict=True))
 
 
-def learner_arguments(settings: StructureSettings) -> dict[str, Any]:
+def learner_arguments(settings: StructureSettings) -> dict[str, object]:
     """Say what a module's graph learner is made with."""
     how, learned = settings.learner, settings.graphs == LEARNED
     return {

@@ -61,7 +61,7 @@ class SharedModels(Message, down="train evaluate", up="train"):
 
     @classmethod
     def of_server(
-        cls, parameters: Sequence[NDArray[Any]], settings: StructureSettings
+        cls, parameters: Sequence[NDArray[np.generic]], settings: StructureSettings
     ) -> SharedModels:
         """Read what the server sent; ``ValueError`` if it has other settings."""
         has_shares, models = settings.graphs == OWN, settings.num_models
@@ -121,7 +121,7 @@ class StructureTrained(Trained, up="train"):
 
     # Flower wants the same names from all, also from SuperNodes without graphless clients.
     contrast: Annotated[
-        Any,
+        object,
         ClientMean(
             "contrast", "with `distillation`: losses summed over clients, divided by `num-examples`"
         ),
@@ -134,7 +134,7 @@ class StructureMeasured(Measured, up="evaluate"):
     """What ``evaluate`` measured."""
 
     precision: Annotated[
-        Any,
+        object,
         ClientMean(
             "precision", "this and the rest: learnt graphs against true ones, graphless clients"
         ),
@@ -145,7 +145,7 @@ class StructureMeasured(Measured, up="evaluate"):
     degree: Annotated[Any, ClientMean("degree")] = NONE
     true_degree: Annotated[Any, ClientMean("true-degree")] = NONE
 
-    def to_report(self) -> dict[str, Any]:
+    def to_report(self) -> dict[str, object]:
         """Give the fields of a ``RoundReport``; of the graphs what anybody could compare."""
         figures = {name: getattr(self, name.replace("-", "_")) for name in STRUCTURE_NAMES}
         known = {name: value for name, value in figures.items() if value == value}

@@ -9,7 +9,6 @@ This file needs neither Flower nor Ray.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +57,7 @@ def newcomers_logits(
         raise OutputError("no client of the run has a model for such a graph")
     state = {f"{prefix}{name}": shared[name] for name in names}
     sizes = settings.num_features, settings.hidden, settings.num_classes
-    arguments: dict[str, Any] = dict(zip(("features", "hidden", "classes"), sizes, strict=True))
+    arguments: dict[str, object] = dict(zip(("features", "hidden", "classes"), sizes, strict=True))
     if kind == MODEL:
         arguments |= {"encoder": False, "learner": learner_arguments(settings)}
     return called(SavedModels(kind, arguments, [NOBODY], state, {}), NOBODY, graph)

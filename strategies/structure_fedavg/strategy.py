@@ -41,7 +41,6 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
-from numpy.typing import NDArray
 
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.state import Tensors
@@ -65,9 +64,7 @@ from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSett
 from flower_graph.wire.averaging import ClientReply, Enrolment, RoundRequest, mean_of
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAYS
-
-Answer = tuple[list[NDArray[Any]], int, dict[str, Any]]
-
+from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 
 # Client ------------------------------------------------------------------------------------------
 
@@ -117,14 +114,14 @@ class StructureClient(NumPyClient):
             context, "structure-client", clients, checkpoint_dir
         )
 
-    def get_properties(self, config: dict[str, Any]) -> dict[str, Any]:
+    def get_properties(self, config: Config) -> Config:
         """Say which clients are here; go on from a checkpoint if the server does."""
         self._state.restore(Resume.from_config(config), self._makers)
         clients = [graph.client for graph in self.graphs]
         nodes = sum(graph.x.shape[0] for graph in self.graphs)
         return Enrolment(clients, self._state.processed(self._makers), nodes).to_config()
 
-    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
         with self.opened() as cohort:
             self.receive(cohort, parameters)
@@ -135,9 +132,7 @@ class StructureClient(NumPyClient):
         shared = SharedModels.of(models, shares if has_shares else None)
         return training_answer(shared, nodes, cohort.size, trained)
 
-    def evaluate(
-        self, parameters: list[NDArray[Any]], config: dict[str, Any]
-    ) -> tuple[float, int, dict[str, Any]]:
+    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure what every client has now (step 6)."""
         with self.opened() as cohort:
             self.receive(cohort, parameters)
@@ -160,7 +155,7 @@ class StructureClient(NumPyClient):
         cohort = self._state.look(self._makers)
         return snapshot_of(cohort, shared=self.has_mean, classes=self._classes)
 
-    def receive(self, cohort: StructureCohort, parameters: list[NDArray[Any]]) -> None:
+    def receive(self, cohort: StructureCohort, parameters: Parameters) -> None:
         """Let the clients begin with what the server sent."""
         cohort.start_from(SharedModels.of_server(parameters, self.settings).models)
 
@@ -185,14 +180,14 @@ class LocalClient(StructureClient):
 
     has_mean = False
 
-    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train every client's own model."""
         with self.opened() as cohort:
             trained = cohort.train(RoundRequest.from_config(config).server_round)
             nodes = int(cohort.nodes.sum())
         return training_answer(None, nodes, cohort.size, trained)
 
-    def receive(self, cohort: StructureCohort, parameters: list[NDArray[Any]]) -> None:
+    def receive(self, cohort: StructureCohort, parameters: Parameters) -> None:
         """Leave every client its own model."""
 
 
@@ -204,7 +199,7 @@ class PrototypeClient(LocalClient):
     # the hidden vectors of training nodes and their classes' prototypes is added to the loss. Back
     # go the sum of the hidden vectors of each class, and their number.
 
-    def fit(self, parameters: list[NDArray[Any]], config: dict[str, Any]) -> Answer:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train towards the prototypes and add up the clients' own."""
         k, h = self.settings.num_classes, self.settings.hidden
         known = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
@@ -265,7 +260,7 @@ class StructureFedAvg(ReportedFedAvg):
         super().__init__(seed=settings.seed, **more)
         self.settings, self.num_nodes = settings, num_nodes
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         return super().fixed_settings() | self.settings._asdict()
 
@@ -278,7 +273,7 @@ class StructureFedAvg(ReportedFedAvg):
         """Give what the first round sends."""
         return initial_arrays(self.settings)
 
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         """Turn Flower's means of what clients measured into the fields of a report."""
         said = StructureMeasured.from_config(evaluated)
         return said.to_report() | {"regulariser": mean_of(trained, "contrast")}

@@ -55,7 +55,7 @@ def is_one_graph(path: Path | str) -> bool:
     return Path(path).is_file() or (Path(path) / NODES).is_file()
 
 
-def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
+def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, object]]]:
     """Give what errors call each client's graph, and what it holds, still unchecked."""
     path = Path(path)
     if not path.exists():
@@ -76,7 +76,7 @@ def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"file {file}", read_file(file)
 
 
-def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
     """Cut one graph into the clients that its nodes name, with the edges within each."""
     with saying(f"file {path}"):
         who = _owners(values)
@@ -104,7 +104,7 @@ def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, 
         yield f"file {path}, client {name}", part
 
 
-def _owners(values: dict[str, Any]) -> list[Any]:
+def _owners(values: dict[str, Any]) -> list[object]:
     """Give the client of each node, None of nobody's."""
     given = values.get(CLIENT)
     if given is None:

@@ -124,7 +124,7 @@ def load_folder(
     train_share: float | None = None,
     graphless_ratio: float = 0.0,
     features: str = AS_IS,
-    **how: Any,
+    **how: object,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file that says who holds what.
 
@@ -143,7 +143,7 @@ def load_folder(
     return told(path, files, graphs)
 
 
-def read_clients(path: Path | str, features: str, **how: Any) -> Clients[ClientFile]:
+def read_clients(path: Path | str, features: str, **how: object) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
     files = _read_files(path, **how)
     labels = _labels_of(path, files)
@@ -207,7 +207,7 @@ def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clien
 
 
 def client_graph_from_data(
-    client: int, data: Any, *, ratios: Sequence[float] = RATIOS, seed: int = 0
+    client: int, data: object, *, ratios: Sequence[float] = RATIOS, seed: int = 0
 ) -> ClientGraph:
     """Make a client of a graph that is not cut out of a larger one here.
 
@@ -276,7 +276,7 @@ def masks_of_client(found: Described) -> Masks:
     return Masks(*masks.values())
 
 
-def ego_from_data(client: int, data: Any, identities: Identities) -> EgoNetwork:
+def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwork:
     """Make a client of a graph that is not cut out of a larger one here.
 
     Parameters

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,7 +33,7 @@ def load_ego_folder(
     seed: int,
     *,
     features: str = AS_IS,
-    **how: Any,
+    **how: object,
 ) -> Clients[EgoNetwork]:
     """Load one client from each graph of a folder, or of a file that says who holds what.
 

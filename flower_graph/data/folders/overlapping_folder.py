@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ def load_overlapping_folder(
     label_noise: float = 0.0,
     *,
     features: str = AS_IS,
-    **how: Any,
+    **how: object,
 ) -> Clients[OverlappingGraph]:
     """Load one client, whose graph overlaps with others', from each graph of a folder."""
     files = read_clients(path, features, **how)

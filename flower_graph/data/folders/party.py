@@ -57,8 +57,8 @@ class RunData:
     part: Callable[[range], Tensors]
     server: Tensors = field(default_factory=dict)  # The tensors of the server
     # What the method's app needs besides
-    server_details: dict[str, Any] = field(default_factory=dict)
-    client_details: dict[str, Any] = field(default_factory=dict)
+    server_details: dict[str, object] = field(default_factory=dict)
+    client_details: dict[str, object] = field(default_factory=dict)
     class_names: Sequence[str] | None = None  # By number; None: the numbers themselves
 
 
@@ -102,7 +102,7 @@ def check_supernodes(supernodes: int, clients: int) -> None:
         )
 
 
-def write_run(out: Path, settings: dict[str, Any], data: RunData, supernodes: int) -> None:
+def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes: int) -> None:
     """Write the folder of every party: ``server``, and one for each SuperNode."""
     check_supernodes(supernodes, data.num_clients)
     counts = (data.num_clients, data.features, data.classes)
@@ -171,7 +171,7 @@ def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where:
     """Read one client's graph."""
     start = f"{client}."
     local = {name.removeprefix(start): t for name, t in tensors.items() if name.startswith(start)}
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     try:
         for one in fields(kind):  # type: ignore[arg-type]
             if one.name == "x":
@@ -234,7 +234,7 @@ def share(context: Context, count: int) -> slice:
 
 def _whole(context: Context, key: str) -> int:
     """Read a whole number of the node config."""
-    value: Any = context.node_config.get(key)
+    value: object = context.node_config.get(key)
     if value is None:
         said = f"node-config {key}: is missing; {HINT}"
         raise told(ConfigError(said), said)

@@ -54,7 +54,7 @@ class Manifest:
     """What a folder is."""
 
     role: str  # "clients" or "server"
-    settings: dict[str, Any]  # Those that decide the data (deciding_settings)
+    settings: dict[str, object]  # Those that decide the data (deciding_settings)
     clients: list[int]  # Numbers of the clients whose data are here; none in the server's folder
     num_clients: int  # Clients of the whole run
     features: int  # Of the whole run
@@ -69,7 +69,7 @@ class Manifest:
         """The method's app."""
         return str(self.settings.get("app"))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Give what the file holds."""
         return {
             "format": self.format,
@@ -109,7 +109,7 @@ class RunFolder:
         return value
 
 
-def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def deciding_settings(config: Mapping[str, Any]) -> dict[str, object]:
     """Pick the settings that decide what each party's data are, by dotted key."""
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
     if data.get("signal") == SIGNAL:  # plays a part in generated graphs alone
@@ -134,7 +134,7 @@ def deciding_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"app": config["app"], "seed": seed, **result}
 
 
-def fingerprint(settings: Mapping[str, Any]) -> str:
+def fingerprint(settings: Mapping[str, object]) -> str:
     """Return the SHA-256 of settings, as hexadecimal digits."""
     text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
@@ -154,7 +154,7 @@ def write_folder(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) 
     _write_private(path / MANIFEST, (json.dumps(record, indent=2) + "\n").encode())
 
 
-def open_folder(path: Path, settings: Mapping[str, Any], role: str) -> RunFolder:
+def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFolder:
     """Open a folder, and check that it is whole and of this run."""
     place = f"{KEY[role]} {path}"
     if not path.is_dir():
@@ -227,7 +227,7 @@ def _check_types(found: Manifest) -> None:
         raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
 
 
-def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]:
+def _differences(theirs: Mapping[str, object], ours: Mapping[str, object]) -> dict[str, str]:
     """Say which settings differ, and how; the app alone if that does."""
     keys = ["app"] if theirs.get("app") != ours["app"] else sorted({*theirs, *ours})
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -283,7 +283,7 @@ def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, 
     }
 
 
-def _roles(graphs: Sequence[Any]) -> dict[str, float]:
+def _roles(graphs: Sequence[object]) -> dict[str, float]:
     """Count the nodes of a client that are for training, validation and test."""
     counts = {part: [int(getattr(one, f"{part}_mask").sum()) for one in graphs] for part in ROLES}
     return {f"{part}-per-client": sum(each) / len(graphs) for part, each in counts.items()}

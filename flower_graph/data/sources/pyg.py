@@ -93,7 +93,7 @@ def _dataset_class(group: str) -> Any:
     return cls
 
 
-def _arguments(cls: Any, name: PygName, options: dict[str, Any]) -> dict[str, Any]:
+def _arguments(cls: Any, name: PygName, options: dict[str, object]) -> dict[str, object]:
     parameters = inspect.signature(cls.__init__).parameters
     arguments = dict(options)
     # Named here, because PyG warns where it is left out.
@@ -108,7 +108,7 @@ def _arguments(cls: Any, name: PygName, options: dict[str, Any]) -> dict[str, An
     return arguments
 
 
-def _call(cls: Any, arguments: dict[str, Any], label: str) -> Any:
+def _call(cls: Any, arguments: dict[str, object], label: str) -> Any:
     try:
         return cls(**arguments)
     except (DataError, _RawFilesWantedError):
@@ -119,7 +119,7 @@ def _call(cls: Any, arguments: dict[str, Any], label: str) -> Any:
         raise DataError(f"data set {label!r} cannot be loaded by PyG: {reason}") from error
 
 
-def _raw_files(cls: Any, arguments: dict[str, Any], label: str) -> _RawFiles:
+def _raw_files(cls: Any, arguments: dict[str, object], label: str) -> _RawFiles:
     # PyG calls download() when raw files are missing, as in an empty folder. By then the
     # loader knows their names: no table of layouts is needed for its hundred classes.
     def stop(self: Any) -> None:
@@ -139,7 +139,7 @@ def _raw_files(cls: Any, arguments: dict[str, Any], label: str) -> _RawFiles:
 
 def _prepared(
     cls: Any,
-    arguments: dict[str, Any],
+    arguments: dict[str, object],
     raw: _RawFiles,
     label: str,
     root: Path | None,
@@ -165,7 +165,7 @@ def _prepared(
     return cached_folder(_key(label, arguments, "download"), fetch)
 
 
-def _download(cls: Any, arguments: dict[str, Any], label: str, missing: str) -> None:
+def _download(cls: Any, arguments: dict[str, object], label: str, missing: str) -> None:
     def guarded(self: Any) -> None:
         try:
             check_reachable(_urls(cls))
@@ -183,7 +183,7 @@ def _urls(cls: Any) -> list[str]:
     return [v for v in values if isinstance(v, str) and v.startswith(("http://", "https://"))]
 
 
-def _key(label: str, arguments: dict[str, Any], content: object) -> str:
+def _key(label: str, arguments: dict[str, object], content: object) -> str:
     import torch_geometric
 
     # The version too: another one may process the same files otherwise.

@@ -50,7 +50,7 @@ class Nodes:
         self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
         self.features = array("d")
 
-    def add(self, place: int, name: Any, own: Sequence[Any], features: Sequence[Any]) -> None:
+    def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
         """Take one node; `own` in the order of ``OWN``, with None where it says nothing."""
         name = _text(name)
         if name is None:
@@ -79,7 +79,7 @@ class Nodes:
         """Say what is wrong, and where."""
         return DataError(f"file {self.path}, {self.unit} {place}: {why}")
 
-    def _no_number(self, place: int, features: Sequence[Any]) -> DataError:
+    def _no_number(self, place: int, features: Sequence[object]) -> DataError:
         """Say which of a node's features is no number."""
         place_of = (column for column, one in enumerate(features) if not _is_number(one))
         given = features[column := next(place_of)]
@@ -126,7 +126,7 @@ class Edges:
         self.ends = (array("q"), array("q"))
         self.unused: set[str] = set()
 
-    def add(self, place: int, ends: Sequence[Any]) -> None:
+    def add(self, place: int, ends: Sequence[object]) -> None:
         """Take one edge."""
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
             try:
@@ -140,11 +140,11 @@ class Edges:
                 ) from None
 
 
-def graph_of(nodes: Nodes, edges: Edges) -> dict[str, Any]:
+def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     """Give what was read as what a saved graph has, still unchecked."""
     own = nodes.own
     pairs = [torch.tensor(end, dtype=torch.int64) for end in edges.ends]
-    found: dict[str, Any] = {"x": nodes.x(), "edge_index": torch.stack(pairs), "y": own[LABEL]}
+    found: dict[str, object] = {"x": nodes.x(), "edge_index": torch.stack(pairs), "y": own[LABEL]}
     if any(own[SPLIT]):
         for part, split in zip(PARTS, SPLITS, strict=True):
             found[part] = torch.tensor([one == split for one in own[SPLIT]])
@@ -157,7 +157,7 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, Any]:
     return found
 
 
-def read_tables(folder: Path, needs_labels: bool = True) -> dict[str, Any]:
+def read_tables(folder: Path, needs_labels: bool = True) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
     path = folder / NODES
     with _table(path) as (header, rows):
@@ -192,7 +192,7 @@ def names_clients(folder: Path) -> bool:
         return CLIENT in [key.lower() for key in header]
 
 
-def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, Any]:
+def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, object]:
     """Read what NetworkX's ``node_link_data`` gives, written as JSON."""
     with _readable(path):
         try:
@@ -239,7 +239,7 @@ def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, Any]:
     return _of_entries(path, nodes, links, needs_labels)
 
 
-def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, Any]:
+def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, object]:
     """Give the attributes of a node or an edge, those that it leaves out by their defaults."""
     said = {
         name: default
@@ -256,10 +256,10 @@ def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, An
 
 def _of_entries(
     path: Path,
-    given: Sequence[Mapping[str, Any]],
-    links: Sequence[Mapping[str, Any]],
+    given: Sequence[Mapping[str, object]],
+    links: Sequence[Mapping[str, object]],
     needs_labels: bool,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Make a graph of entries, each of which says what it is called and what it has."""
     given = [_with_own_keys(entry) for entry in given]
     first = given[0] if given else {}
@@ -295,7 +295,7 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def _with_own_keys(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _with_own_keys(entry: Mapping[str, object]) -> dict[str, object]:
     """Write the keys that mean something here in small letters."""
     lower = {str(key): str(key).lower() for key in entry}
     return {
@@ -363,7 +363,7 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(f"file {path}: cannot be read ({error.strerror or error})") from error
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     """Give a value as text; None where it says nothing."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None

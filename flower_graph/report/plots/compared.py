@@ -29,7 +29,7 @@ from flower_graph.report.plots.base import (
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LABEL_WIDTH = 42  # letters of an attack's name in a line
 TITLE_WIDTH = 30  # of a panel's title
-GREY_LINE: dict[str, Any] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
+GREY_LINE: dict[str, object] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
 LEAST_ROOM = 0.04  # in accuracy
 ZOOM = 3.0  # room below the curves at stake, in the range of their ends
 BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks

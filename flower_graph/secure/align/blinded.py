@@ -46,7 +46,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed, pieces, rows_of
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Entries, Message
+from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Clients, Sizes, Whole
 from flower_graph.wire.keys import ALIGN_STAGE
 
@@ -96,7 +96,7 @@ class BlindReply(Message, up="train.align"):
     sizes: Annotated[IntArray, SIZES]  # powers of two
     points: Annotated[Bytes2D, POINTS]
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse numbers of points that would show how many identities a client has."""
         sizes = self.sizes
         wrong = (sizes < MIN_BLOCK) | ((sizes & (sizes - 1)) != 0)

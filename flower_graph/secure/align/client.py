@@ -71,7 +71,7 @@ class SlotTable:
     # What all clients of the run have in common; empty in the forms that have none
     group_key: bytes = field(repr=False)
     # Pads that were made last: a round's are put on, and taken off again at the next message.
-    _made: dict[bytes, tuple[tuple[Any, ...], Words]] = field(
+    _made: dict[bytes, tuple[tuple[object, ...], Words]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -102,7 +102,7 @@ class SlotTable:
 
         return self._once(b"group", (run_id, server_round, length), make)
 
-    def _once(self, kind: bytes, what: tuple[Any, ...], make: Callable[[], bytes]) -> Words:
+    def _once(self, kind: bytes, what: tuple[object, ...], make: Callable[[], bytes]) -> Words:
         """Return the words of a kind that were made last, or make others; read-only."""
         if self._made.get(kind, (None,))[0] != what:
             self._made[kind] = what, np.frombuffer(make(), "<u8")
@@ -116,7 +116,7 @@ class AnyAlignmentClient(ABC):
     stages: ClassVar[tuple[tuple[type[Message], str], ...]]
     _identities: Mapping[int, Any]
 
-    def answer(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, config: Mapping[str, object]) -> dict[str, object]:
         """Answer the message of any stage; empty where there is nothing to say."""
         for kind, method in self.stages:
             if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
@@ -258,7 +258,7 @@ class AlignmentClient(AnyAlignmentClient):
         """Write everything that the next message needs, secrets included."""
         clients = list(self._identities)
         finished = list(self._tokens)
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[np.generic]] = {
             "clients": np.array(clients, np.int64),
             "secrets": rows_of([self._secrets[client] for client in clients], -1, KEY),
             "digest": self._digest(),

@@ -25,7 +25,7 @@ from flower_graph.secure.align.blinded import canonical
 from flower_graph.secure.align.client import AnyAlignmentClient, SlotTable, open_table
 from flower_graph.secure.align.server import AnyAlignmentServer
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Entries, Message, Reading
+from flower_graph.wire.codec import Known, Message, Reading
 from flower_graph.wire.fields import Clients, Exact, Sizes, Whole, Word, split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
@@ -39,11 +39,11 @@ NUM_SLOTS = Whole("align-counts", "`sections`, `order`: how many slots")
 class Names(Word):
     """A list of different words for each client, as JSON."""
 
-    def encode(self, value: Any) -> str:
+    def encode(self, value: object) -> str:
         """Write the lists."""
         return json.dumps(value)
 
-    def write(self, value: Any, to: Any) -> None:
+    def write(self, value: object, to: Any) -> None:
         """Write the lists, even if there are none."""
         to.config[self.key] = self.encode(value)
 
@@ -72,7 +72,7 @@ class PlainReply(Message, up="train.align"):
         Names("align-identities", "`identities`: JSON, a list of strings for each client"),
     ]
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse what is not one list for each client, and an identity that comes twice at one."""
         if not isinstance(self.identities, list) or len(self.identities) != self.clients.size:
             raise MalformedReplyError("align-identities: not one list for each client")
@@ -108,7 +108,7 @@ class OpenClient(AnyAlignmentClient):
 
     def to_bytes(self) -> bytes:
         """Write everything that the next message needs."""
-        arrays: dict[str, NDArray[Any]] = {"num-slots": np.array([self._num_slots])}
+        arrays: dict[str, NDArray[np.generic]] = {"num-slots": np.array([self._num_slots])}
         arrays |= {f"slots/{client}": slots for client, slots in self._slots.items()}
         arrays |= {f"patterns/{client}": local for client, local in self._patterns.items()}
         return bytes(save(arrays))
@@ -204,7 +204,7 @@ class PlaintextAlignmentServer(OpenServer):
             for node, clients in self._by_node(missing).items()
         }
 
-    def _take(self, request: Any, config: Mapping[str, Any]) -> None:
+    def _take(self, request: Any, config: Mapping[str, object]) -> None:
         reply = PlainReply.from_config(config, clients=request.clients)
         self._identities |= zip(reply.clients.tolist(), reply.identities, strict=True)
 

@@ -29,7 +29,7 @@ from flower_graph.secure.align.blinded import Bytes2D, canonical
 from flower_graph.secure.align.plaintext import CLIENTS, NUM_SLOTS, SIZES, OpenClient, OpenServer
 from flower_graph.secure.channel import rows_of
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Entries, Message, Reading
+from flower_graph.wire.codec import Known, Message, Reading
 from flower_graph.wire.fields import Block, Exact, Whole, split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
@@ -150,13 +150,13 @@ class Modular(Exact):
         data: bytes = value.astype("<u4").tobytes()
         return data
 
-    def unpack(self, value: Any) -> Residues:
+    def unpack(self, value: object) -> Residues:
         """Read the bytes."""
         if not isinstance(value, bytes) or len(value) % 4:
             raise self.refuse("rows of 4 bytes", value)
         return np.frombuffer(value, "<u4").astype(np.uint64)
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> Any:
         """Refuse what is not below the prime."""
         numbers = super().decode(value, name, reading)
         prime = reading.values.get("prime", reading.known.get("prime"))
@@ -221,7 +221,7 @@ class PatternReply(Message, up="train.align"):
         IntArray, Exact("align-counts", "`pairs`: how many identities each pattern has", shape="m")
     ]
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse patterns without a count above zero each."""
         if self.counts.size != len(self.patterns) or (self.counts < 1).any():
             raise MalformedReplyError(
@@ -329,7 +329,7 @@ class PolynomialAlignmentServer(OpenServer):
         sums = np.stack([pair_sums(table, row, self._prime) for row in rows])
         return PairRequest(self._prime, np.array(clients), np.array(rows), sums)
 
-    def _take(self, request: Any, config: Mapping[str, Any]) -> None:
+    def _take(self, request: Any, config: Mapping[str, object]) -> None:
         if isinstance(request, PolynomialRequest):
             reply = PolynomialReply.from_config(config, clients=request.clients, prime=self._prime)
             rows = split_rows(reply.coefficients, reply.sizes)

@@ -25,7 +25,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -90,7 +90,7 @@ class AnyAlignmentServer(ABC, Generic[Request]):
         self._asked = self._next_stage()
         return dict(self._asked)
 
-    def take(self, node: int, config: Mapping[str, Any]) -> None:
+    def take(self, node: int, config: Mapping[str, object]) -> None:
         """Take the reply to a request; ``MalformedReplyError`` if it cannot be used."""
         request = self._asked.get(node)
         if request is None:
@@ -111,7 +111,7 @@ class AnyAlignmentServer(ABC, Generic[Request]):
     def _next_stage(self) -> dict[int, Request]: ...
 
     @abstractmethod
-    def _take(self, request: Request, config: Mapping[str, Any]) -> None: ...
+    def _take(self, request: Request, config: Mapping[str, object]) -> None: ...
 
 
 class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
@@ -289,7 +289,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             for node, clients in self._by_node(self._pending).items()
         }
 
-    def _take(self, request: BlindRequest | EvaluateRequest, config: Mapping[str, Any]) -> None:
+    def _take(self, request: BlindRequest | EvaluateRequest, config: Mapping[str, object]) -> None:
         if isinstance(request, BlindRequest):
             expected = {"epoch": request.epoch, "clients": request.clients}
             self._take_blind(BlindReply.from_config(config, **expected))

@@ -63,7 +63,7 @@ class VerifiedAlignmentServer(AlignmentServer):
 
     def union_requests(self) -> dict[int, Any]:
         """Return for every node all key-holders' answers to its clients."""
-        result: dict[int, Any] = {}
+        result: dict[int, object] = {}
         for node, request in super().union_requests().items():
             clients = request.clients.tolist()
             rows = [self._proved[client] for client in clients]

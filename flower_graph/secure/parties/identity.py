@@ -286,7 +286,7 @@ class TrustSettings:
         return cls(identity, registry, minimum, float(corrupt), cap, journal, runs, named)
 
 
-def _number(given: Mapping[str, Any], key: str, default: int, low: int, high: int) -> int:
+def _number(given: Mapping[str, object], key: str, default: int, low: int, high: int) -> int:
     value = given.get(key, default)
     if type(value) is not int or not low <= value <= high:
         raise ConfigError(

@@ -14,8 +14,9 @@ from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindRequest, Ready
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer, bound
-from flower_graph.secure.sum.masking_client import Answer, MaskingClient
+from flower_graph.secure.sum.masking_client import MaskingClient
 from flower_graph.secure.sum.messages import MaskRequest
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
 class PartyActions(NumPyClient):
@@ -25,28 +26,28 @@ class PartyActions(NumPyClient):
     trust: TrustSettings | None
 
     @abstractmethod
-    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         """Answer any of them, and ``sum_unmask``."""
 
-    def as_party(self, action: str, config: dict[str, Any]) -> dict[str, Any]:
+    def as_party(self, action: str, config: Config) -> Config:
         """Answer with the key that the SuperNode has, if it has one."""
         if self.trust is None:
             raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
         return self.of_party(action, config, self.trust)
 
-    def sum_bind(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_bind(self, parameters: Parameters, config: Config) -> Answer:
         """Say who is here, signed."""
         return [], 1, self.as_party("sum_bind", config)
 
-    def sum_reveal(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_reveal(self, parameters: Parameters, config: Config) -> Answer:
         """Show the own part of the seed of the graph of partners."""
         return [], 1, self.as_party("sum_reveal", config)
 
-    def sum_epoch(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_epoch(self, parameters: Parameters, config: Config) -> Answer:
         """Begin an epoch."""
         return [], 1, self.as_party("sum_epoch", config)
 
-    def sum_list(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_list(self, parameters: Parameters, config: Config) -> Answer:
         """Sign who is in a sum."""
         return [], 1, self.as_party("sum_list", config)
 
@@ -66,7 +67,7 @@ class MaskingParty(PartyActions, MaskingClient):
         super().__init__(context, clients)
         self.trust = trust
 
-    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_enroll(self, parameters: Parameters, config: Config) -> Answer:
         """Make channel keys, or show those of the run; refused where there is a key of its own."""
         if self.trust is not None:
             raise RefusedError(
@@ -75,13 +76,13 @@ class MaskingParty(PartyActions, MaskingClient):
             )
         return super().sum_enroll(parameters, config)
 
-    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of one sum, prepare the next, or both."""
         if self.trust is not None:
             return [], len(self.clients), self.as_party("sum_unmask", config)
         return super().sum_unmask(parameters, config)
 
-    def of_party(self, action: str, config: dict[str, Any], trust: TrustSettings) -> dict[str, Any]:
+    def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         """Answer any of the exchanges without a vector, and ``sum_unmask``."""
         try:
             party = self.keys()
@@ -106,5 +107,5 @@ class MaskingParty(PartyActions, MaskingClient):
     def _asked(self, request: MaskRequest) -> list[int]:
         return super()._asked(request) if self.trust is None else list(self.clients)
 
-    def _beside(self, config: dict[str, Any], present: list[int]) -> Any:
+    def _beside(self, config: Config, present: list[int]) -> Any:
         return present if self.trust is None else Ready.from_config(config)

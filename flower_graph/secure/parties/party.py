@@ -263,7 +263,7 @@ class PartyClient:
     def to_bytes(self) -> bytes:
         """Write the state; it holds secrets."""
         shown, epoch = self._shown, self.epoch
-        arrays: dict[str, NDArray[Any]] = {
+        arrays: dict[str, NDArray[np.generic]] = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "clients": np.array(self.clients, np.int64),
             "points": np.array(list(self.points.items()), np.int64).reshape(-1, 2),

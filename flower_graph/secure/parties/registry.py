@@ -245,7 +245,7 @@ def _parsed(raw: Any) -> tuple[dict[int, RegisteredParty], int]:
     return parties, raw["most-clients"]
 
 
-def _need(raw: Any, types: Mapping[str, type], where: str) -> None:
+def _need(raw: object, types: Mapping[str, type], where: str) -> None:
     if not isinstance(raw, dict):
         raise IdentityError(f"{where} is a {type(raw).__name__}, must be an object")
     if raw.keys() != types.keys():

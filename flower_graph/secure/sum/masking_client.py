@@ -17,9 +17,9 @@ from flower_graph.secure.ring import encode_sum
 from flower_graph.secure.sum.client import SumClient, least_clients
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
-FloatArray = NDArray[np.floating[Any]]
-Answer = tuple[list[Any], int, dict[str, Any]]
+FloatArray = NDArray[np.floating]
 
 
 class MaskingClient(NumPyClient):
@@ -66,7 +66,7 @@ class MaskingClient(NumPyClient):
         """Return what ``SumClient.mask`` takes besides the request: the clients in the sum."""
         return present
 
-    def sum_unmask(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of one sum, prepare the next, or both."""
         host = self.keys()
         entries = host.unmask_and_prepare(config)

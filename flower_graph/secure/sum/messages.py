@@ -21,7 +21,7 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
 from flower_graph.secure.ring import WORDS, Ring, RingArray
-from flower_graph.wire.codec import Entries, Message, Part
+from flower_graph.wire.codec import Known, Message, Part
 from flower_graph.wire.fields import (
     Block,
     Bytes,
@@ -216,7 +216,7 @@ class UnmaskReply(Message, up="sum_unmask"):
         Bytes, Block("unmask-shares", "one for each entry that is not 0", shape=f"n {SHARE_BYTES}")
     ]
 
-    def check(self, known: Entries) -> None:
+    def check(self, known: Known) -> None:
         """Refuse more or fewer shares than are said to be there."""
         wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
         if self.shares.size != wanted:

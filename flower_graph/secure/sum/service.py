@@ -79,7 +79,7 @@ class SecureSum(SumStages):
         self._enrolled: set[int] = set()
 
     def sum(
-        self, server_round: int, length: int, config: Mapping[str, Any] | None = None
+        self, server_round: int, length: int, config: Mapping[str, object] | None = None
     ) -> Summed | Skipped:
         """Add up one vector of each client.
 

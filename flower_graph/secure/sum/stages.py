@@ -168,15 +168,15 @@ def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
     return RecordDict({CONFIG: ConfigRecord(merged(*parts))})
 
 
-def merged(*parts: Message | Mapping[str, Any]) -> dict[str, Any]:
+def merged(*parts: Message | Mapping[str, object]) -> dict[str, Any]:
     """Write messages and entries as the entries of one."""
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = {}  # as ``to_config`` gives them
     for part in parts:
         result |= part.to_config() if isinstance(part, Message) else part
     return result
 
 
-def entries_of(content: RecordDict) -> dict[str, Any]:
+def entries_of(content: RecordDict) -> dict[str, object]:
     """Return a reply's entries: the adaptor puts numbers and all else into two records."""
     config = content.config_records.get(CONFIG, ConfigRecord())
     return {**content.metric_records.get(METRICS, {}), **config}
