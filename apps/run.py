@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flwr.app import Context, Message
 from flwr.client import NumPyClient
@@ -218,9 +217,17 @@ def run(
     title: str = "",
 ) -> dict[str, object]:
     """Run a config in this process and write every output."""
-    how: dict[str, Any] = {"on_round": progress, "on_wait": on_wait, "title": title}
     with _grid(config, supernodes, out) as grid:
-        return run_server(config, grid, out, engine="in-process", resume=resume, **how)
+        return run_server(
+            config,
+            grid,
+            out,
+            engine="in-process",
+            resume=resume,
+            on_round=progress,
+            on_wait=on_wait,
+            title=title,
+        )
 
 
 def simulate(config: RunConfig, *, supernodes: int | None = None) -> list[RoundReport]:

@@ -31,7 +31,6 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -49,7 +48,7 @@ from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
 from flower_graph.server.averaging_replies import Combined
 from flower_graph.wire.averaging import ClientReply
-from flower_graph.wire.numpy_client import Config, Parameters
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 APP = "fedpub"
 EMBEDDING = "embedding"  # what is sent besides the weights
@@ -155,7 +154,7 @@ class FedPUBClient(ModuleClient):
     how: FedPUBSection
     received: Sequence[Tensor] = ()
 
-    def fit(self, parameters: Parameters, config: Config) -> Any:
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's average, and stay near it (step 2)."""
         self.received = [torch.from_numpy(values.copy()) for values in parameters]
         return super().fit(parameters, config)

@@ -33,6 +33,8 @@ NOTES = (
 class Deviation:
     """One way to lie."""
 
+    # Left open: lies change what is inside a server, for which there is no interface
+
     name: str
     told = 0  # lies that clients were told
 

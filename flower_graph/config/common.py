@@ -370,6 +370,7 @@ class CutRunConfig(RunConfig):
     partition: PartitionSection = section(PartitionSection)
 
 
+# Left open: they are handed on, beside others, to whichever strategy
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     """Say where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:

@@ -44,7 +44,7 @@ class Rule:
     """
 
     words: str
-    admits: Callable[[Any], bool]
+    admits: Callable[[Any], bool]  # Left open: each rule takes values of its settings' type
 
     def check(self, key: str, value: object) -> None:
         """Refuse what is not admitted; ``ConfigError`` names key, value and what is allowed."""
@@ -82,7 +82,7 @@ def choice(*allowed: str, also: str = "", pattern: str = "") -> Choice:
         The rule.
     """
 
-    def admits(value: Any) -> bool:
+    def admits(value: str) -> bool:
         return value in allowed or bool(pattern and re.fullmatch(pattern, value))
 
     return Choice(", ".join(allowed) + (f" or {also}" if also else ""), admits, allowed)
@@ -93,7 +93,7 @@ def at_least(least: int) -> Rule:
     return Rule(f"at least {least}", lambda value: least <= value < math.inf)
 
 
-def _are_ratios(ratios: Any) -> bool:
+def _are_ratios(ratios: Sequence[float]) -> bool:
     # The small slack lets shares such as 0.48, 0.32, 0.2 sum to one in floating point.
     shares_fit = len(ratios) == 3 and min(ratios) >= 0 and sum(ratios) <= 1 + 1e-9
     return bool(shares_fit and ratios[0] > 0)

@@ -24,9 +24,12 @@ from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import partial
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from flower_graph.config.rules import Rule
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 __all__ = ["Setting", "check_settings", "known_keys", "section", "setting", "settings_of"]
 
@@ -53,6 +56,7 @@ class Setting:
     help: str
 
 
+# Left open: dataclasses' fields are typed as what they hold
 def setting(default: object, *rules: Rule, help: str) -> Any:
     """Declare a field of a schema.
 
@@ -95,7 +99,7 @@ def section(kind: type, **changed: object) -> Any:
     return field(default_factory=lambda: kind(**deepcopy(changed)))
 
 
-def check_settings(settings: Any, prefix: str = "") -> None:
+def check_settings(settings: DataclassInstance, prefix: str = "") -> None:
     """Refuse values against the rules of their fields; ``ConfigError`` names key and value.
 
     Parameters
@@ -107,7 +111,7 @@ def check_settings(settings: Any, prefix: str = "") -> None:
     """
     for name, hint, about in _fields(type(settings)):
         value = getattr(settings, name)
-        if is_dataclass(value):
+        if is_dataclass(value) and not isinstance(value, type):
             check_settings(value, f"{prefix}{name}.")
             validate = getattr(value, "validate", None)
             if validate is not None:
@@ -127,7 +131,7 @@ def settings_of(schema: type) -> list[Setting]:
     return list(_leaves(schema(), ""))
 
 
-def _leaves(settings: Any, prefix: str) -> Iterator[Setting]:
+def _leaves(settings: object, prefix: str) -> Iterator[Setting]:
     for name, hint, about in _fields(type(settings)):
         key, default = prefix + name, getattr(settings, name)
         if is_dataclass(default):

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import row_entries, take_rows
+from flower_graph.data.graph import Graph, HeldGraph, row_entries, take_rows
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.logistic_regression import fit, scores
 
@@ -57,7 +57,7 @@ class Labelled(NamedTuple):
     edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
-    def of(cls, graph: Any) -> Labelled:
+    def of(cls, graph: Graph | HeldGraph) -> Labelled:
         """Take what a graph has."""
         y, masks = graph.y, {}
         for role in ("train", *JUDGED):
@@ -70,7 +70,7 @@ class Labelled(NamedTuple):
         return cls(graph.x, y, train_y, masks, getattr(graph, "identities", None), edges)
 
 
-def client_baselines(graphs: Sequence[Any]) -> Figures:
+def client_baselines(graphs: Sequence[HeldGraph]) -> Figures:
     """Give the four figures of a run whose clients hold graphs, by name and by role."""
     parts = [Labelled.of(graph) for graph in graphs]
     return {
@@ -81,7 +81,7 @@ def client_baselines(graphs: Sequence[Any]) -> Figures:
     }
 
 
-def graph_baselines(graph: Any) -> Figures:
+def graph_baselines(graph: Graph | HeldGraph) -> Figures:
     """Give the three figures of a run on one graph with masks: there are no clients to guess."""
     parts = [Labelled.of(graph)]
     return {
@@ -102,7 +102,7 @@ def says_one_class(baselines: Figures) -> str:
     )
 
 
-def own_baselines(graphs: Sequence[Any]) -> Figures:
+def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
     """Give what clients reach that know nothing of each other: means over the clients here."""
     each = [graph_baselines(graph) for graph in graphs]
     return {

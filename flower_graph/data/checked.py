@@ -21,7 +21,7 @@ from flower_graph.data.description import (
     saying,
     tell,
 )
-from flower_graph.data.graph import PARTS, to_undirected
+from flower_graph.data.graph import PARTS, HeldGraph, to_undirected
 from flower_graph.data.labels import as_tensor, check_labels, read_labels
 from flower_graph.errors import DataError
 
@@ -63,7 +63,7 @@ def server_graph(data: Any) -> ServerGraph:
     return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
 
 
-def check_clients(graphs: Iterable[Any]) -> None:
+def check_clients(graphs: Iterable[HeldGraph]) -> None:
     """Check clients' graphs that nothing here converts; ``DataError`` names the client."""
     for graph in graphs:
         with saying(f"client {graph.client}"):
@@ -92,7 +92,7 @@ def check_rows(x: Tensor) -> None:
     _remember([x])
 
 
-def _check_client(graph: Any) -> None:
+def _check_client(graph: HeldGraph) -> None:
     n, y = int(graph.x.shape[0]), graph.y
     if y.dtype != torch.int64 or y.shape != (n,):
         raise DataError(f"y is {y.dtype} {list(y.shape)}: must be int64 [{n}], -1 without a label")
@@ -119,7 +119,7 @@ def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
     return torch.equal((edges[0] * n + edges[1]).sort().values, wanted[0] * n + wanted[1])
 
 
-def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, Any]]:
+def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, torch.UntypedStorage]]:
     """List tensors with where their numbers lie."""
     parts = []
     for one in tensors:
@@ -134,7 +134,7 @@ def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, Any]]:
     return parts
 
 
-def _key(parts: list[tuple[Tensor, object]]) -> tuple[object, ...]:
+def _key(parts: list[tuple[Tensor, torch.UntypedStorage]]) -> tuple[object, ...]:
     return tuple(
         (id(memory), one.storage_offset(), one.shape, one.stride(), one.dtype, one._version)
         for one, memory in parts

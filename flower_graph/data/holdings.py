@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from flower_graph.data.graph import Graph
+from flower_graph.data.graph import Graph, HeldGraph
 from flower_graph.wire.keys import ROLES
 
 AGAIN = "a node counts at each client that has it"
@@ -21,7 +20,7 @@ def nodes_held(graph: Graph, clients: int, called: str) -> str:
     return "; ".join(filter(None, [f"{clients:,} {called}{each}", roles]))
 
 
-def graphs_held(graphs: Sequence[Any], called: str, *, is_cut: bool) -> str:
+def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> str:
     """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers of one whole graph's."""
     sizes = [graph.y.numel() for graph in graphs]
     least, most, total = min(sizes), max(sizes), sum(sizes)
@@ -36,13 +35,13 @@ def graphs_held(graphs: Sequence[Any], called: str, *, is_cut: bool) -> str:
     return "; ".join(said) + (f" ({AGAIN})" if held < total else "")
 
 
-def _edges(graphs: Sequence[Any], is_cut: bool) -> str:
+def _edges(graphs: Sequence[HeldGraph], is_cut: bool) -> str:
     """Count the edges that some client has, those of one whole graph once."""
-    linked = [graph for graph in graphs if graph.edge_index is not None]
+    linked = [(g.nodes, g.edge_index) for g in graphs if g.edge_index is not None]
     if not linked or not is_cut:
-        return f"{sum(graph.edge_index.size(1) for graph in linked) // 2:,} edges"
-    n = 1 + max(int(graph.nodes.max()) for graph in linked)
-    ends = torch.cat([graph.nodes[graph.edge_index] for graph in linked], 1)  # [2, e]
+        return f"{sum(edges.size(1) for _, edges in linked) // 2:,} edges"
+    n = 1 + max(int(nodes.max()) for nodes, _ in linked)
+    ends = torch.cat([nodes[edges] for nodes, edges in linked], 1)  # [2, e]
     return f"{(ends[0] * n + ends[1]).unique().numel() // 2:,} edges"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -15,7 +15,10 @@ from torch import Tensor
 from flower_graph.errors import DataError
 from flower_graph.wire.keys import ROLES
 
-T = TypeVar("T", bound=Any)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 ROLE_WORDS = ("training", "validation", "test")
 
 

@@ -46,7 +46,7 @@ class ModuleFedAvg(ReportedFedAvg):
         *,
         how: TrainingSection | None = None,
         classes: int = 0,
-        **more: Any,
+        **more: Any,  # as there
     ) -> None:
         super().__init__(seed=settings.seed, **more)
         self.make_module, self.settings = make_module, settings

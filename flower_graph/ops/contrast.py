@@ -12,12 +12,11 @@ similarities is made a block at a time.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flower_graph.ops.context import Saved
 from flower_graph.ops.grouped import group_sizes, grouped_linear, one_thread
 
 # Similarities held at a time: few enough to stay in cache. Below some rows a product is slow.
@@ -88,14 +87,18 @@ class _Gram(torch.autograd.Function):
     """``V V^T`` of a batch of matrices; autograd would take two products back where one does."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
+    def forward(ctx: Saved, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
         return torch.bmm(rows, rows.mT)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: Saved, *grads: Tensor) -> Tensor:
         (rows,) = ctx.saved_tensors
         return torch.bmm(grads[0] + grads[0].mT, rows)
+
+
+class _Lengths(Saved):
+    lengths: tuple[list[int], list[int], list[int]]
 
 
 class _NTXent(torch.autograd.Function):
@@ -107,7 +110,7 @@ class _NTXent(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Lengths,
         anchors: Tensor,
         local: Tensor,
         shared: Tensor,
@@ -134,7 +137,9 @@ class _NTXent(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
+    def backward(
+        ctx: _Lengths, *grads: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, None, None, None, None]:
         weights = (
             grads[0].repeat_interleave(torch.tensor(n, device=grads[0].device))[:, None]
             for n in ctx.lengths

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from flower_graph.ops.context import Saved
 
 
 class Adjacency(NamedTuple):
@@ -91,16 +93,20 @@ def _product(matrix: Tensor, x: Tensor) -> Tensor:
     return torch.addmm(out, matrix, x, beta=0, out=out)  # beta 0: what lies in `out` is not read
 
 
+class _Transposed(Saved):
+    transpose: Tensor
+
+
 class _SparseProduct(torch.autograd.Function):
     """``A @ x`` for a constant A; its gradient is ``A^T @ g``."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
+    def forward(ctx: _Transposed, x: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
         ctx.transpose = transpose
         return _product(matrix, x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: _Transposed, *grads: Tensor) -> tuple[Tensor, None, None]:
         return _product(ctx.transpose, grads[0].contiguous()), None, None
 
 
@@ -131,7 +137,9 @@ class _LaplacianSum(torch.autograd.Function):
     """``sum_ij ||x_i - x_j||^2`` over the edges; three work tensors, where autograd takes nine."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, degree: Tensor, matrix: Tensor, transpose: Tensor) -> Tensor:
+    def forward(
+        ctx: _Transposed, x: Tensor, degree: Tensor, matrix: Tensor, transpose: Tensor
+    ) -> Tensor:
         around = matrix @ x
         ctx.save_for_backward(x, degree, around)
         ctx.transpose = transpose
@@ -140,7 +148,7 @@ class _LaplacianSum(torch.autograd.Function):
         return squares - 2 * torch.mul(x, around, out=work).sum()
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _Transposed, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x, degree, around = ctx.saved_tensors
         one, two = grads[0], -2 * grads[0]
         work = two * x

@@ -11,12 +11,13 @@ GCN, the ``I``, and k counts others. The clients of a cohort lie one behind the 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flower_graph.ops.context import Saved
 from flower_graph.ops.graph import Adjacency, csr_tensor, pointers, propagate
 from flower_graph.ops.grouped import group_sizes, grouped_linear
 from flower_graph.ops.similarity import SparseRows, order_of, sampled_products
@@ -88,12 +89,12 @@ class _WeightedProduct(torch.autograd.Function):
     """``A x`` for a symmetric ``A``; the gradient by entry ``ij`` is ``g_i . x_j``."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, x: Tensor, ptr: Tensor, col: Tensor) -> Tensor:
+    def forward(ctx: Saved, weight: Tensor, x: Tensor, ptr: Tensor, col: Tensor) -> Tensor:
         ctx.save_for_backward(weight, x, ptr, col)
         return propagate(_symmetric(ptr, col, weight), x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Saved, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         weight, x, ptr, col = ctx.saved_tensors
         grad, grad_x = grads[0].contiguous(), None
         if ctx.needs_input_grad[1]:

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from flower_graph.ops.context import Saved
 
 
 @contextmanager
@@ -49,9 +50,13 @@ def grouped_add(x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
     return _GroupedAdd.apply(x, bias, ptr)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _Sizes(Saved):
+    sizes: list[int]
+
+
 class _GroupedLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    def forward(ctx: _Sizes, x: Tensor, weight: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.sizes = group_sizes(ptr)
         out = x.new_empty(x.shape[0], weight.shape[2])
@@ -62,7 +67,7 @@ class _GroupedLinear(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
+    def backward(ctx: _Sizes, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor, None]:
         x, weight = ctx.saved_tensors
         grad = grads[0].contiguous()
         grad_weight = torch.empty_like(weight)
@@ -79,7 +84,7 @@ class _GroupedLinear(torch.autograd.Function):
 
 class _GroupedAdd(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
+    def forward(ctx: _Sizes, x: Tensor, bias: Tensor, ptr: list[int]) -> Tensor:
         ctx.sizes = group_sizes(ptr)
         out = torch.empty_like(x)
         parts = x.split(ctx.sizes), bias.unbind(), out.split(ctx.sizes)
@@ -88,7 +93,7 @@ class _GroupedAdd(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: _Sizes, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
         return grads[0], _sum_pieces(grads[0], ctx.sizes), None
 
 

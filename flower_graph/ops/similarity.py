@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from flower_graph.ops.context import Saved
 from flower_graph.ops.graph import Adjacency, csr, csr_tensor, pointers, propagate
 
 SIMILARITIES = ("cosine", "euclidean", "inner")
@@ -122,12 +123,16 @@ def _kept_products(e: Rows, neighbours: Tensor, products: Tensor | None) -> Tens
     return _KeptProducts.apply(_values(e), places, neighbours, products)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _Places(Saved):
+    places: tuple[Tensor, Tensor, int] | None
+
+
 class _KeptProducts(torch.autograd.Function):
     """Products of some pairs of rows; autograd would make a vector for each pair."""
 
     @staticmethod
     def forward(
-        ctx: Any,
+        ctx: _Places,
         value: Tensor,
         places: tuple[Tensor, Tensor, int] | None,
         neighbours: Tensor,
@@ -145,7 +150,7 @@ class _KeptProducts(torch.autograd.Function):
         return result.view(n, k)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: _Places, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         value, neighbours = ctx.saved_tensors
         n, k = neighbours.shape
         if ctx.places is not None and n * n <= SQUARE_NUMBERS:

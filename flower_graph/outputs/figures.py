@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ ROW = np.dtype(
 LOCAL = ("nodes", *FIGURES)
 MEASURED = ("nodes", "loss", "train-accuracy", "val-accuracy", "test-accuracy")
 HEAD = ("client", "at", "round", *MEASURED, "rounds-measured", "bytes-up", "bytes-down")
-Rows = NDArray[Any]  # of ROW
+Rows = NDArray[np.void]  # of ROW
 
 
 class FigureLog:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph import models
-from flower_graph.data.graph import called
+from flower_graph.data.graph import HeldGraph, called
 from flower_graph.outputs.files import Predictions, SavedModels, role_of
 
 
@@ -43,7 +43,7 @@ GCN_NAMES = {
 
 
 def predictions_from(
-    graphs: Sequence[Any], logits: Tensor, classes: Sequence[str] | None, nodes: object = None
+    graphs: Sequence[HeldGraph], logits: Tensor, classes: Sequence[str] | None, nodes: object = None
 ) -> Predictions:
     """Read off what clients say of all their nodes, one client's behind the other's.
 

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_graph.wire.keys import ROLES
 
@@ -36,9 +37,9 @@ class Rounds(list[dict[str, object]]):
 class Framed:
     """Arrays with a row for each node of each client, shown in short."""
 
-    node: Any
-    client: Any
-    role: Any
+    node: NDArray[np.generic]
+    client: NDArray[np.generic]
+    role: NDArray[np.generic]
     classes: tuple[str, ...] | None
 
     def __repr__(self) -> str:

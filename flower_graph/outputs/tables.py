@@ -6,7 +6,6 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -47,17 +46,20 @@ def spread(path: Path) -> dict[str, object]:
     if not lines:
         return {}
     # As bytes, as wide as a number can be: of a million users it takes seconds
-    how: dict[str, Any] = {"delimiter": ",", "usecols": columns, "comments": None, "ndmin": 2}
-    places, *shares = np.loadtxt(lines, "S24", **how).T
-    result: dict[str, Any] = {}
+    cells = np.loadtxt(lines, "S24", delimiter=",", usecols=columns, comments=None, ndmin=2)
+    places, *shares = cells.T
+    result: dict[str, object] = {}
     for at in KEEP:
+        found = dict[str, dict[str, float]]()
         for role, share in zip(ROLES, shares, strict=True):
             texts = share[places == at.encode()]
             values = np.sort(texts[texts != b""].astype(float))
             if values.size:
                 worst = values[: math.ceil(values.size / 10)].mean()
                 entry = {"worst-tenth": float(worst), "deviation": float(values.std())}
-                result.setdefault(at, {})[role] = entry
+                found[role] = entry
+        if found:
+            result[at] = found
     return result
 
 

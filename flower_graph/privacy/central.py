@@ -12,7 +12,7 @@ replies that can be averaged, so that the noise fits the clients that are really
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import NoReturn
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -88,7 +88,7 @@ class _Averaging(FedAvg):
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Any:
+    ) -> NoReturn:
         raise AssertionError("the strategy asks the clients itself")
 
 

@@ -96,7 +96,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         seed: int = 0,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
-        **more: Any,
+        **more: Any,  # of whichever of Flower's strategies is put beside it
     ) -> None:
         # Whom to wait for and whom to ask is decided here; Flower takes all that it is shown.
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
@@ -130,11 +130,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         """Return further entries of every message."""
         return {}
 
-    def fixed_settings(self) -> dict[str, Any]:
+    def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed; a subclass adds its own."""
         return {"strategy": type(self).__name__, "seed": self.session.seed}
 
-    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, Any]:
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         """Turn Flower's weighted means of the replies' metrics into fields of ``RoundReport``.
 
         Parameters
@@ -338,7 +338,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         """Say which SuperNodes have not written their part, and why."""
         return self._round.not_saved()
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the models, who is known, and what the strategy keeps besides."""
         assert self._kept is not None
         kept = {"strategy": self._kept.state_dict(), "clients": self.session.members.everyone()}

@@ -230,7 +230,7 @@ def _named(content: RecordDict) -> list[Any]:
 # Combined ---------------------------------------------------------------------------------------
 
 
-Arrays = ArrayRecord | Mapping[str, NDArray[Any]]
+Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
 Combined = Arrays | Mapping[int, Arrays] | None
 
 
@@ -319,7 +319,7 @@ class RoundSoFar:
             self.failed |= client_reasons(reply, hosted)
 
     def to_report(
-        self, session: Session, measured: Iterable[Message], figures: Mapping[str, Any]
+        self, session: Session, measured: Iterable[Message], figures: Mapping[str, object]
     ) -> RoundReport:
         """Return the round's report, with a method's own ``figures``."""
         members = session.members

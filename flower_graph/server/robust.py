@@ -43,6 +43,7 @@ class _Enough(FedAvg):
         return super().aggregate_train(server_round, result)
 
 
+# Left open: the options are the kind's own
 def make_robust(kind: type[S], robust: Robust, *args: object, **options: Any) -> S:
     """Build a strategy with another average."""
     if robust.name == NO_DEFENCE:

@@ -103,6 +103,7 @@ class RoundLoop(Strategy):
         """Give its accuracies, for ``Result.evaluate_metrics_clientapp``, whoever measured them."""
         return _entries(report, ACCURACIES)
 
+    # Left open: arrays of NumPy or tensors
     def weights(self) -> dict[str, Any]:
         """Return the weights that the last report measured; ``docs/outputs.md`` names them."""
         raise NotImplementedError

@@ -40,7 +40,7 @@ class RoundStrategy(RoundLoop):
         self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them
         self.last: RoundReport | None = None  # of Flower's own loop
 
-    # What a method writes
+    # What a method writes. Left open: requests and replies are messages of its own
 
     def ask(self, server_round: int) -> Mapping[int, object]:
         """Write the round's request to each SuperNode; it has ``clients`` and ``to_record``."""

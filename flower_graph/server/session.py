@@ -65,6 +65,7 @@ class RunCheckpoints:
             return False
         return self._is_late or server_round % self.every == 0 or server_round == rounds
 
+    # Left open: a state is nested as the method has made it
     def save(self, server_round: int, state: dict[str, Any], missing: Mapping[int, str]) -> bool:
         """Complete a round's checkpoint; return whether it is complete."""
         assert self.folder is not None

@@ -43,19 +43,19 @@ class StrategyState:
             if name not in self._start or not _same(value, self._start[name])
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, object]) -> None:
         """Put back what ``state_dict`` returned; all else becomes what it was at first."""
         for name, value in self._start.items():
             setattr(self._strategy, name, _copied(value))
         for name, value in state.items():
             setattr(self._strategy, name, unpacked(value))
 
-    def _attributes(self) -> dict[str, Any]:
+    def _attributes(self) -> dict[str, object]:
         local = vars(self._strategy)
         return {name: value for name, value in local.items() if name not in self._others}
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """Copy what may be changed in place."""
     return copy.deepcopy(value) if type(value) in PLAIN else value
 
@@ -76,7 +76,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def packed(value: Any, name: str) -> Any:
+def packed(value: object, name: str) -> Any:
     """Turn arrays into tensors, which ``torch.load`` reads without running code."""
     if isinstance(value, ArrayRecord):
         return {RECORD: packed(values_of(value), name)}
@@ -94,7 +94,7 @@ def packed(value: Any, name: str) -> Any:
     )
 
 
-def unpacked(value: Any) -> Any:
+def unpacked(value: object) -> Any:
     """Give back what ``packed`` was given."""
     if isinstance(value, dict) and list(value) == [RECORD]:
         result = unpacked(value[RECORD])
@@ -109,7 +109,7 @@ def unpacked(value: Any) -> Any:
 # Models -----------------------------------------------------------------------------------------
 
 
-def packed_models(shared: ArrayRecord, own: Mapping[int, ArrayRecord]) -> dict[str, Any]:
+def packed_models(shared: ArrayRecord, own: Mapping[int, ArrayRecord]) -> dict[str, object]:
     """Write the model for all and the clients' own ones for a checkpoint."""
     models = {
         "arrays": values_of(shared),
@@ -119,7 +119,7 @@ def packed_models(shared: ArrayRecord, own: Mapping[int, ArrayRecord]) -> dict[s
 
 
 def unpacked_models(
-    state: Mapping[str, Any], model: ArrayRecord
+    state: Mapping[str, object], model: ArrayRecord
 ) -> tuple[ArrayRecord, dict[int, ArrayRecord]]:
     """Read what ``packed_models`` wrote; ``ValueError`` if it does not fit this run's model."""
     own = unpacked(state["own-arrays"])
@@ -138,6 +138,6 @@ def arrays_like(model: ArrayRecord, saved: Mapping[str, NDArray[Any]]) -> ArrayR
     return ArrayRecord({name: Array(values) for name, values in saved.items()})
 
 
-def values_of(record: ArrayRecord) -> dict[str, Any]:
+def values_of(record: ArrayRecord) -> dict[str, object]:
     """Give the arrays of a record by their names."""
     return {name: array.numpy() for name, array in record.items()}

@@ -181,6 +181,7 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
             raise
 
 
+# Left open: what JSON says; each file's writer and reader know which
 def plain(value: object) -> Any:
     """Turn nested values into what JSON can say: NumPy's to numbers, NaN and Inf to null."""
     if isinstance(value, Mapping):

@@ -137,11 +137,12 @@ class Measured(Message, up="evaluate"):
 
     weight: int = 1  # the clients
     cross_entropy: Annotated[
-        object, ClientMean(LOSS, "this and the next: sums over clients divided by `num-examples`")
+        PerClient,
+        ClientMean(LOSS, "this and the next: sums over clients divided by `num-examples`"),
     ]
-    train: Annotated[Any, ClientMean("train", "accuracy over training nodes")]
-    val: Annotated[Any, ClientMean("val", "over validation nodes")]
-    test: Annotated[Any, ClientMean("test", "over test nodes")]
+    train: Annotated[PerClient, ClientMean("train", "accuracy over training nodes")]
+    val: Annotated[PerClient, ClientMean("val", "over validation nodes")]
+    test: Annotated[PerClient, ClientMean("test", "over test nodes")]
 
     def answer(self) -> Measurements:
         """Return what ``evaluate`` returns: mean loss, number of clients, measurements."""
@@ -195,7 +196,7 @@ class ClientReply:
 
     clients: tuple[int, ...]
     message: FlowerMessage
-    extras: dict[str, NDArray[Any]] = field(default_factory=dict)
+    extras: dict[str, NDArray[np.generic]] = field(default_factory=dict)
 
     @property
     def client(self) -> int:
@@ -210,13 +211,13 @@ class ClientReply:
         return weight_of(self.message)
 
     @cached_property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, object]:
         """Numbers, and lists of numbers, that the client measured, by name."""
         (record,) = self.message.content.metric_records.values()
         return {name: value for name, value in record.items() if name != NUM_EXAMPLES}
 
     @cached_property
-    def arrays(self) -> dict[str, NDArray[Any]]:
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
         """The model that it sent: name to array, in the model's order; the caller's own."""
         return _decoded(self.message.content.array_records[ARRAYS])
 
@@ -235,7 +236,7 @@ def read_replies(
     return replies
 
 
-def _decoded(record: ArrayRecord) -> dict[str, NDArray[Any]]:
+def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
     return {name: decode_array(name, array, copy=True) for name, array in record.items()}
 
 

@@ -100,6 +100,8 @@ class Writing:
 class Field:
     """An entry of a config or metric record; the base of all kinds."""
 
+    # Left open, here and in the kinds: a value is of the type that its message's dataclass gives it
+
     key: str
     says: str = ""
     _: KW_ONLY

@@ -162,7 +162,7 @@ def _largest(values: Tensor, chosen: ChosenEgos) -> NDArray[np.float32]:
     return out.scatter_reduce_(0, chosen.batch.node_client, values, "amax").cpu().numpy()
 
 
-def _encode(ring: Ring | None, values: NDArray[Any]) -> NDArray[np.number]:
+def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.number]:
     """Write numbers so that they can be added up: int64 modulo 2^64, or float64."""
     if ring is None:
         return values.astype(np.float64)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Context
@@ -66,7 +66,7 @@ class KeepsState(Protocol):
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that must last."""
 
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> object:
         """Go on from it."""
 
 

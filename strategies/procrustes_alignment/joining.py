@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.data.folders.client_folder import identities_in
@@ -112,7 +113,7 @@ def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None)
 
 def _new_client(
     graph: NewGraph, placed: Embeddings, client: int
-) -> tuple[OverlappingGraph, np.ndarray[Any, Any]]:
+) -> tuple[OverlappingGraph, NDArray[np.generic]]:
     """Make a client of a new graph, and say what its nodes are called."""
     n = len(graph.x)
     numbers, words = identities_in({"names": graph.names, **graph.values}, n)

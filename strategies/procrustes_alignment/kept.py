@@ -33,7 +33,7 @@ class Member(Protocol):
         """Which are public."""
 
     @property
-    def judge(self) -> Any:
+    def judge(self) -> object:
         """Measures its embeddings, if anything does."""
 
 

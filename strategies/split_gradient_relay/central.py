@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
     """Train a GCN, GAT or GraphSAGE with shared weights on the whole graph, with its masks."""
-    data: Any = cached_data(config)
+    data = cached_data(config)
     device, model = resolve_device(config.device), config.model
     server = build_server_model(
         model.name,
@@ -36,7 +36,7 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
     optimizer = Adam(network.parameters(), lr=step.learning_rate, weight_decay=step.weight_decay)
     x, edges, y = (tensor.to(device) for tensor in (data.x, data.edge_index, data.y))
     masks = (data.train_mask, data.val_mask, data.test_mask)
-    train, *measured = (mask.to(device) for mask in masks)
+    train, *measured = (mask.to(device) for mask in masks if mask is not None)
     epochs: list[Epoch] = []
     best, best_epoch = -1.0, 0
     for number in range(1, config.rounds + 1):
@@ -61,6 +61,6 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
 
 def commonest(config: NFedGNNConfig) -> float:
     """Give the test accuracy of always naming the commonest class of the test nodes."""
-    data: Any = cached_data(config)
+    data = cached_data(config)
     labels = data.y[data.test_mask]
     return int(labels.bincount().max()) / int(labels.numel())

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -77,11 +76,11 @@ class ChosenUsers:
             self.cohort.step(self._unless_all(due), gradient, request.learning_rate)
             seen[due] = rounds[fresh]
 
-    def latent(self) -> NDArray[Any]:
+    def latent(self) -> NDArray[np.float32]:
         """Return the users' latent vectors, ``[p, h]``."""
         return self.cohort.forward(self._unless_all(self.place)).cpu().numpy()
 
-    def weight_sum(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    def weight_sum(self) -> tuple[NDArray[np.float32], NDArray[np.integer]]:
         """Return the users' weights added up, ``[f, h]``, and counted, ``[f]``."""
         total, count = self.cohort.weight_sum(self._unless_all(self.place))
         return total.cpu().numpy(), count.cpu().numpy()

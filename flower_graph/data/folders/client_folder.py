@@ -28,7 +28,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_files import IDENTITIES, client_graphs, is_one_graph
-from flower_graph.data.graph import PARTS, Graph, Treatment
+from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment
 from flower_graph.data.labels import Labels, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
@@ -46,6 +46,7 @@ Identities = Tensor | Sequence[int] | Sequence[str]
 Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their names if they have some
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
+G = TypeVar("G", bound=HeldGraph)
 
 
 class Clients(list[T]):
@@ -71,38 +72,41 @@ class Clients(list[T]):
         return cls(clients, *known, whole)
 
     @classmethod
-    def of(cls, graphs: Sequence[Any]) -> Clients[Any]:
+    def of(cls, graphs: Sequence[G]) -> Clients[G]:
         """Give what is known of clients; of a plain list the highest label counts the classes."""
-        if isinstance(graphs, cls):
+        if isinstance(graphs, Clients):
             return graphs
-        return cls(graphs, 1 + max(int(graph.y.max()) for graph in graphs))
+        return Clients(graphs, 1 + max(int(graph.y.max()) for graph in graphs))
 
-    def as_graph(self) -> Graph:
+    def as_graph(self: Clients[G]) -> Graph:
         """Give all clients as one graph: the one that they were cut out of, or side by side.
 
         Its masks are the clients': a node is for what it is for at any client.
         """
-        every: list[Any] = list(self)
         if self.whole is not None:
             n = self.whole.num_nodes
-            masks: dict[str, Any] = {part: torch.zeros(n, dtype=torch.bool) for part in PARTS}
-            for graph in every:
+            masks = {part: torch.zeros(n, dtype=torch.bool) for part in PARTS}
+            for graph in self:
                 for part, mask in masks.items():
                     mask[graph.nodes[getattr(graph, part)]] = True
-            return replace(self.whole, **masks)
+            train, val, test = masks.values()
+            return replace(self.whole, train_mask=train, val_mask=val, test_mask=test)
         ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
-        for graph in every:
+        for graph in self:
             if graph.edge_index is not None:
                 ends.append(graph.edge_index + start)
             start += graph.y.numel()
-        sides: dict[str, Any] = {
-            part: torch.cat([getattr(graph, part) for graph in every])
-            for part in ("x", "y", *PARTS)
-        }
+        x, y, train, val, test = (
+            torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
+        )
         return Graph(
-            **sides,
-            edge_index=torch.cat(ends, 1),
-            num_classes=self.num_classes,
+            x,
+            torch.cat(ends, 1),
+            y,
+            self.num_classes,
+            train,
+            val,
+            test,
             classes=self.classes,
             notes=self.notes,
         )

@@ -30,7 +30,7 @@ from flower_graph.data.folders.run_folder import (
     open_folder,
     write_folder,
 )
-from flower_graph.data.graph import Graph, take_rows
+from flower_graph.data.graph import Graph, HeldGraph, take_rows
 from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, pointers
 from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
@@ -75,7 +75,7 @@ def node_data(graph: Graph) -> RunData:
     return RunData(n, f, graph.num_classes, part, held | masks, class_names=graph.classes)
 
 
-def graph_data(graphs: Sequence[Any], classes: int, **details: Any) -> RunData:
+def graph_data(graphs: Sequence[HeldGraph], classes: int, **details: Any) -> RunData:
     """Give each client its graph, and the server nothing but counts; ``RunData`` has details."""
 
     def part(clients: range) -> Tensors:

@@ -17,12 +17,12 @@ import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -40,6 +40,9 @@ from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
 from flower_graph.errors import DataError
+
+if TYPE_CHECKING:
+    from torch_geometric.data import InMemoryDataset
 
 OGB_SPLITS = {"ogbn-arxiv": "time", "ogbn-products": "sales_ranking"}
 OGB_FILES = (
@@ -63,7 +66,7 @@ class _RawFiles:
 
 
 def load_pyg(
-    name: PygName, *, root: Path | None, download: bool, options: dict[str, Any] | None = None
+    name: PygName, *, root: Path | None, download: bool, options: Mapping[str, object] | None = None
 ) -> Graph:
     """Load a single-graph node-classification set through its PyG class."""
     label = "/".join(part for part in name.raw if part)
@@ -83,7 +86,7 @@ def load_pyg(
         raise DataError(f"{error} (read from the cache folder {folder})") from error
 
 
-def _dataset_class(group: str) -> Any:
+def _dataset_class(group: str) -> type[InMemoryDataset]:
     import torch_geometric.datasets as datasets
     from torch_geometric.data import InMemoryDataset
 
@@ -93,7 +96,9 @@ def _dataset_class(group: str) -> Any:
     return cls
 
 
-def _arguments(cls: Any, name: PygName, options: dict[str, object]) -> dict[str, object]:
+def _arguments(
+    cls: type[InMemoryDataset], name: PygName, options: Mapping[str, object]
+) -> dict[str, object]:
     parameters = inspect.signature(cls.__init__).parameters
     arguments = dict(options)
     # Named here, because PyG warns where it is left out.
@@ -108,7 +113,7 @@ def _arguments(cls: Any, name: PygName, options: dict[str, object]) -> dict[str,
     return arguments
 
 
-def _call(cls: Any, arguments: dict[str, object], label: str) -> Any:
+def _call(cls: type[InMemoryDataset], arguments: dict[str, object], label: str) -> InMemoryDataset:
     try:
         return cls(**arguments)
     except (DataError, _RawFilesWantedError):
@@ -119,10 +124,10 @@ def _call(cls: Any, arguments: dict[str, object], label: str) -> Any:
         raise DataError(f"data set {label!r} cannot be loaded by PyG: {reason}") from error
 
 
-def _raw_files(cls: Any, arguments: dict[str, object], label: str) -> _RawFiles:
+def _raw_files(cls: type[InMemoryDataset], arguments: dict[str, object], label: str) -> _RawFiles:
     # PyG calls download() when raw files are missing, as in an empty folder. By then the
     # loader knows their names: no table of layouts is needed for its hundred classes.
-    def stop(self: Any) -> None:
+    def stop(self: InMemoryDataset) -> None:
         raise _RawFilesWantedError(self.raw_dir, self.raw_paths)
 
     with tempfile.TemporaryDirectory() as empty:
@@ -138,7 +143,7 @@ def _raw_files(cls: Any, arguments: dict[str, object], label: str) -> _RawFiles:
 
 
 def _prepared(
-    cls: Any,
+    cls: type[InMemoryDataset],
     arguments: dict[str, object],
     raw: _RawFiles,
     label: str,
@@ -165,8 +170,10 @@ def _prepared(
     return cached_folder(_key(label, arguments, "download"), fetch)
 
 
-def _download(cls: Any, arguments: dict[str, object], label: str, missing: str) -> None:
-    def guarded(self: Any) -> None:
+def _download(
+    cls: type[InMemoryDataset], arguments: dict[str, object], label: str, missing: str
+) -> None:
+    def guarded(self: InMemoryDataset) -> None:
         try:
             check_reachable(_urls(cls))
             with stall_limit():
@@ -178,7 +185,7 @@ def _download(cls: Any, arguments: dict[str, object], label: str, missing: str) 
     _call(type(cls.__name__, (cls,), {"download": guarded}), arguments, label)
 
 
-def _urls(cls: Any) -> list[str]:
+def _urls(cls: type[InMemoryDataset]) -> list[str]:
     values = (getattr(cls, key, None) for key in dir(cls) if not key.startswith("_"))
     return [v for v in values if isinstance(v, str) and v.startswith(("http://", "https://"))]
 
@@ -191,7 +198,7 @@ def _key(label: str, arguments: dict[str, object], content: object) -> str:
     return f"{label.replace('/', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def _graph(dataset: Any, label: str, *, filtered: bool = False) -> Graph:
+def _graph(dataset: InMemoryDataset, label: str, *, filtered: bool = False) -> Graph:
     from torch_geometric.data import Data
 
     data = dataset[0] if len(dataset) == 1 else None

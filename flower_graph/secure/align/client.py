@@ -114,7 +114,7 @@ class AnyAlignmentClient(ABC):
 
     # What is answered, and by which method
     stages: ClassVar[tuple[tuple[type[Message], str], ...]]
-    _identities: Mapping[int, Any]
+    _identities: Mapping[int, Any]  # in the form's own words
 
     def answer(self, config: Mapping[str, object]) -> dict[str, object]:
         """Answer the message of any stage; empty where there is nothing to say."""

@@ -267,7 +267,11 @@ class VerifiedAlignmentClient(AlignmentClient):
 
     @classmethod
     def restored(
-        cls, data: bytes, run_id: bytes, identities: Mapping[int, Any], trust: TrustSettings
+        cls,
+        data: bytes,
+        run_id: bytes,
+        identities: Mapping[int, Any],
+        trust: TrustSettings,
     ) -> VerifiedAlignmentClient:
         """Read what ``to_bytes`` wrote; ``trust`` as of a new one."""
         host, cut = cls(run_id, identities, trust), 8 + int.from_bytes(data[:8], "big")

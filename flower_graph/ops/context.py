@@ -1,0 +1,13 @@
+"""What a formula's forward pass leaves to its backward pass."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+
+class Saved(FunctionCtx):
+    """PyTorch's context, with the attributes that it gives the backward pass."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
