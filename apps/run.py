@@ -237,7 +237,7 @@ def simulate(config: RunConfig, *, supernodes: int | None = None) -> list[RoundR
 
 def simulate_whole(
     config: RunConfig, *, supernodes: int | None = None
-) -> tuple[list[RoundReport], dict[str, Any]]:
+) -> tuple[list[RoundReport], dict[str, object]]:
     """Run a config as ``simulate`` does; also return the final figures of the method."""
     reports: list[RoundReport] = []
     method = method_of(config)

@@ -42,6 +42,7 @@ from flower_graph.wire.numpy_client import Measurements
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
+PerClient = Tensor | float  # a number of each client as it is written, their mean as it is read
 MAX_CLIENTS = 1 << 20  # that one SuperNode may speak for
 LOSS = "cross-entropy"
 

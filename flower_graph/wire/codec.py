@@ -15,7 +15,7 @@ held to it. ``says`` is what ``docs/reference/messages.md`` says of a field.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, cached_property, lru_cache
 from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
@@ -46,8 +46,7 @@ class Reading:
 
     config: Entries
     metrics: Entries  # where a reply's numbers are; elsewhere the same as ``config``
-    # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, which has them
-    # by name
+    # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, by name
     arrays: Parameters | RecordDict
     known: Known = field(default_factory=dict)  # what was asked for, by names of fields
     values: dict[str, Any] = field(default_factory=dict)  # what has been read
@@ -88,19 +87,15 @@ class Reading:
 class Writing:
     """What a message becomes: entries, and arrays by ``record/key``."""
 
-    config: dict[str, Any] = field(
-        default_factory=dict
-    )  # Flower's record has lists, its client none
+    config: dict[str, Any] = field(default_factory=dict)  # a Config, and lists
     arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
     records: list[str] = field(default_factory=list)  # that are there without arrays, too
     message: Any = None  # all of it, for fields that depend on others
 
 
 @dataclass(frozen=True)
-class Field:
+class Field:  # whose values are left open: their types are those of the messages' dataclasses
     """An entry of a config or metric record; the base of all kinds."""
-
-    # Left open, here and in the kinds: a value is of the type that its message's dataclass gives it
 
     key: str
     says: str = ""
@@ -378,9 +373,7 @@ class Message:
         return cls._read(Reading(config, config, [], known))
 
     @classmethod
-    def from_numpy(
-        cls, parameters: Sequence[NDArray[np.generic]], config: Entries, **known: object
-    ) -> Self:
+    def from_numpy(cls, parameters: Parameters, config: Entries, **known: object) -> Self:
         """Read the message at the client."""
         return cls._read(Reading(config, config, list(parameters), known))
 

@@ -12,7 +12,6 @@ from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
-from flower_graph.wire.numpy_client import Config
 
 TABLE = b"table of tokens"  # in the journal
 

@@ -14,6 +14,7 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.strategies.structure_fedavg.networks import OWN, StructureSettings
 from flower_graph.wire.averaging import ClientMean, Measured, PerClient, Trained
 from flower_graph.wire.codec import Message, Tensor
+from flower_graph.wire.numpy_client import Parameters
 
 Floats = NDArray[np.float32]
 # What divides the array of a name without this end, where not every client has a part in it
@@ -60,9 +61,7 @@ class SharedModels(Message, down="train evaluate", up="train"):
         return cls(*parts)
 
     @classmethod
-    def of_server(
-        cls, parameters: Sequence[NDArray[np.generic]], settings: StructureSettings
-    ) -> SharedModels:
+    def of_server(cls, parameters: Parameters, settings: StructureSettings) -> SharedModels:
         """Read what the server sent; ``ValueError`` if it has other settings."""
         has_shares, models = settings.graphs == OWN, settings.num_models
         h, k = settings.hidden, settings.num_classes

@@ -44,7 +44,6 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.wire.ledger import setup_bytes
-from flower_graph.wire.numpy_client import Config
 
 LOG = logging.getLogger(__name__)
 TRIES = 3  # lists of commitments, while parties show no seed
