@@ -117,10 +117,9 @@ class Asked:
         }
 
     def _of(self, part: Part) -> Iterator[Group]:
-        every = part.any_data_if_named and {"data", "table"} <= self.named
         points = [one for varied in part.vary for one in _points(varied)] or [({}, {})]
         for data, model, point, method in product(
-            _both(None if every else part.data, self.data),
+            _both(part.data, self.data),
             _both(part.models, self.models),
             points,
             _both(part.methods, self.methods),

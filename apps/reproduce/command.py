@@ -27,7 +27,7 @@ from flower_graph.apps.reproduce.page import make_page, matching
 from flower_graph.apps.reproduce.privacy import privacy_curve
 from flower_graph.apps.reproduce.rows import (
     Row,
-    by_seed,
+    Shown,
     find,
     make_rows,
     measured_rows,
@@ -42,12 +42,9 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.report.plots.base import CurveSet, plot_grid
 from flower_graph.report.plots.compared import (
     Interval,
-    Line,
     Spent,
     plot_intervals,
-    plot_lines,
     plot_matrices,
-    plot_points,
     plot_spent,
 )
 from flower_graph.storage.files import write_json, write_text
@@ -195,10 +192,10 @@ def draw(out: Path, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
 
 def _draw_one(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
     """Draw one picture by its kind or its own function; return whether there was anything."""
-    if picture["kind"] in KINDS:
-        return bool(KINDS[picture["kind"]](path, picture, asked, runs, rows))
-    shown = shown_runs(picture["tables"], picture["data"], asked, runs)
-    return bool(function(picture["kind"])(path, shown))
+    kind = picture["kind"]
+    drawn = KINDS[kind] if kind in KINDS else function(kind)
+    shown = shown_runs(picture.get("tables", {}), picture["data"], asked, runs)
+    return bool(drawn(path, shown, rows, picture))
 
 
 def _files(out: Path, picture: Values, asked: Asked) -> Iterator[tuple[Path, Values]]:
@@ -209,11 +206,11 @@ def _files(out: Path, picture: Values, asked: Asked) -> Iterator[tuple[Path, Val
         yield out / fill(picture["file"], {"data": "".join(one["data"][:1])}), one
 
 
-def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+def curves(path: Path, shown: Sequence[Shown], rows: Sequence[Row], picture: Values) -> bool:
     """Draw accuracy and loss by round, a panel for each data set, a curve for each method."""
     panels: dict[str, dict[str, CurveSet]] = {}
     reference: dict[str, float] = {}
-    for one in shown_runs(picture["tables"], picture["data"], asked, runs):
+    for one in shown:
         result = [*one.runs.values()]
         if result and one.centralised:
             reference[one.data] = fmean(run.test_at_best_val for run in result)
@@ -225,7 +222,7 @@ def curves(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence
     return bool(panels)
 
 
-def intervals(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+def intervals(path: Path, shown: Sequence[Shown], rows: Sequence[Row], picture: Values) -> bool:
     """Draw means with deviations, a panel for each data set, and the paper's figures beside."""
     panels: dict[str, dict[str, Interval]] = {}
     for data in picture["data"]:
@@ -239,7 +236,7 @@ def intervals(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Seque
     return bool(panels)
 
 
-def matrices(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+def matrices(path: Path, shown: Sequence[Shown], rows: Sequence[Row], picture: Values) -> bool:
     """Draw a matrix of figures by two settings, a panel for each metric, all on one scale."""
     panels = {}
     (vertical, ys), (horizontal, xs) = picture["axes"].items()
@@ -256,27 +253,11 @@ def matrices(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequen
     return bool(panels)
 
 
-def points(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw one figure against another, a panel for each pair, a line for each data set."""
-    by_group: dict[tuple[str, int], dict[str, float]] = {}
-    for r in matching(rows, picture["rows"]):
-        by_group.setdefault((r["data"], r["group"]), {})[r["metric"]] = r["mean"]
-    panels: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
-    for metric, (name, scale) in picture["metrics"].items():
-        for size in picture["over"] if by_group else ():
-            lines = panels.setdefault((size, name), {})
-            for (data, _), figures in by_group.items():
-                lines.setdefault(data, []).append((figures[size], scale * figures[metric]))
-    if panels:
-        plot_points(path, panels)
-    return bool(panels)
-
-
-def axes(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
+def axes(path: Path, shown: Sequence[Shown], rows: Sequence[Row], picture: Values) -> bool:
     """Draw accuracy by rounds, by local steps and by bytes sent, a curve for each method."""
     # Of many methods those at stake are `marked`, and the others grey
     panels: dict[str, dict[str, Spent]] = {}
-    for one in shown_runs(picture["tables"], picture["data"], asked, runs):
+    for one in shown:
         trained = [curves for curves in one.runs.values() if curves.up and not one.centralised]
         for axis, label in zip(AXES, AXES_NAMES, strict=True) if trained else ():
             spent = max((curves.spent(axis) for curves in trained), key=len)
@@ -288,29 +269,10 @@ def axes(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[R
     return bool(panels)
 
 
-def lines(path: Path, picture: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> bool:
-    """Draw differences by what is varied, a panel for each table, a line for each data set."""
-    panels: dict[str, dict[str, Line]] = {}
-    for name in picture["panels"]:
-        for data in picture["data"]:
-            here = matching(rows, {**picture["rows"], "table": name, "data": data})
-            figures = {r[picture["by"]]: by_seed(r) for r in here}
-            if shared := set.intersection(*map(set, figures.values())) if figures else set():
-                panels.setdefault(name, {})[data] = {
-                    key: [values[seed] for seed in sorted(shared)]
-                    for key, values in figures.items()
-                }
-    if panels:
-        plot_lines(path, panels, label=picture["label"])
-    return bool(panels)
-
-
 AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
 KINDS: dict[str, Any] = {
     "axes": axes,
     "curves": curves,
     "intervals": intervals,
-    "lines": lines,
     "matrices": matrices,
-    "points": points,
 }

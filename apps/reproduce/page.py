@@ -38,9 +38,6 @@ def make_page(
 
 def _block(block: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
     """Write one block: text, the settings of the configs, or tables."""
-    wanted = block.get("asked", {})
-    if not all(set(values) & set(_asked(asked, key)) for key, values in wanted.items()):
-        return []
     if "blocks" in block:
         return [
             part
@@ -87,7 +84,7 @@ def _settings(block: Values, asked: Asked) -> list[str]:
         return []
     lines = []
     for data, model in product(asked.data, models):
-        config = asked.common(data, model, block.get("method", ""))
+        config = asked.common(data, model)
         values = {"data": data, "model": model, "rounds": asked.rounds_of(data, model)}
         lines.append([_setting(config, values, *column[1:]) for column in block["settings"]])
     return ["\n".join(markdown([column[0] for column in block["settings"]], lines))]
@@ -117,7 +114,7 @@ def _own(block: Values, asked: Asked) -> list[str]:
         if all(one.get(k, v[0]) in v for k, v in asked_for.items() if v)
     ]
     if not result:
-        return [block["otherwise"]] if "otherwise" in block else []
+        return []
     lines = [fill(block["own"], {**one, "settings": " ".join(one["settings"])}) for one in result]
     return [block["text"], "\n".join(lines)]
 

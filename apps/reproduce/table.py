@@ -88,7 +88,6 @@ class Part:
     paper_scale: float = 1.0
     seeds: tuple[int, ...] | None = None  # Without other ones being asked for
     if_named: bool = False  # Only where its table is asked for
-    any_data_if_named: bool = False  # All data sets where both data and table are asked for
     # In the place of runs: a function of the config that gives keys and figures of rows
     measure: str = ""
 

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
@@ -152,3 +152,24 @@ def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
             rounds = f"{len(far)} of {len(both[0])} rounds"
             gaps.append(f"{max(far, default=nan):.4f} on {data} ({rounds})")
     return {"gaps": ", ".join(gaps), "seed": seed} if gaps else None
+
+
+def plot_costs(
+    path: Path, _: Any, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
+) -> bool:
+    """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
+    from flower_graph.report.plots.compared import plot_points  # slow to import
+
+    groups: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        if row["table"] == "Figure 8":
+            groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
+    panels: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    for metric, (name, scale) in picture["metrics"].items():
+        for size in picture["over"] if groups else ():
+            lines = panels.setdefault((size, name), {})
+            for (data, _group), figures in groups.items():
+                lines.setdefault(data, []).append((figures[size], scale * figures[metric]))
+    if panels:
+        plot_points(path, panels)
+    return bool(panels)

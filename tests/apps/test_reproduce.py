@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -78,6 +79,31 @@ def test_committed_runs_are_those_of_the_tables(folder: Path) -> None:
     kept = {path: runs.get(path) for path in folder.iterdir()}
     assert kept and None not in kept.values(), [p for p, run in kept.items() if run is None]
     assert left_to_run([run for run in kept.values() if run], folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: str(one.relative_to(RESULTS)))
+def test_committed_tables_come_out_of_the_committed_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever changes a table or how it is made sees which figures change, to the byte."""
+    results = folder.parent
+    page = (results / "table.md").read_text("utf-8")
+    rows = json.loads((results / "table.json").read_text("utf-8"))
+    table = read_table(results.name)
+    names = {row["data"] for row in rows}
+    data = tuple(one for one in table.data if any(name.startswith(one) for name in names))
+    left_out = [line[2:] for line in page.partition("## Not run")[2].split("\n") if line]
+    asked = asked_of(results.name, seeds=None, rounds=None, data=data)
+    measured = {part.table for part in sum(table.tables.values(), ()) if part.measure}
+    (tmp_path / "runs").symlink_to(folder)
+    pictures = re.findall(r"\]\((\S+\.png)\)", page)
+    monkeypatch.setattr(command, "draw", lambda *_: pictures)
+    write_page(tmp_path, asked, left_out, [row for row in rows if row["table"] in measured])
+    for name in ("table.md", "table.json", "choices.md", "choices.json"):
+        wanted, made = results / name, tmp_path / name
+        assert made.exists() == wanted.exists()
+        assert not made.exists() or made.read_bytes() == wanted.read_bytes(), name
 
 
 def test_every_run_once_whole_seeds_first(paper: Paper) -> None:

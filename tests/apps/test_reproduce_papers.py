@@ -18,9 +18,7 @@ from flower_graph.apps.reproduce.command import draw, main
 from flower_graph.apps.reproduce.experiments import (
     Runs,
     kept_runs,
-    loaded,
     run_stages,
-    settings_of,
 )
 from flower_graph.apps.reproduce.page import make_page
 from flower_graph.apps.reproduce.rows import (
@@ -35,7 +33,6 @@ from flower_graph.apps.reproduce.rows import (
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.strategies.masked_embedding_averaging import tables as fedscem_tables
-from flower_graph.strategies.structure_fedavg.config import METHODS as FEDGLS_METHODS
 
 
 def group_of(asked: Asked, table: str, method: str, **keys: Any) -> Group:
@@ -43,11 +40,6 @@ def group_of(asked: Asked, table: str, method: str, **keys: Any) -> Group:
     return next(
         g for g in asked.groups(table) if g.method == method and keys.items() <= g.keys.items()
     )
-
-
-def is_figure(group: Group) -> bool:
-    """Whether nothing is trained for a group's rows, so that there is nothing to choose."""
-    return all(one.centralised for one in group.experiments)
 
 
 def config_of(group: Group) -> Any:
@@ -101,20 +93,6 @@ def test_only_the_masked_row_has_masks_and_blinded_identities(tmp_path: Path) ->
     assert {run.experiment.method for run in less.runs()} == {"FedAvg"}
 
 
-def test_large_data_sets_have_the_main_rows_alone() -> None:
-    for table in ("strict", "table-3"):
-        few, every = (
-            {g.method for g in asked_of("fedscem", data=(data,)).groups(table) if g.choosers}
-            for data in ("PubMed", "Cora")
-        )
-        assert few == {"Self-training", "FedAvg", FEDSCEM, "FedAvg+FedSCem"} < every
-        for group in asked_of("fedscem", data=("Cora",), seeds=None).groups(table):
-            if not group.choosers:
-                continue  # a figure that nothing is trained for
-            assert (len(group.experiments), group.seeds) == (4, (0, 1, 2, 3, 4))
-            assert config_of(group).patience == 50
-
-
 def test_gains_are_over_self_training_under_the_same_split() -> None:
     asked = asked_of("fedscem", data=("Cora",))
     runs = made_up(asked)
@@ -131,9 +109,6 @@ def test_gains_are_over_self_training_under_the_same_split() -> None:
     assert "0.8288 ± 0.0021" in page and "| Cora | Local, 3 rounds |" in page
     assert "test accuracies differ in no round by more than" in page
     assert len([r for r in made if r["table"] == "Figure 6a"]) == 3 * 4 * 5
-    assert not [g for g in asked_of("fedscem", data=("PubMed",)).groups("figure-6a")]
-    named = asked_of("fedscem", data=("PubMed",), named=frozenset({"data", "table"}))
-    assert len(named.groups("figure-6a")) == 20
 
 
 def test_costs_are_measured_in_the_place_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,39 +137,7 @@ def test_a_measured_row_stands_beside_the_papers(monkeypatch: pytest.MonkeyPatch
 
 # FedGLS ------------------------------------------------------------------------------------------
 
-MLP, KNN, FEDGLS, FIXED = "Fed-MLP", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed"
-
-
-def test_fedglss_methods_are_the_configs_and_one_learner_stands_still() -> None:
-    asked = asked_of("fedgls", data=("PubMed",))
-    for group in asked.groups():
-        assert all(loaded(one.config, one.overrides).patience == 50 for one in group.experiments)
-        has_choice = group.part.table == "Table 1" and not is_figure(group)
-        assert group.choosers == ((10, 11) if has_choice else ())
-    by_method = {g.method: config_of(g) for g in asked.groups("table-1")}
-    assert {config.strategy.name for config in by_method.values()} == {*FEDGLS_METHODS}
-    by_method[FIXED].graph.learning_rate = by_method[FEDGLS].graph.learning_rate
-    assert by_method[FIXED] == by_method[FEDGLS]
-
-
-def test_tables_2_and_3_change_one_setting_and_share_the_usual_runs() -> None:
-    asked = asked_of("fedgls", data=("PubMed", "Flickr"))
-    usual = {g.method: g.experiments for g in asked.groups("table-2") if g.keys["varied"] == "5"}
-    for table, key, values in (
-        ("table-2", "strategy.local_epochs", {"3": 3, "5": 5, "10": 10}),
-        ("table-3", "graph.graphless_ratio", {"12:4": 0.25, "8:8": 0.5, "4:12": 0.75}),
-    ):
-        section, name = key.split(".")
-        groups = [g for g in asked.groups(table) if g.data == "PubMed"]
-        assert len(groups) == 9
-        for group in groups:
-            varied = group.keys["varied"]
-            is_usual = varied in ("5", "8:8") or (table, group.method) == ("table-3", MLP)
-            assert (group.experiments == usual[group.method]) == is_usual
-            expected = 0.5 if is_usual and table == "table-3" else values[varied]
-            assert getattr(getattr(config_of(group), section), name) == expected
-    for group in asked.groups("table-3"):  # Flickr's ratios are of twenty clients
-        assert config_of(group).partition.clients == sum(map(int, group.keys["varied"].split(":")))
+MLP, KNN, FEDGLS = "Fed-MLP", "Fed-GNN_k", "FedGLS"
 
 
 def test_gains_are_seed_by_seed_at_the_same_place() -> None:
@@ -217,42 +160,6 @@ def test_gains_are_seed_by_seed_at_the_same_place() -> None:
     made = make_rows(asked, runs)
     (line,) = (t for t in make_page(asked, runs, made).splitlines() if t.startswith("| PubMed | 3"))
     assert line.split(" | ")[4:6] == ["–", "–"] and line.endswith("| 2, 0, 2 |")
-
-
-def test_why_learning_pays_varies_one_thing_at_a_time(tmp_path: Path) -> None:
-    asked = asked_of("fedgls-why", data=("Cora",))
-    usual = {g.method: g.experiments for g in asked.groups() if g.keys["varied"] == 60}
-    changes = {
-        "labelled nodes that train, %": ("partition.train_share", 60, None),
-        "graphless clients, %": ("graph.graphless_ratio", 50, 0.5),
-        "features moved, %": ("data.feature_noise", 0, 0),
-        "Fed-GNN_k's neighbours by": ("graph.knn_on", "features", "features"),
-    }
-    for group in asked.groups():
-        key, same, shipped = changes[group.part.table]
-        varied, (shipped_one,) = group.keys["varied"], usual[group.method]
-        config, plain = (
-            settings_of(config_of(group)),
-            settings_of(load_config(shipped_one.config, shipped_one.overrides)),
-        )
-        is_usual = varied == same or group.method in group.part.not_for
-        assert (group.experiments == usual[group.method]) == is_usual
-        wanted = varied if isinstance(varied, str) else varied / 100
-        assert config[key] == (shipped if is_usual else wanted)
-        assert {k for k in config if config[k] != plain[k]} == (set() if is_usual else {key})
-        assert config["graph.neighbours"] == (5 if group.method == KNN else 30)
-    runs = made_up(asked)
-    made = make_rows(asked, runs)
-    key = {"table": "features moved, %", "varied": 10, "metric": "gain-over-fed-gnn_k"}
-    groups = {g.method: g for g in asked.groups()
-              if (g.part.table, g.keys["varied"]) == ("features moved, %", 10)}  # fmt: skip
-    ours, theirs = (runs[groups[method].experiments[0]] for method in (FEDGLS, KNN))
-    assert only_row(made, method=FEDGLS, **key)["values"] == pytest.approx(
-        [ours[seed].test_at_best_val - theirs[seed].test_at_best_val for seed in (0, 1)]
-    )
-    page = make_page(asked, runs, made)
-    assert "| labelled nodes that train, % | Fed-MLP |" in page
-    assert "\n| encoder | " in page and draw(tmp_path, asked, runs, made) == ["when-it-pays.png"]
 
 
 # PPFL-GNN ----------------------------------------------------------------------------------------
@@ -360,52 +267,6 @@ def test_figures_3_to_6_are_of_the_runs_of_tables_1_and_2(tmp_path: Path) -> Non
     ]
 
 
-def test_ppfls_methods_try_two_settings_of_their_model_and_stop_by_validation() -> None:
-    asked = asked_of("ppfl", data=("Cora",), rounds=None)
-    both = [*asked.groups("table-1"), *asked.groups("table-2")]
-    groups = [group for group in both if not is_figure(group)]
-    for group in groups:
-        assert (len(group.experiments), group.choosers) == (2, (10, 11))
-        for one, tried in zip(group.experiments, group.tried, strict=True):
-            row, chosen = (load_config(e.config, e.overrides) for e in (one, tried))
-            # Nothing is paid for the MLP where nobody looks at it
-            assert row.judge.mlp and not chosen.judge.mlp  # type: ignore[attr-defined]
-            row.judge.mlp = False  # type: ignore[attr-defined]
-            assert row == chosen
-        section = {"DeepWalk": "deepwalk.", "GAT": "gat."}[group.model]
-        for one in group.experiments:
-            config: Any = load_config(one.config, one.overrides)
-            assert 0 < 2 * config.patience < group.rounds and config.judge.every == 1
-            assert config.partition.ratios[1] > 0
-        first, second = (set(one.overrides) for one in group.experiments)
-        assert (first ^ second) and all(one.startswith(section) for one in first ^ second)
-    noisy = [
-        g
-        for g in groups
-        if g.part.table == "Table 2" and config_of(g).partition.label_noise == 0.15
-    ]
-    assert [g.method for g in noisy] == ["LOC", "FED"]
-
-
-def test_table_3_varies_choice_and_share_of_public_nodes() -> None:
-    asked = asked_of("ppfl", rounds=None)
-    less = asked.groups("table-3")
-    asked = asked_of("ppfl", rounds=None, named=frozenset({"table"}))
-    every = [*asked.groups("table-3"), *asked.groups("table-3-deepwalk")]
-    assert (len(less), len(asked.groups("table-3")), len(every)) == (40, 40, 56)
-    paper = {(g.data, g.model, g.keys["share"]) for g in every if g.keys["public"] == "degree"}
-    assert paper == {*product(("Cora", "CiteSeer"), ("GAT", "DeepWalk"), (5, 10, 20, 30, 40))}
-    tried = {(g.method, g.model): config_of(g) for g in asked.groups("table-1")}
-    tried |= {(g.method, g.model): config_of(g) for g in reversed(asked.groups("table-2"))}
-    for group in every:
-        config, keys = config_of(group), group.keys
-        part, first = config.partition, tried[group.method, group.model]
-        assert (part.public, part.public_share) == (keys["public"], keys["share"] / 100)
-        assert part.ratios == ([0.0, 0.4, 0.6] if group.model == "DeepWalk" else [0.6, 0.2, 0.2])
-        assert (config.deepwalk, config.gat) == (first.deepwalk, first.gat)
-        assert config.patience and config.judge.folds == 3 and not config.judge.mlp
-
-
 # Real runs ---------------------------------------------------------------------------------------
 
 SMALL: dict[str, Any] = {
@@ -494,10 +355,3 @@ def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr().out.split()
     assert said[0] == said[2]  # of the runs, so many are there already
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == before
-
-
-def test_a_config_that_ships_for_shared_models_has_its_own_rounds() -> None:
-    groups = asked_of("fedscem", data=("Cora", "CiteSeer"), rounds=None).groups("shipped")
-    rounds = {group.data: group.rounds for group in groups}
-    assert rounds == {"Cora": 200, "CiteSeer": 120}
-    assert all(group.rounds == rounds[group.data] for group in groups)

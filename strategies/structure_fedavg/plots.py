@@ -1,0 +1,29 @@
+"""The picture that FedGLS's tables alone have: differences by what is varied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flower_graph.report.plots.compared import Line, plot_lines
+
+
+def plot_differences(
+    path: Path, _: Any, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
+) -> bool:
+    """Draw a difference by what is varied, a panel for each table, a line for each data set."""
+    panels: dict[str, dict[str, Line]] = {}
+    for table in picture["panels"]:
+        for data in picture["data"]:
+            wanted = (table, data, picture["metric"])
+            here = [row for row in rows if (row["table"], row["data"], row["metric"]) == wanted]
+            by_seed = [dict(zip(row["seeds"], row["values"], strict=True)) for row in here]
+            if shared := set.intersection(*map(set, by_seed)) if by_seed else set():
+                panels.setdefault(table, {})[data] = {
+                    row["varied"]: [figures[seed] for seed in sorted(shared)]
+                    for row, figures in zip(here, by_seed, strict=True)
+                }
+    if panels:
+        plot_lines(path, panels, label=picture["label"])
+    return bool(panels)
