@@ -13,8 +13,8 @@ from flower_graph.secure.parties.trust import FEWEST_PARTIES
 def identity_command(args: argparse.Namespace) -> int:
     """Make a key pair and print where it is."""
     public = new_identity(args.file)
-    print(f"key     {args.file}: keep it, show it to nobody")
-    print(f"public  {public_file(args.file)}: {public.hex()}", flush=True)
+    print(f"secret key  {args.file}: show it to nobody")
+    print(f"public key  {public_file(args.file)}: {public.hex()}", flush=True)
     return 0
 
 
@@ -26,7 +26,10 @@ def registry_command(args: argparse.Namespace) -> int:
     registry = _changed(args)
     registry.write(args.registry)
     print(*_lines(registry), sep="\n")
-    print("give this version to all SuperNodes: with another they refuse each other", flush=True)
+    print(
+        "copy this file to all SuperNodes: those with different versions refuse each other",
+        flush=True,
+    )
     return 0
 
 
@@ -61,14 +64,14 @@ def _opened(args: argparse.Namespace) -> Registry:
 def _lines(registry: Registry) -> list[str]:
     """Describe a registry, with one line for each SuperNode."""
     parties, active = registry.parties.values(), len(registry.active)
-    few = "" if active >= FEWEST_PARTIES else f"; sums need at least {FEWEST_PARTIES}"
+    few = "" if active >= FEWEST_PARTIES else f"; secure sums need at least {FEWEST_PARTIES}"
     return [
-        f"{len(parties)} SuperNodes, {active} of them not revoked{few}; at most "
+        f"{len(parties)} SuperNodes, {active} of them active{few}; at most "
         f"{registry.most_clients} clients each",
         f"SHA-256 {registry.digest.hex()}",
         *(
             f"{party.number:5}  {party.key.hex()}  clients {write_numbers(party.clients)}"
-            + (f"  keys before: {len(party.former)}" if party.former else "")
+            + (f"  former keys: {len(party.former)}" if party.former else "")
             + ("  REVOKED" if party.revoked else "")
             for party in parties
         ),

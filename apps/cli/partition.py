@@ -115,7 +115,7 @@ def _write_folders(
             "to fewer"
         )
     write_run(out, deciding_settings(to_dict(configs[0])), data, count)
-    return f"server, and {count:,} for {data.num_clients:,} clients{cut.note}"
+    return f"1 for the server, {count:,} for {data.num_clients:,} clients{cut.note}"
 
 
 def _record(

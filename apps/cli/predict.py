@@ -65,14 +65,14 @@ def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
     rounds = ", ".join(map(str, run.kept_rounds))
     lines = [f"{count} of round {rounds}" if rounds else count]
     if any(shares := [_share(predictions, role) for role in (*NODE_ROLES[1:], NODE_ROLES[0])]):
-        lines.append(f"  right  {', '.join(filter(None, shares))}{_how(predictions)}")
+        lines.append(f"  accuracy  {', '.join(filter(None, shares))}{_how(predictions)}")
     return lines
 
 
 def _share(predictions: Predictions, role: str) -> str:
     """Format the accuracy on the nodes of one role; empty if there are no such nodes."""
     local = predictions.of_role(role)
-    name = "in no part" if role == NODE_ROLES[0] else role
+    name = "other nodes" if role == NODE_ROLES[0] else role
     return f"{name} {local.accuracy():.3f} of {len(local.node):,}" if len(local.node) else ""
 
 

@@ -69,7 +69,7 @@ def test_after_a_rotation_the_new_key_signs_and_the_old_one_does_not(folder, cap
     command("identity", "new", "key-3-new")
     before, taken = bound(settings("key-3"), (6, 7))
     command("registry", "rotate", "registry.json", 3, "key-3-new.pub")
-    assert "clients 6-7  keys before: 1" in capsys.readouterr().out
+    assert "clients 6-7  former keys: 1" in capsys.readouterr().out
     said, signature = bound(settings("key-3-new"), (6, 7))
     said.verify(settings().registry, signature)
     with pytest.raises(IdentityError, match=r"key-3.*party 3"):
