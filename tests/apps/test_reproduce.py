@@ -199,14 +199,25 @@ def test_a_table_of_ones_own(own_table: str, tmp_path: Path, simulated: list[Run
 GENERATED = ["data.name=csbm", "data.nodes=2000", "partition.clients=5"]
 
 
-def test_a_figure_stands_in_a_run_s_place(tmp_path: Path, simulated: list[RunConfig]) -> None:
+def test_a_figure_stands_in_a_run_s_place(
+    tmp_path: Path, simulated: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    kind = type(method_named("fedgls"))
+    baselines = kind.baselines
+
+    def counted(method: Any, config: RunConfig) -> Any:
+        computed.append(config.seed)
+        return baselines(method, config)
+
+    monkeypatch.setattr(kind, "baselines", counted)
     tree = yaml.safe_load(OWN)
-    tree["methods"]["guess"] = {"baseline": "majority"}
+    tree["methods"] |= {"guess": {"baseline": "majority"}, "lp": {"baseline": "label-propagation"}}
     tree["data"] = {"Cora": {"settings": GENERATED}}
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
-    only = {"data": ["Cora"], "method": ["guess", "mine"]}
+    only = {"data": ["Cora"], "method": ["guess", "lp", "mine"]}
     main(str(tmp_path / "own.yaml"), tmp_path / "out", only=only, seeds=[0], rounds=3)
-    assert len(simulated) == 1  # mine
+    assert len(simulated) == 1 and computed == [0]  # mine; both baselines at once
     (made, *_) = [
         r
         for r in json.loads((tmp_path / "out" / "table.json").read_text())
@@ -269,6 +280,7 @@ def test_data_that_cannot_be_had_are_left_out_and_named(
             "baseline: 'regression'",
         ),
         ({"page": [{"values": "json:no", "tables": {}}]}, "json"),
+        ({"page": [{"like": "coasts"}]}, "like: 'coasts'"),
         ("- a\n", "mapping"),
         ("a: [", "malformed"),
     ],
