@@ -63,12 +63,12 @@ def public_key(private: bytes) -> bytes:
 
 
 def is_low_order(public: bytes) -> bool:
-    """Tell whether a public key gives nobody a secret."""
+    """Tell whether a public key is of low order: every secret agreed on with it is zero."""
     return public[:31] + bytes([public[31] & 127]) in LOW_ORDER
 
 
 def low_order_rows(publics: Bytes) -> NDArray[np.intp]:
-    """Find those of many public keys ``[n, 32]`` that give nobody a secret."""
+    """Return the rows of public keys ``[n, 32]`` that are of low order."""
     same = np.zeros(len(publics), np.bool_)
     for key in LOW_ORDER:
         same |= (publics[:, :31] == [*key[:31]]).all(1) & (publics[:, 31] & 127 == key[31])
@@ -110,7 +110,7 @@ class Agreements:
 
 
 def context(purpose: bytes, run_id: bytes, *numbers: int) -> bytes:
-    """Write what a key, a packet or a commitment is for; no two purposes give the same bytes."""
+    """Encode what a key, a packet or a commitment is for; no two purposes give the same bytes."""
     tail = struct.pack(f"<{len(numbers)}q", *numbers)
     return b"flower-graph secure sum/" + purpose + b"\0" + run_id + tail
 
@@ -213,7 +213,7 @@ def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
 
 
 def combine_shares(holders: Sequence[int], shares: Sequence[bytes]) -> bytes:
-    """Give the secret back from as many shares as the threshold."""
+    """Reconstruct the secret from as many shares as the threshold."""
     weights = _weights_at_zero(tuple(holders))
     value = sum(
         weight * int.from_bytes(share, "little")

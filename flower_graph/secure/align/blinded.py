@@ -152,7 +152,7 @@ class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
 
     @property
     def num_slots(self) -> int:
-        """How many there are."""
+        """Number of slots."""
         return len(self.tokens)
 
 

@@ -117,7 +117,7 @@ class AnyAlignmentClient(ABC):
     _identities: Mapping[int, Any]  # in the form's own words
 
     def answer(self, config: Mapping[str, object]) -> dict[str, object]:
-        """Answer the message of any stage; empty where there is nothing to say."""
+        """Answer the message of any stage; the reply of some stages is empty."""
         for kind, method in self.stages:
             if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
                 reply = getattr(self, method)(kind.from_config(config))
@@ -296,7 +296,7 @@ class AlignmentClient(AnyAlignmentClient):
         self._epoch = int(arrays["epoch"][0])
 
     def _enter(self, epoch: int) -> None:
-        """Start anew for a later alignment; refuse an earlier one."""
+        """Begin a later alignment from scratch; refuse an earlier one."""
         if epoch < self._epoch:
             raise RefusedError(f"alignment {epoch} is over, this is {self._epoch}")
         if epoch > self._epoch:

@@ -108,14 +108,14 @@ def pair_sums(polynomials: Residues, client: int, prime: int) -> Residues:
 
 
 def patterns(identities: Residues, sums: Residues, client: int, prime: int) -> NDArray[np.uint8]:
-    """Find who else holds each of a client's identities."""
+    """Find which other clients hold each of a client's identities."""
     # identities [n], sums [m - 1, d]
     shared = evaluate(sums, identities, prime) == 0
     return np.packbits(np.insert(shared, client, True, axis=1), axis=1)
 
 
 def sections(counts: dict[bytes, int]) -> dict[bytes, int]:
-    """Give every pattern of at least two clients its section of the common order."""
+    """Return the first slot of every pattern with at least two clients."""
     start, first = {}, 0
     for pattern in sorted(counts, reverse=True):
         if sum(byte.bit_count() for byte in pattern) >= 2:

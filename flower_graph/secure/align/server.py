@@ -260,7 +260,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return cells_for(points * 2**self._doublings // FIRST_SHARE)
 
     def _leave_out(self, client: int, reason: str) -> None:
-        """Forget a client, so that it may enrol again, and say why."""
+        """Remove a client, so that it may enrol again, and note the reason."""
         self._node.pop(client, None)
         self._pending.pop(client, None)
         self.blamed.append((client, reason))
@@ -334,7 +334,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return chosen
 
     def _add_up(self) -> None:
-        """Add up the key-holders' answers and hand every client its own."""
+        """Add up the key-holders' answers and split them by client."""
         # Checking the sum costs a fraction of checking every answer. What it misses, parts outside
         # the group that cancel, does no harm.
         total = add(list(self._answers.values()))

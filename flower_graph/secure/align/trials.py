@@ -17,7 +17,7 @@ FEWEST = 2  # SuperNodes in a sum: what one holds is not to be seen alone
 
 
 class Trials:
-    """SuperNodes that are cleared, those that are not, and those whose tables are summed next."""
+    """Cleared SuperNodes, suspects, and the SuperNodes whose tables are summed next."""
 
     def __init__(self, nodes: Collection[int]) -> None:
         self.cleared: set[int] = set()
@@ -44,7 +44,7 @@ class Trials:
         self._next()
 
     def keep(self, nodes: Collection[int]) -> None:
-        """Go on with those SuperNodes that still take part; draw anew if one was to be next."""
+        """Drop SuperNodes that no longer take part; draw anew if one of them was to be next."""
         if self._keep(nodes):
             self._size = len(self.suspects) + 1
             self._next()

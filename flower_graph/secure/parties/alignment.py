@@ -124,12 +124,12 @@ def drawn(seed: bytes, parties: Iterable[int]) -> list[int]:
 
 
 def block_parts(run_id: bytes, epoch: int, client: int, block: Bytes2D) -> tuple[bytes, ...]:
-    """Give what a party signs of a client's block."""
+    """Return what a party signs of a client's block."""
     return run_id, b"%d" % epoch, b"%d" % client, hashlib.sha256(block.tobytes()).digest()
 
 
 def proof_context(run_id: bytes, epoch: int, holder: int, client: int) -> bytes:
-    """Say which key-holder's proof for which client it is."""
+    """Encode which key-holder's proof for which client it is."""
     return framed(run_id, b"%d" % epoch, b"%d" % holder, b"%d" % client)
 
 

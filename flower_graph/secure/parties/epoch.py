@@ -43,7 +43,7 @@ def commit(run_id: bytes, party: int, seed: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Parties whose partners stay the same, with all that was agreed on when it began."""
+    """Parties whose graph of partners stays the same, and what they agreed on when it began."""
 
     run_id: bytes  # of the sum, as the bindings have it
     registry: bytes  # digest of the registry
@@ -77,7 +77,7 @@ class Epoch:
 
     @property
     def threshold(self) -> int:
-        """Shares that give a secret back, and signatures without which none is shown."""
+        """How many shares reconstruct a secret, and how many signatures each share needs."""
         return self.plan[1]
 
     @cached_property

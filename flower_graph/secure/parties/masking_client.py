@@ -68,7 +68,7 @@ class MaskingParty(PartyActions, MaskingClient):
         self.trust = trust
 
     def sum_enroll(self, parameters: Parameters, config: Config) -> Answer:
-        """Make channel keys, or show those of the run; refused where there is a key of its own."""
+        """Make channel keys, or return those of the run; refused if there is a key of its own."""
         if self.trust is not None:
             raise RefusedError(
                 "this SuperNode has a key of its own and takes part in no sum whose server is "

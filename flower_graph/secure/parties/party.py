@@ -141,7 +141,7 @@ class PartyClient:
         return RevealReply(self.run_id, request.number, np.frombuffer(self._seed, np.uint8))
 
     def begin(self, request: EpochRequest) -> EpochReply:
-        """Begin an epoch, when all seeds are there: check them, and who the partners are."""
+        """Begin an epoch: check all seeds, and the partners that follow from them."""
         self._check_run(request.run_id)
         shown = self._shown
         if shown is None or shown.number <= self._epochs:

@@ -106,7 +106,7 @@ def verify(inputs: Bytes2D, claims: Sequence[Claim]) -> bool:
 
 
 def failing(inputs: Bytes2D, claims: Mapping[int, Claim]) -> list[int]:
-    """Name those of several key-holders whose proofs about the same inputs do not hold."""
+    """Return the key-holders whose proofs about the same inputs do not hold."""
     if verify(inputs, list(claims.values())):
         return []
     return [holder for holder, claim in claims.items() if not verify(inputs, [claim])]
@@ -144,7 +144,7 @@ def _statement(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes)
 
 
 def _weights(statement: bytes, count: int) -> list[int]:
-    """Give the weights of a block's points: nobody chooses points by them."""
+    """Derive the weights of a block's points from the statement, so that nobody can choose them."""
     stream = hashlib.shake_256(framed(SUITE + b"/Composite", statement)).digest(WEIGHT * count)
     places = range(0, len(stream), WEIGHT)
     return [int.from_bytes(stream[start : start + WEIGHT], "little") for start in places]

@@ -301,5 +301,5 @@ def _public(key: bytes) -> Ed25519PublicKey:
 
 
 def signed_bytes(digest: bytes, party: int, purpose: bytes, parts: Sequence[bytes]) -> bytes:
-    """Write what a signature is over: no other registry, party, purpose or parts give the same."""
+    """Encode what is signed: no other registry, party, purpose or parts give the same bytes."""
     return framed(DOMAIN, digest, party.to_bytes(8, "big"), purpose, *parts)

@@ -300,7 +300,7 @@ class PartyServer:
         self._round(reply.server_round).inner.take(node, reply)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
-        """Ask those who are in the sum to sign who is."""
+        """Ask the parties in the sum to sign the list of them."""
         one = self._round(number)
         epoch = one.epoch
         if one.inner.skipped is not None:
@@ -324,7 +324,7 @@ class PartyServer:
         one.lists[index], one.signed[index] = reply.signature, True
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-        """Ask those who signed for their shares, with the signatures of their partners."""
+        """Ask the parties that signed for their shares, with their partners' signatures."""
         one = self._round(number)
         epoch = one.epoch
         result = {}

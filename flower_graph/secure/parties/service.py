@@ -98,7 +98,7 @@ class PartySums(SumServer):
 
     @property
     def fewest_nodes(self) -> int:
-        """SuperNodes without whom there is no sum."""
+        """The fewest SuperNodes in a sum."""
         return self._protocol.minimum
 
     @property
@@ -135,7 +135,7 @@ class PartySums(SumServer):
         )
 
     def exclude(self, clients: Iterable[int]) -> None:
-        """Exclude the parties of clients whose fault is proven: a run that goes on knows them."""
+        """Exclude the parties of clients whose fault was proven before the run was resumed."""
         parties = self._protocol.registry.parties.values()
         self._protocol.excluded |= {p.number for c in clients for p in parties if p.may_host([c])}
 

@@ -278,7 +278,7 @@ class SumClient:
     def _receive(
         self, kept: ClientRound, request: MaskRequest, rows: Integers
     ) -> tuple[Bytes, NDArray[np.bool_], Integers]:
-        """Open the packets; return all shares, which are there, and the pairs that failed."""
+        """Open the packets; return all shares, which of them came, and the pairs that failed."""
         row, column = kept.foreign_pairs(request, rows)
         secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
         held, has = kept.held.copy(), np.zeros_like(kept.has)
@@ -311,7 +311,7 @@ class SumClient:
     def _masks(
         self, kept: ClientRound, request: MaskRequest, rows: Integers, chosen: Integers
     ) -> list[tuple[bytes, int]]:
-        """Give the self masks, and the masks against live partners at other SuperNodes."""
+        """Return the self masks, and the pair masks with live partners at other SuperNodes."""
         number, run_id = kept.number, self.run_id
         seeds = zip(pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True)
         masks = [(channel.self_mask_key(seed, run_id, number, c), 1) for seed, c in seeds]

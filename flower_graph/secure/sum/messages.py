@@ -217,7 +217,7 @@ class UnmaskReply(Message, up="sum_unmask"):
     ]
 
     def check(self, known: Known) -> None:
-        """Refuse more or fewer shares than are said to be there."""
+        """Refuse more or fewer shares than ``kinds`` announces."""
         wanted = int((self.kinds != NOTHING).sum()) * SHARE_BYTES
         if self.shares.size != wanted:
             raise MalformedReplyError(

@@ -127,7 +127,7 @@ def _most(num_clients: int, colluding: int, places: int, broken: float) -> int:
 
 
 def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
-    """Give the chance of 0 to k marked ones among k drawn of n: the hypergeometric law."""
+    """Return the chances of 0 to k marked ones among k drawn of n (hypergeometric law)."""
     # As scipy.stats has it, which takes longer to import than many a run takes.
     factorials, result = _log_factorials(n), np.arange(max(0, k - (n - marked)), k + 1)
     result = result[result <= marked]
@@ -144,7 +144,7 @@ def _log_factorials(n: int) -> NDArray[np.float64]:
 
 
 def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Give the log of n over k."""
+    """Return the logarithm of the binomial coefficient n over k."""
     ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
     return ways
 

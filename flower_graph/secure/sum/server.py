@@ -93,7 +93,7 @@ class SumServer:
 
     @property
     def fewest_nodes(self) -> int:
-        """SuperNodes without whom there is no sum."""
+        """The fewest SuperNodes in a sum."""
         return 1
 
     @property
@@ -103,7 +103,7 @@ class SumServer:
 
     @property
     def excluded(self) -> set[int]:
-        """Clients that are in no sum any more: proven cheats, and who shares their SuperNode."""
+        """Clients that are in no sum any more: proven cheats, and all of their SuperNodes."""
         return self._excluded
 
     @property
