@@ -19,7 +19,6 @@ from flower_graph.config.common import RunConfig
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
 from flower_graph.engine.device import resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError, brief
-from flower_graph.flower_compat import parse_config_args
 from flower_graph.method.load import is_file_name, list_configs, load_config, to_dict
 from flower_graph.method.permits import Permits
 from flower_graph.method.registry import known_apps, method_of
@@ -68,6 +67,8 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
 
 def _node_config(text: str) -> dict[str, UserConfigValue]:
     """Read a node config as Flower does from ``--node-config``."""
+    from flower_graph.flower_compat import parse_config_args  # loads requests, which a run does not
+
     try:
         found = parse_config_args([text])
     except ClickException:
