@@ -150,7 +150,7 @@ def test_lists_are_counted_by_run_and_runs_by_day(tmp_path):
     path = tmp_path / "journal"
     for number in range(3):  # each by another state, another sum, another process
         Journal(path).answer_list(3, 2, b"run")
-        assert number == 0 or Journal(path).go_on(number, "", 9, b"else")
+        assert number == 0 or Journal(path).continue_run(number, "", 9, b"else")
     with pytest.raises(RefusedError, match="3 lists"):
         Journal(path).answer_list(3, 2, b"run")
     fresh = tmp_path / "another"

@@ -147,12 +147,12 @@ class Journal:
             How many a run may show, whatever numbers the server gives its sums: whoever shows a
             list sees the draw of partners and key-holders that it gives.
         most, run
-            As of `go_on`: a run in which a list is answered has begun.
+            As of `continue_run`: a run in which a list is answered has begun.
 
         Raises
         ------
         RefusedError, IdentityError
-            As of `go_on`; and so many lists were answered in this run.
+            As of `continue_run`; and so many lists were answered in this run.
         """
         with self._changed(run) as (book, kept):
             if kept.lists >= most_lists:
