@@ -12,10 +12,11 @@ from typing import Any
 import yaml
 
 from flower_graph.apps.reproduce.templates import Values, make, one_of
-from flower_graph.config.rules import message_of, nearest, refuse_key
+from flower_graph.config.rules import nearest, refuse_key
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import TABLES, is_file_name
 from flower_graph.method.registry import known_apps, method_named
+from flower_graph.storage.reading import MOST_SETTINGS, check_yaml, read_text, reading
 
 BLOCKS = "blocks"  # Name of the file with parts of pages that several tables have
 PRIVACY = "privacy"  # Name of the table that is a curve
@@ -131,10 +132,10 @@ def tables() -> dict[str, str]:
 
 def read_table(name: str) -> Table:
     """Read a shipped file of tables, or the user's own."""
-    try:
-        tree = yaml.safe_load(_text_of(name))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"table {name}: malformed YAML: {message_of(error)}") from error
+    text = _text_of(name)
+    with reading(f"table {name}", ConfigError, "malformed YAML"):
+        check_yaml(text)
+        tree = yaml.safe_load(text)
     if not isinstance(tree, dict):
         raise ConfigError(f"table {name}: not a mapping of keys to values")
     tree.pop("shared", None)  # Anchors of what is there more than once
@@ -221,10 +222,8 @@ def _check_choices(key: str, table: Table) -> None:
 
 def _text_of(name: str) -> str:
     if is_file_name(name):
-        try:
-            return Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"table {name}: {error}") from error
+        with reading(f"table {name}", ConfigError):
+            return read_text(name, MOST_SETTINGS)
     shipped = tables()
     if name not in shipped:
         close = nearest(name, [*shipped])

@@ -59,7 +59,11 @@ class Treatment(NamedTuple):
             else torch.tensor([inf if v is None else v for v in record[name]], dtype=torch.float64)
             for name in ("mean", "scale")
         )
-        return cls(str(record["features"]), int(record["width"]), mean, scale)
+        how, width = str(record["features"]), int(record["width"])
+        given = [one for one in (mean, scale) if one is not None]
+        if any(one.shape != (width,) for one in given) or (how == STANDARDISE and len(given) < 2):
+            raise ValueError(f"mean and scale are not those of {width} features")
+        return cls(how, width, mean, scale)
 
 
 @dataclass

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
-from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from flower_graph.errors import DataError
+from flower_graph.storage.archives import read_arrays
+from flower_graph.storage.reading import reading
 from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
@@ -234,15 +234,10 @@ def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     DataError
         If the file cannot be read or does not fit the graph.
     """
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = [file[f"{part}_mask"] for part in ROLES]
-    except KeyError as error:
-        raise DataError(f"split file {path} cannot be read: {error}") from error
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise DataError(
-            f"split file {path} cannot be read: it is damaged or no npz file; copy it again"
-        ) from error
+    why = "cannot be read: it is damaged or no npz file; copy it again"
+    with reading(f"split file {path}", DataError, why):
+        found = read_arrays(path)
+        arrays = [found[f"{part}_mask"] for part in ROLES]
     for array in arrays:
         if array.shape != (num_nodes,):
             raise DataError(f"split file {path} has masks {array.shape}, not ({num_nodes},)")

@@ -30,6 +30,13 @@ from flower_graph.config.schema import LAST, known_keys
 from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError, brief, one_line
 from flower_graph.method.registry import DEFAULT, schema_of
+from flower_graph.storage.reading import (
+    MOST_SETTINGS,
+    check_yaml,
+    open_text,
+    read_text,
+    reading,
+)
 
 # A file's key that names the one config which it differs from.
 PARENT = "defaults"
@@ -196,9 +203,9 @@ def title_of(name_or_path: str) -> str:
     if not is_file_name(name_or_path):
         return name_or_path
     try:
-        with Path(name_or_path).open(encoding="utf-8") as stream:
+        with open_text(name_or_path, MOST_SETTINGS) as stream:
             first = stream.readline(1000)
-    except (OSError, UnicodeDecodeError):  # reading it will say so
+    except (OSError, ValueError):  # reading it will say so
         return name_or_path
     # Whoever wrote the file may have put anything there, also what moves a terminal's cursor
     return one_line(first.removeprefix(RUN_OF)) if first.startswith(RUN_OF) else name_or_path
@@ -216,9 +223,12 @@ def read_chain(name_or_path: str) -> list[tuple[str, dict[str, object]]]:
     while name is not None:
         if any(name == source for source, _ in chain):
             raise ConfigError(f"{PARENT}: {name} is a parent of itself")
-        tree = _parse_yaml(_read_text(name), name)
-        parent = tree.pop(PARENT, None)
-        chain.append((name, dict(_flatten(tree))))
+        text = _read_text(name)
+        with reading(f"config {name}", ConfigError):
+            check_yaml(text)
+            tree = _parse_yaml(text, name)
+            parent = tree.pop(PARENT, None)
+            chain.append((name, dict(_flatten(tree))))
         name = None if parent is None else _parent_name(parent, child=name)
     return chain[::-1]
 
@@ -277,11 +287,8 @@ def parse_overrides(text: str) -> list[str]:
 
 def _read_text(name: str) -> str:
     if is_file_name(name):
-        try:
-            return Path(name).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise ConfigError(f"config file {name}: {reason}") from error
+        with reading(f"config file {name}", ConfigError):
+            return read_text(name, MOST_SETTINGS)
     configs = list_configs()
     if name not in configs:
         app = name.partition("/")[0]

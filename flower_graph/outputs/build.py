@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from flower_graph.config.foreign import OTHERWISE
 from flower_graph.config.known import code_of_methods
 from flower_graph.errors import OutputError
 from flower_graph.outputs.declared import DECLARED, check_arguments
+from flower_graph.storage.reading import reason
 
 if TYPE_CHECKING:
     from flower_graph.outputs.files import SavedModels
@@ -26,19 +28,21 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
 
     Its class ships, or is defined in the code of a method that the user has; others need trust.
     """
+    if not saved.clients:
+        raise OutputError(f"no client has a model among those of {saved.module}")
     client = saved.clients[0] if client is None else client
     kind, state = _class_of(saved), saved.state_dict(client)
     try:
         if saved.module in DECLARED:
             check_arguments(saved.module, saved.arguments)
-            _check_shapes(kind, saved.arguments, state)
+        _check_shapes(kind, saved.arguments, state)
         module: nn.Module = kind(**saved.arguments)
         module.load_state_dict(state)
-    except (TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise OutputError(
-            f"the weights are not those of a {saved.module}: {reason:.300}"
-        ) from error
+    except OutputError:
+        raise
+    except Exception as error:  # whatever a class makes of arguments that it is not made for
+        said = f"the weights are not those of a {saved.module}: {reason(error)}"
+        raise OutputError(said) from error
     return module.eval()
 
 
@@ -71,7 +75,15 @@ def _class_of(saved: SavedModels) -> Any:
 
 def _check_shapes(kind: Any, arguments: dict[str, object], state: dict[str, Tensor]) -> None:
     """Refuse arguments that the weights do not fit, before memory is taken for any."""
-    with torch.device("meta"):
-        wanted = {name: value.shape for name, value in kind(**arguments).state_dict().items()}
+    try:
+        with torch.device("meta"):
+            made = kind(**arguments)
+    except (NotImplementedError, RuntimeError):
+        if f"{kind.__module__}.{kind.__qualname__}" in DECLARED:
+            raise
+        return  # a class of the user's own that cannot be made without memory
+    if any(is_lazy(one) for one in made.parameters()):
+        return  # a lazy module's own, whose shapes its weights give
+    wanted = {name: value.shape for name, value in made.state_dict().items()}
     if wanted != {name: value.shape for name, value in state.items()}:
         raise RuntimeError(f"they have other names or shapes than its own with {arguments}")

@@ -31,6 +31,7 @@ __all__ = [
     "MOST_RECORD",
     "MOST_SETTINGS",
     "MOST_TENSORS",
+    "check_yaml",
     "open_regular",
     "open_text",
     "parse_json",

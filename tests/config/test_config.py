@@ -202,7 +202,7 @@ def test_bad_files_name_the_fault_and_the_file(tmp_path: Path, text: str, words:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "No such file" in refusal(config=str(tmp_path / "none.yaml"))
     (tmp_path / "folder.yaml").mkdir()
-    assert "Is a directory" in refusal(config=str(tmp_path / "folder.yaml"))
+    assert "no regular file" in refusal(config=str(tmp_path / "folder.yaml"))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8 text" in refusal(config=str(tmp_path / "binary.yaml"))
 

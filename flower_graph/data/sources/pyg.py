@@ -37,9 +37,12 @@ from flower_graph.data.sources.cache import (
     stall_limit,
 )
 from flower_graph.data.sources.duplicates import without_duplicates
+from flower_graph.data.sources.graphml import read_graphml
 from flower_graph.data.sources.names import PygName, check_graph_file
-from flower_graph.data.sources.tables import CLIENT, read_graphml, read_node_link, read_tables
+from flower_graph.data.sources.tables import CLIENT, read_node_link, read_tables
 from flower_graph.errors import DataError
+from flower_graph.storage.pickled import load_saved
+from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading, reason
 
 if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
@@ -234,19 +237,21 @@ def load_file(path: Path, no_features: str = "refuse") -> Graph:
     if values.get(CLIENT) is not None:
         said = f"the nodes' {CLIENT} is ignored: the graph stays whole"
         values["notes"] = (*values.get("notes", ()), Caution(said))
-    with saying(f"file {path}"):
+    what = f"file {path}"
+    with reading(what, DataError, "is no graph that can be read"), saying(what):
         return as_graph(SimpleNamespace(**values), no_features=no_features)
 
 
 def read_file(path: Path, *, needs_labels: bool = True) -> dict[str, Any]:
     """Read what :func:`load_file` builds its graph of, still unchecked."""
     check_graph_file(path)
-    if path.is_dir():
-        return read_tables(path, needs_labels)
-    if reader := READERS.get(path.suffix):
-        return reader(path, needs_labels)
-    with saying(f"file {path}"):
-        return _read_saved(path)
+    with reading(f"file {path}", DataError, "is damaged, or no graph"):
+        if path.is_dir():
+            return read_tables(path, needs_labels)
+        if reader := READERS.get(path.suffix):
+            return reader(path, needs_labels)
+        with saying(f"file {path}"):
+            return _read_saved(path)
 
 
 def _read_saved(path: Path) -> dict[str, Any]:
@@ -255,7 +260,7 @@ def _read_saved(path: Path) -> dict[str, Any]:
 
     try:
         with pyg_classes_allowed():
-            content = torch.load(path, map_location="cpu", weights_only=True)
+            content = load_saved(path)
     # A broken pickle can raise nearly anything.
     except Exception as error:
         raise DataError(_unreadable(path, error)) from error
@@ -270,9 +275,11 @@ def _unreadable(path: Path, error: Exception) -> str:
     """Say in one line why a file cannot be read by ``torch.load``."""
     if isinstance(error, PermissionError):
         return "cannot be read: make it readable for the user that this process runs as"
+    if isinstance(error, OSError):
+        return f"cannot be read ({reason(error)})"
     if not path.stat().st_size:
         return "is empty: save the graph again"
-    with path.open("rb") as stream:
+    with open_regular(path, MOST_TENSORS) as stream:
         is_archive = stream.read(2) == b"PK"
     if is_archive and not zipfile.is_zipfile(path):
         return "is cut short: its end is missing; copy or save it again"

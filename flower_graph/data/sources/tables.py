@@ -1,4 +1,4 @@
-"""Graphs in tables (CSV), node-link JSON and GraphML: an entry for each node and for each edge.
+"""Graphs in tables (CSV) and node-link JSON: an entry for each node and for each edge.
 
 All of them say the same of a node: its name, label and split, perhaps the client that holds it and
 who it is at all clients; whatever else they say is a feature, and must be a number. Nothing in such
@@ -8,14 +8,12 @@ files is executed.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
+from typing import Any, TextIO
 
 import torch
 from torch import Tensor
@@ -23,9 +21,17 @@ from torch import Tensor
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES
 from flower_graph.errors import DataError
+from flower_graph.storage.reading import (
+    MOST_GRAPH,
+    open_text,
+    parse_json,
+    read_bytes,
+    reading,
+)
 
 LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
 NAMES = ("name", "id")  # either of them names a node
+MOST_ROW = 1 << 24  # characters of a row of a table
 SPLITS = ("train", "val", "test")
 UNLABELLED = ("-1", "-1.0")  # beside no text at all
 ENDS = ("source", "target")
@@ -194,13 +200,10 @@ def names_clients(folder: Path) -> bool:
 
 def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, object]:
     """Read what NetworkX's ``node_link_data`` gives, written as JSON."""
-    with _readable(path):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8-sig"))
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise DataError(
-                f"file {path}: is cut short, damaged or no JSON ({error}); save it again"
-            ) from error
+    with readable(path):
+        data = read_bytes(path, MOST_GRAPH)
+        with reading(f"file {path}", DataError, "is cut short, damaged or no JSON; save it again"):
+            content = parse_json(data)
     listed = content if isinstance(content, dict) else {}
     links = listed.get("links", listed.get("edges"))
     if not isinstance(listed.get("nodes"), list) or not isinstance(links, list):
@@ -212,49 +215,10 @@ def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, object]:
         for place, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise DataError(f"file {path}, {kind} {place}: {entry!r:.40} is no table")
-    return _of_entries(path, listed["nodes"], links, needs_labels)
+    return of_entries(path, listed["nodes"], links, needs_labels)
 
 
-def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, Any]:
-    """Read GraphML, as NetworkX, igraph, Gephi and others write it."""
-    nodes, links, keys = [], [], {}
-    with _readable(path):
-        try:
-            for _, element in ElementTree.iterparse(path):
-                kind = element.tag.rpartition("}")[2]
-                if kind == "key":
-                    default = next(iter(element.itertext()), "").strip() or None
-                    keys[element.get("id")] = (element.get("attr.name"), element.attrib, default)
-                elif kind == "node":
-                    nodes.append({"id": element.get("id")} | _data_of(element, keys, "node"))
-                    element.clear()
-                elif kind == "edge":
-                    ends = {key: element.get(key) for key in ENDS}
-                    links.append(_data_of(element, keys, "edge") | ends)
-                    element.clear()
-        except ElementTree.ParseError as error:
-            raise DataError(
-                f"file {path}: is cut short, damaged or no GraphML ({error}); save it again"
-            ) from error
-    return _of_entries(path, nodes, links, needs_labels)
-
-
-def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, object]:
-    """Give the attributes of a node or an edge, those that it leaves out by their defaults."""
-    said = {
-        name: default
-        for name, how, default in keys.values()
-        if default is not None and how.get("for") in (domain, "all")
-    }
-    for data in element.findall("{*}data"):
-        name, how, _ = keys.get(data.get("key"), (data.get("key"), {}, None))
-        text = (data.text or "").strip()
-        is_bool = how.get("attr.type") == "boolean"
-        said[name] = {"true": 1, "false": 0}.get(text.lower(), text) if is_bool else text
-    return said
-
-
-def _of_entries(
+def of_entries(
     path: Path,
     given: Sequence[Mapping[str, object]],
     links: Sequence[Mapping[str, object]],
@@ -324,23 +288,47 @@ def _columns(path: Path, header: Sequence[str]) -> tuple[int, list[int | None], 
 @contextmanager
 def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
     """Open a table: its header, and its rows with the lines that they end in."""
-    with _readable(path), path.open(encoding="utf-8-sig", newline="") as stream:
-        first = stream.readline()
-        stream.seek(0)
-        reader = csv.reader(stream, delimiter=max(",;\t", key=first.count), strict=True)
+    with readable(path), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
+        lines = _Lines(stream)
+        reader = csv.reader(lines, delimiter=max(",;\t", key=lines.first.count), strict=True)
         try:
             header = [key.strip() for key in next(reader, [])]
             if not any(header):
                 raise DataError(f"file {path}: is empty; its first line must name the columns")
-            yield header, _rows(path, reader, len(header))
+            yield header, _rows(path, lines, reader, len(header))
         except csv.Error as error:
             where = f"file {path}, line {reader.line_num}"
             raise DataError(f"{where}: is cut short or damaged ({error})") from error
 
 
-def _rows(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
+class _Lines:
+    """The lines of a table; ``csv.Error`` of a row of too many."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.first = stream.readline(MOST_ROW)
+        self.used, self._next = 0, self.first
+
+    def __iter__(self) -> _Lines:
+        """Give them one by one."""
+        return self
+
+    def __next__(self) -> str:
+        """Give the next one."""
+        line, self._next = self._next, ""
+        line = line or self._stream.readline(MOST_ROW)
+        self.used += len(line)  # since the row began
+        if self.used >= MOST_ROW:
+            raise csv.Error(f"a row of more than {MOST_ROW:,} characters")
+        if not line:
+            raise StopIteration
+        return line
+
+
+def _rows(path: Path, lines: _Lines, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
     """Give the rows of a table that are not empty, each with the line that it ends in."""
     for row in reader:
+        lines.used = 0
         if row and len(row) != width:
             raise DataError(
                 f"file {path}, line {reader.line_num}: {len(row)} cells, but line 1 names {width} "
@@ -351,10 +339,10 @@ def _rows(path: Path, reader: Any, width: int) -> Iterator[tuple[int, list[str]]
 
 
 @contextmanager
-def _readable(path: Path) -> Iterator[None]:
+def readable(path: Path) -> Iterator[None]:
     """Say of a file that cannot be read why, in one line."""
     try:
-        if not path.stat().st_size:
+        if path.is_file() and not path.stat().st_size:
             raise DataError(f"file {path}: is empty: save the graph again")
         yield
     except UnicodeDecodeError as error:
