@@ -46,7 +46,7 @@ MIB, GIB = 1 << 20, 1 << 30
 # The most bytes of a file, by what it is. The first four are read as a whole and unfold in memory,
 # some to twenty times their size.
 MOST_KEY = 1 << 16  # a key, a version
-MOST_SETTINGS = MIB // 4  # YAML
+MOST_SETTINGS = MIB // 8  # YAML
 MOST_RECORD = 16 * MIB  # what describes a run, a folder, models; a registry, a journal
 MOST_LINES = GIB  # a line for each round
 MOST_GRAPH = 8 * GIB  # tables, JSON and XML of nodes, which become arrays
@@ -161,7 +161,7 @@ def read_lines(path: Path | str) -> list[Any]:
     """Read a file with a line of JSON for each round.
 
     The last may be cut short, of a run that was killed, and is then left out; ``ValueError`` of
-    another, besides what ``read_bytes`` raises.
+    one that is no mapping, besides what ``read_bytes`` raises.
     """
     *lines, last = read_bytes(path, MOST_LINES).rstrip(b"\n").split(b"\n")
     found = []
@@ -172,6 +172,8 @@ def read_lines(path: Path | str) -> list[Any]:
             raise ValueError(f"line {number} is no JSON: {error}") from error
     with suppress(ValueError):
         found.append(parse_json(last))
+    if any(not isinstance(record, dict) for record in found):
+        raise ValueError("it has lines that are no mappings")
     return found
 
 
@@ -216,7 +218,9 @@ def _number(text: str) -> int:
 
 
 def check_yaml(text: str) -> None:
-    """Refuse YAML that is small and unfolds: references to what has references, or to itself."""
+    """Refuse YAML that is small and takes long: lists in lists, references to references."""
+    if not _is_flat(text.encode()):  # its reader looks through all that are open at each word
+        raise ValueError(f"it is nested deeper than {DEPTH} levels")
     if "&" not in text:
         return
     sizes: dict[int, int | None] = {}  # None of what is being counted: it has itself in it

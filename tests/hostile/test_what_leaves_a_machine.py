@@ -158,6 +158,7 @@ def test_what_is_wrong_with_a_node_is_told_without_its_config(
     said = asked(app, tmp_path, node=node, config="quickstart")
     assert said.startswith(wanted)
     assert SECRET not in said
+    assert "no such" not in said  # nor whether a file is there
 
 
 def test_a_method_that_is_not_allowed_does_not_tell_which_are(tmp_path: Path) -> None:

@@ -159,7 +159,7 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
     place = f"{KEY[role]} {path}"
     if not path.is_dir():
         error = DataError(f"{place}: there is no such folder; {HINT[role]}")
-        raise told(error, f"{KEY[role]}: there is no such folder")
+        raise told(error, f"{KEY[role]}: cannot be used")
     manifest = _read_manifest(path / MANIFEST, place, role)
     if manifest.role != role:
         raise DataError(f"{place}: it is for {KEY[manifest.role]}; {HINT[role]}")

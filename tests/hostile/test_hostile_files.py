@@ -1,0 +1,78 @@
+"""Whatever a file holds, who reads it says so in one of our errors, soon and within bounds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from flower_graph.storage.pickled import load_saved
+
+MEMORY, LONGEST = 1 << 30, 20
+SCRIPT = Path(__file__).with_name("hostile_files.py")
+
+
+def tried(count: int, by_hand: int, seed: int = 0) -> dict[str, Any]:
+    """Try files in a process of their own, whose memory is theirs."""
+    counts = ("--count", count, "--by-hand", by_hand, "--seed", seed)
+    command = [sys.executable, str(SCRIPT), *map(str, counts)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def check(found: dict[str, Any], count: int) -> None:
+    assert found["bad"] == []
+    assert found["tried"] > count
+    assert found["bytes"] < MEMORY
+    assert found["seconds"] < LONGEST
+
+
+def test_some_files_that_are_damaged_or_do_harm() -> None:
+    check(tried(90, 12), 90)
+
+
+@pytest.mark.release
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_all_files_that_are_damaged_or_do_harm(seed: int) -> None:
+    check(tried(1500, 1, seed), 1500)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_what_is_honest_is_read(tmp_path: Path, zipped: bool) -> None:
+    """Views, sparse tensors, repeated numbers and lists that are there twice are no attack."""
+    base, names = torch.arange(10.0), ["a", "b"]
+    honest = {
+        "view": base[2:5],
+        "turned": torch.rand(3, 4).T,
+        "repeated": torch.ones(1).expand(1000),
+        "sparse": torch.eye(3).to_sparse_csr(),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "none": torch.empty(0, 5),
+        "own": torch.nn.Parameter(base),
+        "names": names,
+        "again": names,
+        "nested": [(1, [2, {"a": b"bytes"}])],
+        "set": {1, 2},
+        7: 2**70,
+    }
+    path = tmp_path / "honest.pt"
+    torch.save(honest, path, _use_new_zipfile_serialization=zipped)
+    for found in (load_saved(path), load_saved(path.read_bytes())):
+        assert found.keys() == honest.keys()
+        for name in ("view", "turned", "repeated", "half", "none", "own"):
+            assert torch.equal(found[name], honest[name])
+        assert torch.equal(found["sparse"].to_dense(), torch.eye(3))
+        assert (found["names"], found["nested"], found["set"], found[7]) == (
+            names,
+            honest["nested"],
+            {1, 2},
+            2**70,
+        )
