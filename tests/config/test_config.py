@@ -204,7 +204,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "folder.yaml").mkdir()
     assert "no regular file" in refusal(config=str(tmp_path / "folder.yaml"))
     (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "not UTF-8 text" in refusal(config=str(tmp_path / "binary.yaml"))
+    assert "no UTF-8 text" in refusal(config=str(tmp_path / "binary.yaml"))
 
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
