@@ -112,7 +112,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, Any]:
+def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, object]:
     """Make the clients, run the first rounds, print the results and return them."""
     method = method_of(config)
     try:

@@ -76,7 +76,7 @@ def run_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def run_all(args: Options) -> tuple[Path, list[Job], dict[str, Any]]:
+def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
     """Do all runs of a command; return the folder, the jobs, and the result or its summary."""
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
@@ -207,13 +207,13 @@ def _notes() -> Iterator[list[logging.LogRecord]]:
         log.propagate = True
 
 
-def _run(job: Job, args: Options) -> dict[str, Any]:
+def _run(job: Job, args: Options) -> dict[str, object]:
     """Run a job, or resume it."""
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
     return _run_flwr(job, args, resume) if args.engine == "flwr" else _run_here(job, args, resume)
 
 
-def _done(job: Job) -> dict[str, Any] | None:
+def _done(job: Job) -> dict[str, object] | None:
     """Read the result of a job if it was completed before with the same settings."""
     path = job.out / "result.json"
     try:

@@ -31,7 +31,7 @@ class Group:
     tried: tuple[Experiment, ...] = ()  # What they run of each experiment, in the same order
 
     @property
-    def place(self) -> tuple[Any, ...]:
+    def place(self) -> tuple[object, ...]:
         """The table, data set, model and keys: methods are compared where these agree."""
         return self.part.table, self.experiments[0].data, self.model, *self.keys.items()
 

@@ -37,7 +37,7 @@ AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local s
 # are held against, or a function that trains the config's network in one piece and gives, for every
 # epoch, an object with ``cross_entropy``, ``val_accuracy`` and ``test_accuracy``. The function is a
 # module's, since workers import it by its name.
-InPlace = str | Callable[[Any], Sequence[Any]]
+InPlace = str | Callable[[object], Sequence[object]]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def steps_of(config: RunConfig) -> tuple[int, float]:
     return method.num_clients(config), method.local_steps(config)
 
 
-def read_curves(stored: Mapping[str, Any]) -> Curves:
+def read_curves(stored: Mapping[str, object]) -> Curves:
     """Read the curves of a kept run; null stands for a number that was not finite."""
 
     def number(value: object) -> Any:
@@ -219,7 +219,7 @@ def _run_stage(runs: Sequence[Run], folder: Path, in_place: Mapping[Experiment, 
 
 def _together(runs: Sequence[Run]) -> list[list[Run]]:
     """Group the runs without a federation that have the same settings: they share their work."""
-    groups: dict[Any, list[Run]] = {}
+    groups: dict[object, list[Run]] = {}
     for run in runs:
         one = run.experiment
         is_shared = one.centralised
@@ -271,21 +271,21 @@ def _is_kept(path: Path, run: Run) -> bool:
     return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(config_of(run)))
 
 
-def is_same(kept: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+def is_same(kept: Mapping[str, object], now: Mapping[str, object]) -> bool:
     """Return whether a kept run had today's settings."""
     # A setting that the run's file does not have is newer than the run: it changed nothing then.
     return all(now.get(key) == value for key, value in kept.items())
 
 
-def settings_of(config: RunConfig) -> dict[str, Any]:
+def settings_of(config: RunConfig) -> dict[str, object]:
     """Return a run's settings by dotted key, without the device and the data folder."""
     settings = flat(to_dict(config))
     return {key: value for key, value in settings.items() if key not in ("device", "data.root")}
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+def flat(settings: Mapping[str, object]) -> dict[str, object]:
     """Flatten nested settings to dotted keys."""
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for key, value in settings.items():
         inner = value if isinstance(value, dict) else {"": value}
         result |= {f"{key}.{name}".rstrip("."): item for name, item in inner.items()}
@@ -318,13 +318,13 @@ def one_thread() -> None:
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
 
 
-def costs(config: RunConfig) -> list[tuple[dict[str, Any], dict[str, float]]]:
+def costs(config: RunConfig) -> list[tuple[dict[str, object], dict[str, float]]]:
     """Measure time and memory of a config's rounds, in a process of its own."""
     seconds = [report.seconds for report in simulate_whole(config)[0]]
     return [({}, {"seconds-per-round": median(seconds), "peak-mib": peak_memory() / 2**20})]
 
 
-def _short(value: Any) -> Any:
+def _short(value: object) -> Any:
     """Round numbers to six digits, to keep the files of the runs small."""
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}

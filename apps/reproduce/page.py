@@ -153,7 +153,7 @@ def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> li
     return ["\n".join(markdown([names[number][0] for number in shown], texts))]
 
 
-def _in_order(cells: Any, heads: Sequence[Any]) -> Sequence[Any]:
+def _in_order(cells: Any, heads: Sequence[object]) -> Sequence[object]:
     """Return a line's cells in the order of the columns; a mapping may leave some out."""
     return [cells.get(head, NONE) for head in heads] if isinstance(cells, Mapping) else cells
 
@@ -218,9 +218,9 @@ def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
 
 def _matches(
     wanted: Values, asked: Asked, keys: Values, here: Sequence[Row]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """List the keys of the wanted rows: lists are expanded, and ``all`` to all present values."""
-    values: list[Sequence[Any]] = []
+    values: list[Sequence[object]] = []
     # Runs of one row may have other iterations than those of the next
     same_keys = _under(keys, here)
     for key, value in wanted.items():
@@ -251,7 +251,7 @@ def _flat(
             yield item, keys, False
 
 
-def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, Any]]:
+def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, object]]:
     """List the combinations of some keys' values, present in rows or given by the YAML."""
     if isinstance(keys, Mapping):
         lists = [
@@ -264,12 +264,12 @@ def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, Any]]:
     return [dict(zip(keys, one, strict=True)) for one in product(*orders) if one in present]
 
 
-def _order(key: str, here: Sequence[Row], asked: Asked) -> list[Any]:
+def _order(key: str, here: Sequence[Row], asked: Asked) -> list[object]:
     """List the values of a key in the selected order, others in the order of the rows."""
     present = list(dict.fromkeys(r[key] for r in here if r.get(key) is not None))
     order = _asked(asked, key) if key in ("data", "method") else []
 
-    def rank(value: Any) -> int:
+    def rank(value: object) -> int:
         begins = [number for number, one in enumerate(order) if str(value).startswith(one)]
         exact = [number for number, one in enumerate(order) if value == one]
         return (exact or begins or [len(order)])[0]
@@ -277,7 +277,7 @@ def _order(key: str, here: Sequence[Row], asked: Asked) -> list[Any]:
     return sorted(present, key=rank)
 
 
-def _only_asked(key: str, values: Sequence[Any], asked: Asked) -> list[Any]:
+def _only_asked(key: str, values: Sequence[object], asked: Asked) -> list[object]:
     """Leave out methods that are not selected."""
     choices = asked.table.methods if key == "method" else {}
     return [value for value in values if value not in choices or value in asked.methods]

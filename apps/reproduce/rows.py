@@ -214,7 +214,7 @@ def to_the_end(one: Experiment, runs: BySeed, most: int) -> Row:
     )
 
 
-def _values(values: Sequence[Any], last: int) -> Iterator[Any]:
+def _values(values: Sequence[Any], last: int) -> Iterator[object]:
     """List the values of a key; iterations end with the last one."""
     distinct = dict.fromkeys(last if value == "last" else value for value in values)
     return (one for one in distinct if "last" not in values or one <= last)

@@ -184,7 +184,7 @@ def with_usual(table: Table) -> Table:
     return replace(table, tables=parts, page=page)
 
 
-def default_page(part: Part) -> dict[str, Any]:
+def default_page(part: Part) -> dict[str, object]:
     """Return a page's block for a table: a line for each method, columns for each data set."""
     figures = [one for one in part.rows if isinstance(one, str)]
     return {

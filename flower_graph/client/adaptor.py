@@ -234,7 +234,7 @@ def _keep(client: NumPyClient, message: Message) -> Message:
     return _properties(KeepReply(problem).to_config(), message)
 
 
-def _properties(properties: Mapping[str, Any], message: Message) -> Message:
+def _properties(properties: Mapping[str, object], message: Message) -> Message:
     """Answer a ``query`` with the client's properties and the version of this package."""
     stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
     plain = {key: plain_value(key, value) for key, value in properties.items()}

@@ -109,7 +109,7 @@ class StateStore:
 
         self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
 
-    def load(self, build: Callable[[Tensors], Any]) -> Any:
+    def load(self, build: Callable[[Tensors], object]) -> Any:
         """Return the live object, rebuilt from its tensors if this process does not have it."""
         record = self._context.state.config_records[self._name]
         kind, layout = str(record["kind"]), str(record.get("layout", "saved"))

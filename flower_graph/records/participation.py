@@ -140,7 +140,9 @@ def known_clients(records: Iterable[Mapping[str, object]]) -> Integers:
     return result
 
 
-def states(records: Sequence[Mapping[str, Any]], clients: Integers) -> Iterator[NDArray[np.int8]]:
+def states(
+    records: Sequence[Mapping[str, object]], clients: Integers
+) -> Iterator[NDArray[np.int8]]:
     """Yield the state of every client, one round after the other."""
     for record in records:
         result = np.full(clients.size, UNKNOWN, np.int8)

@@ -51,7 +51,7 @@ class BestRound:
         self.number, self.accuracy = server_round, accuracy
         return True
 
-    def saving(self) -> dict[str, Any]:
+    def saving(self) -> dict[str, object]:
         """Return the state for the checkpoint that is about to be completed."""
         best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
         return {**best, "any-used": self.any_used}

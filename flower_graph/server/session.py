@@ -113,7 +113,7 @@ class RunCheckpoints:
         return checkpoint.resume(self.folder, rounds, take)
 
 
-def check_same(saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> None:
     """Refuse a checkpoint that was made under other settings."""
     held = plain(saved)
     for name, value in plain(wanted).items():

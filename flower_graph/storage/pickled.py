@@ -196,7 +196,7 @@ class _Claims(_Base):  # type: ignore[misc]
     }
 
 
-def _key(key: Any) -> Any:
+def _key(key: object) -> Any:
     """Refuse a key that takes long to compare."""
     parts = key if type(key) is tuple else (key,)
     if any(type(one) not in _PLAIN for one in parts):
@@ -204,7 +204,7 @@ def _key(key: Any) -> Any:
     return key
 
 
-def _check_call(function: Any, args: Any) -> None:
+def _check_call(function: object, args: Any) -> None:
     """Refuse a function that makes more than it is given; a tensor larger than its storage."""
     name = getattr(function, "name", "")
     if name == _OF_A_KIND:
@@ -220,5 +220,5 @@ def _check_call(function: Any, args: Any) -> None:
     return None
 
 
-def _refuse(what: Any) -> NoReturn:
+def _refuse(what: object) -> NoReturn:
     raise ValueError(f"GLOBAL {getattr(what, 'name', type(what).__name__)} is not read")

@@ -225,7 +225,7 @@ def check_yaml(text: str) -> None:
         return
     sizes: dict[int, int | None] = {}  # None of what is being counted: it has itself in it
 
-    def size_of(node: Any) -> int:
+    def size_of(node: object) -> int:
         if id(node) not in sizes:
             sizes[id(node)] = None
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()

@@ -145,7 +145,7 @@ def reason_of(line: object) -> tuple[int, str] | None:
     return (int(number), why) if colon and number.removeprefix("-").isdecimal() else None
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[object]:
     return [] if value is None else value if isinstance(value, list) else [value]
 
 

@@ -12,6 +12,7 @@ from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
+from flower_graph.wire.numpy_client import Config
 
 TABLE = b"table of tokens"  # in the journal
 
@@ -23,8 +24,8 @@ def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> Non
 
 
 def answer_party(
-    party: PartyClient, aligner: VerifiedAlignmentClient, action: str, config: dict[str, Any]
-) -> dict[str, Any]:
+    party: PartyClient, aligner: VerifiedAlignmentClient, action: str, config: Config
+) -> Config:
     """Answer an exchange in which no vector travels."""
     entries = answer(party, action, config)
     if action == "sum_epoch":
@@ -32,9 +33,7 @@ def answer_party(
     return entries
 
 
-def add_table(
-    party: PartyClient, aligner: VerifiedAlignmentClient, config: dict[str, Any]
-) -> MaskedReply:
+def add_table(party: PartyClient, aligner: VerifiedAlignmentClient, config: Config) -> MaskedReply:
     """Check the key-holders' answers, and add the table of tokens to a masked sum."""
     union = ProvedUnionRequest.from_config(config)
     aligner.finish_verified(union)

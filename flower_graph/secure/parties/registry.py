@@ -256,14 +256,14 @@ def _need(raw: object, types: Mapping[str, type], where: str) -> None:
             raise IdentityError(f"{where}: {name} is of type {got}, must be {kind.__name__}")
 
 
-def _key(text: Any, index: int) -> bytes:
+def _key(text: object, index: int) -> bytes:
     # Lower case alone: a key has one way to be written.
     if not isinstance(text, str) or len(text) != 2 * KEY_BYTES or set(text) - HEX:
         raise IdentityError(f"party {index}: a key is not {2 * KEY_BYTES} lower-case hex digits")
     return bytes.fromhex(text)
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     counts = Counter(name for name, _ in pairs)
     if doubled := sorted(name for name, count in counts.items() if count > 1):
         raise IdentityError(f"{doubled} are there twice in one object")

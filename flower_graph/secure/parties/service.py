@@ -44,6 +44,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Send, SumServer
 from flower_graph.wire.ledger import setup_bytes
+from flower_graph.wire.numpy_client import Config
 
 LOG = logging.getLogger(__name__)
 TRIES = 3  # lists of commitments, while parties show no seed
@@ -358,7 +359,7 @@ def bound(kept: object, run_id: bytes, clients: Sequence[int], trust: TrustSetti
     return PartyClient(run_id, clients, trust)
 
 
-def answer(party: PartyClient, action: str, config: dict[str, Any]) -> dict[str, Any]:
+def answer(party: PartyClient, action: str, config: Config) -> Config:
     """Answer an exchange in which no vector travels."""
     if action == "sum_bind":
         return party.bind().to_config()
@@ -368,7 +369,7 @@ def answer(party: PartyClient, action: str, config: dict[str, Any]) -> dict[str,
         return party.begin(EpochRequest.from_config(config)).to_config()
     if action == "sum_list":
         return party.sign_list(ListRequest.from_config(config)).to_config()
-    entries: dict[str, Any] = {}
+    entries: Config = {}
     if "unmask-run" in config:
         signed = Signatures.from_config(config)
         entries |= party.unmask(UnmaskRequest.from_config(config), signed).to_config()

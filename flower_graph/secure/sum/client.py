@@ -13,7 +13,6 @@ refused, as is a round that is not newer than the last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,7 +50,7 @@ from flower_graph.wire.fields import Bytes, Integers
 LEAST_CLIENTS = "least-clients"  # of the node config
 
 
-def least_clients(node_config: Mapping[str, Any]) -> int:
+def least_clients(node_config: Mapping[str, object]) -> int:
     """Return how few clients a SuperNode's node config lets a sum have; 1: as few as may be."""
     value = node_config.get(LEAST_CLIENTS, 1)
     if type(value) is not int or value < 1:
@@ -135,9 +134,9 @@ class SumClient:
         add_streams(masked, self._masks(kept, request, rows, rows[is_present]))
         return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
 
-    def unmask_and_prepare(self, config: Mapping[str, Any]) -> dict[str, Any]:
+    def unmask_and_prepare(self, config: Mapping[str, object]) -> dict[str, object]:
         """Reveal shares of one sum, prepare the next, or both, as the request's entries ask."""
-        answer: dict[str, Any] = {}
+        answer: dict[str, object] = {}
         if "unmask-run" in config:
             answer |= self.unmask(UnmaskRequest.from_config(config)).to_config()
         if "prepare-run" in config:

@@ -32,7 +32,7 @@ class MaskingClient(NumPyClient):
     def __init__(self, context: Context, clients: Sequence[int]) -> None:
         self.context, self.clients = context, clients
 
-    def sum_enroll(self, parameters: list[Any], config: dict[str, Any]) -> Answer:
+    def sum_enroll(self, parameters: Parameters, config: Config) -> Answer:
         """Make channel keys, or return those of this run, if the SuperNode was restarted."""
         run_id = KeyRequest.from_config(config).run_id
         with suppress(StateLostError):
@@ -44,8 +44,8 @@ class MaskingClient(NumPyClient):
         return [], len(self.clients), host.keys().to_config()
 
     def masked(
-        self, config: dict[str, Any], vectors: Mapping[int, FloatArray], meaning: bytes = b""
-    ) -> tuple[MaskedReply, dict[str, Any]]:
+        self, config: Config, vectors: Mapping[int, FloatArray], meaning: bytes = b""
+    ) -> tuple[MaskedReply, Config]:
         """Add up clients' vectors and mask the sum, as the request's entries say."""
         request = replace(MaskRequest.from_config(config), meaning=meaning)
         host, clients = self.keys(), self._asked(request)
@@ -62,7 +62,7 @@ class MaskingClient(NumPyClient):
         """Return the clients whose vectors are asked for."""
         return [int(client) for client in request.clients]
 
-    def _beside(self, config: dict[str, Any], present: list[int]) -> Any:
+    def _beside(self, config: Config, present: list[int]) -> Any:
         """Return what ``SumClient.mask`` takes besides the request: the clients in the sum."""
         return present
 

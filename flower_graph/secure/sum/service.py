@@ -141,7 +141,7 @@ class SecureSum(SumStages):
             self.ready(server_round, self.server.clients)
         return self.clients
 
-    def requests(self, length: int, meaning: bytes = b"") -> dict[int, dict[str, Any]]:
+    def requests(self, length: int, meaning: bytes = b"") -> dict[int, dict[str, object]]:
         """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
         ring, masks = RING.to_config(self._ring), self.masks(length, self._ring.word, meaning)
         return {node: merged(*parts, ring) for node, (_, parts) in masks.items()}
