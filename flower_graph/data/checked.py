@@ -38,6 +38,7 @@ class ServerGraph(NamedTuple):
     masks: dict[str, Tensor]  # boolean [n] each, by the part's first word
 
 
+# Left open: whatever has the attributes of a `Data`, of which each is checked
 def server_graph(data: Any) -> ServerGraph:
     """Bring edges, labels and masks of a graph into canonical form; missing masks are empty."""
     notes: list[str] = []

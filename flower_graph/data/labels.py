@@ -211,6 +211,7 @@ def listed(key: str, values: Any) -> list[object]:
     return result if isinstance(result, list) else [result]
 
 
+# Left open: all that `torch.as_tensor` takes, and what it refuses
 def as_tensor(key: str, value: Any) -> Tensor:
     """Take a tensor, an array, or a list of numbers as a tensor."""
     if isinstance(value, Tensor) and value.is_quantized:

@@ -25,7 +25,7 @@ LEAST = 100  # nodes below which accuracies are coarse
 class Survey(NamedTuple):
     """What was found."""
 
-    figures: dict[str, Any]  # ``classes`` has the number of nodes by name of the class
+    figures: dict[str, Any]  # numbers; ``classes`` has the number of nodes by name of the class
     distributions: dict[str, dict[int, int]]  # how often which whole number occurs, by name
     notes: list[str]  # what was done to the data
     warnings: list[str]  # what makes results poor or hard to read

@@ -245,6 +245,7 @@ def read_override(override: str) -> dict[str, object]:
     return dict(_flatten({key.strip(): tree["value"]}))
 
 
+# Left open: settings as YAML has them
 def as_overrides(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
     """Write settings, a mapping nested or with dots or a list of ``key=value``, as overrides."""
     if given is None or not isinstance(given, Mapping):

@@ -113,6 +113,7 @@ def summarise(out: Path, results: Sequence[Mapping[str, object]]) -> dict[str, o
     return summary
 
 
+# Left open, here and below: a result is nested as JSON, and missing keys are what it lacks
 def join(values: list[Any]) -> Any:
     """Put what several seeds gave together: of numbers mean, deviation and values."""
     given = [value for value in values if value is not None]

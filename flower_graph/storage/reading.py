@@ -152,6 +152,7 @@ def open_text(path: Path | str, most: int, encoding: str = "utf-8") -> Iterator[
 # JSON and YAML ------------------------------------------------------------------------------------
 
 
+# Left open: what a file says is for its reader to check
 def read_json(path: Path | str, most: int = MOST_RECORD) -> Any:
     """Read a JSON file; what ``read_bytes`` and ``parse_json`` raise."""
     return parse_json(read_bytes(path, most))

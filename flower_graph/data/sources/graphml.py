@@ -66,11 +66,11 @@ class _BegunError(Exception):
     """Ends the look at what comes before the first element."""
 
 
-def _begin(*_: Any) -> None:
+def _begin(*_: object) -> None:
     raise _BegunError
 
 
-def _refuse_entity(name: str, *_: Any) -> None:
+def _refuse_entity(name: str, *_: object) -> None:
     raise ValueError(f"it declares an entity, {name:.40}, and GraphML needs none")
 
 

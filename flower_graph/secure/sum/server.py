@@ -31,7 +31,7 @@ from flower_graph.secure.sum.round import StageReply, SumRound
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import RUN_BYTES
 
-Keys = Any  # what a SuperNode enrols with: here a KeyReply
+Keys = Any  # left open: what a SuperNode enrols with: here a KeyReply
 Asked = Message | tuple[Message, ...]  # a request, with what goes beside it
 Send = Callable[..., Any]  # as ``Session.send``
 
