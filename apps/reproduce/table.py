@@ -138,6 +138,12 @@ def read_table(name: str) -> Table:
         tree = yaml.safe_load(text)
     if not isinstance(tree, dict):
         raise ConfigError(f"table {name}: not a mapping of keys to values")
+    with reading(f"table {name}", ConfigError, "is none"):
+        return _table_of(name, tree)
+
+
+def _table_of(name: str, tree: dict[str, Any]) -> Table:
+    """Build the tables that a file says, and check them."""
     tree.pop("shared", None)  # Anchors of what is there more than once
     for kind in ("data", "models", "methods"):
         choices = tree.get(kind) or {"": None}
