@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from flower_graph.client.cohort_state import ClientCheckpoints
 from flower_graph.client.state import SMALL_BYTES, StateStore, forget_run
 from flower_graph.errors import CheckpointError
-from flower_graph.storage import checkpoint
+from flower_graph.storage import checkpoint, reading
 
 RUN = "0123456789abcdef" * 2
 
@@ -101,11 +101,10 @@ def test_a_file_that_may_not_be_read_is_named_too(tmp_path: Path, monkeypatch: p
     client = tmp_path / "client-0.safetensors"
     client.write_bytes(b"")
 
-    def refuse(path: Path, *_: Any) -> None:
+    def refuse(path: Path, *_: int) -> int:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "read_bytes", refuse)
+    monkeypatch.setattr(reading.os, "open", refuse)
     with pytest.raises(CheckpointError, match=r"client-0\.safetensors"):
         checkpoint.load_client(client)
 
