@@ -21,7 +21,9 @@ from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.results import Skipped
 from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.terms import SumTerms
 
+TERMS = SumTerms("benchmark", None)
 LIMIT = 64.0
 STEPS = {32: 2.0**-16, 64: 2.0**-24}  # resolutions that need words of so many bits
 ROUND, QUICK_ROUND = (100, 99_000, 12), (20, 1_000, 3)  # clients, numbers, rounds
@@ -48,7 +50,7 @@ class Sum:
         opened = self._timed("server", lambda: server.open_round(number, clients))
         self._stage(opened, self.host.prepare)
         length, word = self.length, self.ring.word
-        asked = self._timed("server", lambda: server.mask_requests(number, length, word))
+        asked = self._timed("server", lambda: server.mask_requests(number, length, word, TERMS))
         self._stage(asked, self._mask)
         shares = self._timed("server", lambda: server.unmask_requests(number))
         self._stage(shares, self.host.unmask)
@@ -68,7 +70,9 @@ class Sum:
 
     def _mask(self, request: Any) -> MaskedReply:
         present = request.clients.tolist()
-        return self.host.mask(request, present, self.vector * self.vector.dtype.type(len(present)))
+        return self.host.mask(
+            request, present, self.vector * self.vector.dtype.type(len(present)), TERMS
+        )
 
     def _stage(self, requests: dict[int, Any], answer: Callable[[Any], Any]) -> None:
         reply = self._timed("host", lambda: answer(requests[HOST]))

@@ -52,6 +52,7 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.partners import plan
 from flower_graph.secure.sum.stages import merged
+from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
 from flower_graph.wire.ledger import count_bytes
 
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)
@@ -214,7 +215,10 @@ class PlayedParty(Played):
         """Let the client sign the list; return what as many partners as are needed signed."""
         present = np.ones(self.m, np.bool_)
         self.say("list", "sum_list", ListRequest(self.run, number, present))
-        parts = self.epoch.signed_parts(number, present, present)
+        terms = SumTerms(SECURE_SUM, self.ring).digest(
+            self.length, self.ring.word, self.threshold, self.minimum
+        )
+        parts = self.epoch.signed_parts(number, present, present, terms)
         columns = np.arange(self.threshold)
         chosen = self.partners[columns].tolist()
         signed = [self._sign(party, LIST, *parts) for party in chosen]

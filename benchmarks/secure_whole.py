@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks import parties
 from benchmarks.measure import part_main, say
+from benchmarks.secure import TERMS
 from flower_graph.secure.parties.messages import EpochRequest, RevealReply
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.server import PartyServer
@@ -51,14 +52,14 @@ class Trusted:
         if stage == "prepare":
             return dict(self.server.open_round(number, self.server.clients))
         if stage == "mask":
-            return dict(self.server.mask_requests(number, LENGTH))
+            return dict(self.server.mask_requests(number, LENGTH, 64, TERMS))
         return dict(self.server.unmask_requests(number))
 
     def answer(self, stage: str, node: int, request: Any, vector: Any) -> Any:
         """Let a client answer."""
         host = self.hosts[node]
         if stage == "mask":
-            return host.mask(request, [node], vector)
+            return host.mask(request, [node], vector, TERMS)
         return host.prepare(request) if stage == "prepare" else host.unmask(request)
 
     def take(self, stage: str, node: int, reply: Any) -> None:
@@ -103,7 +104,7 @@ class Untrusted:
         if stage == "prepare":
             return dict(self.server.open_round(number))
         if stage == "mask":
-            return dict(self.server.mask_requests(number, LENGTH))
+            return dict(self.server.mask_requests(number, LENGTH, 64, TERMS))
         ask = self.server.list_requests if stage == "list" else self.server.unmask_requests
         return dict(ask(number))
 
@@ -111,7 +112,7 @@ class Untrusted:
         """Let a party answer."""
         party = self.hosts[node]
         if stage == "mask":
-            return party.mask(*request, vector)
+            return party.mask(*request, vector, TERMS)
         if stage == "list":
             return party.sign_list(request)
         return party.prepare(request) if stage == "prepare" else party.unmask(*request)

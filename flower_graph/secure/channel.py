@@ -144,17 +144,17 @@ def unseal(secret: bytes, what_for: bytes, round_key: bytes, packet: bytes) -> b
 # What each key, packet and commitment of the secure sum is for: both sides write it alike
 
 
-def self_mask_key(seed: bytes, run_id: bytes, number: int, client: int) -> bytes:
+def self_mask_key(seed: bytes, run_id: bytes, number: int, client: int, terms: bytes) -> bytes:
     """Return the stream key of a client's self mask in round ``number``."""
-    return derive(seed, context(b"self mask", run_id, number, client))
+    return derive(seed, context(b"self mask", run_id, number, client) + terms)
 
 
 def pair_mask_key(
-    secret: bytes, run_id: bytes, number: int, one: int, other: int, meaning: bytes = b""
+    secret: bytes, run_id: bytes, number: int, one: int, other: int, terms: bytes
 ) -> bytes:
     """Return the stream key of the mask between two clients, from what their mask keys agree on."""
     low, high = sorted((one, other))
-    return derive(secret, context(b"pair mask", run_id, number, low, high) + meaning)
+    return derive(secret, context(b"pair mask", run_id, number, low, high) + terms)
 
 
 def pair_sign(own: int, other: int) -> int:

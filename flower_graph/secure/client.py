@@ -10,6 +10,7 @@ from flwr.app import Context
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.sum.masking_client import FloatArray
+from flower_graph.secure.sum.terms import SECURE_SUM
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
@@ -28,5 +29,5 @@ class SecureSumClient(MaskingParty):
 
     def sum_mask(self, parameters: Parameters, config: Config) -> Answer:
         """Add up the own clients' vectors and mask the sum."""
-        reply, entries = self.masked(config, self.vectors(config))
+        reply, entries = self.masked(config, self.vectors(config), SECURE_SUM)
         return [reply.total], reply.clients.size, entries

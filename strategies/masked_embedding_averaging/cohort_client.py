@@ -44,8 +44,9 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
-    meaning_of,
     read_settings,
+    round_terms,
+    union_terms,
     write_settings,
 )
 from flower_graph.strategies.masked_embedding_averaging.parties import (
@@ -240,7 +241,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 aligner.finish(union)
                 ready = set(aligner.finished)
                 present = [client for client in mask.clients.tolist() if client in ready]
-                reply = host.mask(mask, present, aligner.sketch(union.cells, present))
+                reply = host.mask(
+                    mask, present, aligner.sketch(union.cells, present), union_terms()
+                )
             else:
                 reply = add_table(host, aligner, config)
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
@@ -284,7 +287,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
-            pads, meaning = pad_run(host), b""
+            pads = pad_run(host)
             if self.trust is not None:
                 check_request(request, aligner)
             with self._kept.opened(self._makers(request.settings)) as (cohort, tensors):
@@ -315,9 +318,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
             total, present, left_out = add_up(chosen, h, measured, writing)
-            if self.trust is not None and request.ring is not None:
-                meaning = meaning_of(request.server_round, total.size, request.ring, aligner.order)
-            entries, total = put_masks(host, request, total, present, left_out, meaning)
+            order = aligner.order if isinstance(aligner, AlignmentClient) else None
+            terms = round_terms(request.server_round, request.ring, order)
+            entries, total = put_masks(host, request, total, present, left_out, terms)
         masked = time.perf_counter()
         seconds = trained - started, masked - trained
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)

@@ -21,6 +21,7 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import FloatArray, IntArray, largest_size
@@ -356,11 +357,16 @@ class RoundSum:
     parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
 
 
-def meaning_of(server_round: int, length: int, ring: Ring, order: NDArray[np.uint8]) -> bytes:
-    """Name what the numbers of a masked vector are, where a server may tell clients different."""
-    # order [s, 12]: the tokens of the slots
-    said = f"{server_round} {length} {ring.word} {ring.fraction_bits} {ring.guard_bits}"
-    return hashlib.sha256(framed(b"FedSCem", said.encode(), order.tobytes())).digest()
+def union_terms() -> SumTerms:
+    """Say what the sum of tables of tokens is of; its length is that of the table."""
+    return SumTerms("FedSCem union", None)
+
+
+def round_terms(server_round: int, ring: Ring | None, order: NDArray[np.uint8] | None) -> SumTerms:
+    """Say what a round's sum is of, from either side's own order of slots."""
+    # order [s, 12]: their tokens; None where identities are not blinded
+    slots = b"" if order is None else hashlib.sha256(order.tobytes()).digest()
+    return SumTerms("FedSCem round", ring, framed(b"%d" % server_round, slots), padded=True)
 
 
 def check_plain_sum(total: NDArray[Any], layout: Layout, clients: int) -> None:

@@ -11,7 +11,7 @@ from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
-from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest
+from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest, union_terms
 from flower_graph.wire.numpy_client import Config
 
 TABLE = b"table of tokens"  # in the journal
@@ -40,7 +40,9 @@ def add_table(party: PartyClient, aligner: VerifiedAlignmentClient, config: Conf
     # Of two sums of tables in one alignment, one of them without us, the difference is our table.
     Journal(party.trust.journal).contribute(union.epoch, TABLE, party.trust.run)
     table = aligner.sketch(union.cells, aligner.finished)
-    return party.mask(MaskRequest.from_config(config), Ready.from_config(config), table)
+    return party.mask(
+        MaskRequest.from_config(config), Ready.from_config(config), table, union_terms()
+    )
 
 
 def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:

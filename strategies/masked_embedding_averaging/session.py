@@ -22,9 +22,8 @@ from flwr.app import RecordDict
 
 from flower_graph.errors import AlignmentError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
-from flower_graph.secure.align.blinded import MOST_POINTS, Bytes2D
+from flower_graph.secure.align.blinded import MOST_POINTS
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
 from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
@@ -42,7 +41,8 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     PlainEnrolment,
     RoundSum,
     check_plain_sum,
-    meaning_of,
+    round_terms,
+    union_terms,
 )
 from flower_graph.wire.arrays import read_array
 from flower_graph.wire.exchange import count_bytes
@@ -88,7 +88,6 @@ class EgoSession(Session):
         self.settings, self.is_masked = settings, aggregation == "masked"
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that are held by two clients or more
-        self.order: Bytes2D | None = None  # their tokens, where there are any
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
         self.drawn: set[int] = set()  # clients of this round's sum
         self._named = 0  # clients that reports have named already
@@ -148,8 +147,6 @@ class EgoSession(Session):
         published = aligner.publications()
         members.unsent = {node: message.to_config() for node, message in published.items()}
         self.num_slots = max((message.num_slots for message in published.values()), default=0)
-        if isinstance(aligner, VerifiedAlignmentServer):
-            self.order = aligner.order
         aligned, blamed = set(aligner.aligned), dict(aligner.blamed)
         known = [*self.unaligned, *(c for local in members.clients.values() for c in local)]
         self.unaligned = {c: blamed.get(c, "not aligned") for c in known if c not in aligned}
@@ -177,7 +174,7 @@ class EgoSession(Session):
         silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
         length = 3 * next(iter(unions.values())).cells
-        masks = self.sums.masks(length)
+        masks = self.sums.masks(length, 64, union_terms())
         replies = self.send(
             {
                 node: as_record(unions[node], *parts)
@@ -233,10 +230,9 @@ class EgoSession(Session):
         masks: dict[int, Any] = {}  # the mask requests, with who is ready where the server may lie
         if self.is_masked:
             word = base.ring.word if base.ring else 64
-            meaning = b""
-            if self.order is not None and base.ring is not None:
-                meaning = meaning_of(server_round, length, base.ring, self.order)
-            asked = self.sums.masks(length, word, meaning)
+            aligner = self.members.aligner
+            order = aligner.order if isinstance(aligner, AlignmentServer) else None
+            asked = self.sums.masks(length, word, round_terms(server_round, base.ring, order))
             masks = {node: parts for node, (_, parts) in asked.items()}
             chosen = {node: local for node, (local, _) in asked.items()}
             self.drawn = set(self.sums.clients)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,6 +27,7 @@ from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,
@@ -219,7 +220,7 @@ def put_masks(
     total: NDArray[Any],
     present: list[int],
     left_out: dict[int, str],
-    meaning: bytes = b"",
+    terms: SumTerms,
 ) -> tuple[dict[str, object], NDArray[np.generic]]:
     """Put the sum under masks, if the round has them; return the reply's entries and the sum."""
     if not present:
@@ -228,9 +229,9 @@ def put_masks(
         return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
     if isinstance(host, PartyClient):
         assert request.ready is not None  # the client has seen to it
-        reply = host.mask(replace(request.mask, meaning=meaning), request.ready, total)
+        reply = host.mask(request.mask, request.ready, total, terms)
     else:
-        reply = host.mask(request.mask, present, total)
+        reply = host.mask(request.mask, present, total, terms)
     reply.left_out.update(left_out)
     return reply.to_config(), reply.total
 

@@ -34,6 +34,7 @@ from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
 
 PURPOSE = b"public-nodes"
+MEANS = "PPFL-GNN means"  # the purpose of the sums
 DIGEST = hashlib.sha256().digest_size
 # Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
 # same at all, as they must find the same nodes.
@@ -83,13 +84,17 @@ def digests_of(rows: FloatArray) -> Bytes:
     return np.frombuffer(digests, np.uint8).reshape(len(rows), DIGEST)
 
 
-def meaning_of(
-    nodes: IntArray, dimension: int, server_round: int, order: SumOrder, means: Bytes
+def layout_of(
+    nodes: IntArray, means: Bytes, dimension: int, server_round: int, order: SumOrder
 ) -> bytes:
-    """Name, for the masks, what every number of a vector is, and what it was made from."""
+    """Hash, for the masks, what every number of a vector is, and what it was made from."""
     flags = order.is_target, order.rotations_only
     numbers = struct.pack("<qqQ??", dimension, server_round, order.seed, *flags)
     return hashlib.sha256(framed(numbers, pack_integers(nodes), means.tobytes())).digest()
+
+
+# Nodes and hashes of means where the server is trusted with the layout: each client knows its own
+NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)
 
 
 @dataclass

@@ -42,13 +42,15 @@ from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.procrustes_alignment.claims import (
+    MEANS,
     MEASURED,
+    NOT_TOLD,
     Claims,
     SignedClaims,
     agreed_nodes,
     digests_of,
     fewest_parties,
-    meaning_of,
+    layout_of,
 )
 from flower_graph.strategies.procrustes_alignment.config import CONSENSUS
 from flower_graph.strategies.procrustes_alignment.messages import (
@@ -150,13 +152,14 @@ class SecureConsensus(OwnRounds, ProcrustesAlignment):
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         mean.choose(nodes, known.ids, there, known.dimension)
         order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM, self.rotations_only)
-        length, meaning = mean.rows.size, b""
+        length = mean.rows.size
+        layout = layout_of(*NOT_TOLD, known.dimension, server_round, order)
         if claims is not None:
             claims.means = digests_of(mean.rows) if mean.made else claims.means
             length += 2 * len(MEASURED)
-            meaning = meaning_of(nodes, known.dimension, server_round, order, claims.means)
+            layout = layout_of(nodes, claims.means, known.dimension, server_round, order)
         shown = {} if claims is None else claims.to_config()
-        entries = self.sums.requests(length, meaning)
+        entries = self.sums.requests(length, MEANS, layout)
         requests, self.entries = dict[int, PublicRequest](), {}
         for node in (node for node in there if node in entries):
             slots = [mean.slots[client] for client in there[node]]

@@ -27,10 +27,12 @@ from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.procrustes_alignment.claims import (
+    MEANS,
     MEASURED,
+    NOT_TOLD,
     Claims,
     check_layout,
-    meaning_of,
+    layout_of,
     sign_claim,
 )
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
@@ -115,7 +117,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
         self.keys()  # before anything is trained: without keys there is no round
-        meaning = b"" if self.trust is None else self._meaning(request, order, config)
+        layout = layout_of(*NOT_TOLD, request.dimension, request.server_round, order)
+        if self.trust is not None:
+            layout = self._layout(request, order, config)
         kept = self._rotations()
         targets = [
             self._own_space(client, mean, kept.get(client)) if order.is_target else None
@@ -132,7 +136,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         vectors = {client: one.vector for client, one in rotated.items()}
         if self.trust is not None:
             vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
-        masked, entries = self.masked(config, vectors, meaning)
+        masked, entries = self.masked(config, vectors, MEANS, layout)
         if self.trust is not None and masked.left_out:
             # Who is out of the sum may leave others alone in it, and means may push somebody out.
             raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
@@ -145,7 +149,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
 
     # Where the server is not trusted
 
-    def _meaning(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
+    def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
         """Name what is where in the sum and what all turn to, once it is what they can agree on."""
         assert self.trust is not None
         claims, parties = Claims.from_config(config), self.keys().epoch.parties.tolist()
@@ -157,7 +161,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED):
             raise RefusedError("the sum has another length than the nodes that are in it")
         Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
-        return meaning_of(nodes, request.dimension, request.server_round, order, claims.means)
+        return layout_of(nodes, claims.means, request.dimension, request.server_round, order)
 
     def _with_measured(
         self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float

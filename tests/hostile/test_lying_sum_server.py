@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from party_helpers import PartyWorld
-from sum_helpers import LENGTH
+from sum_helpers import LENGTH, TERMS
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.channel import new_key
@@ -159,11 +159,11 @@ def test_a_round_key_of_the_servers_own_is_refused(world):
     """It cannot open the packet beside it, and nobody signed it: no mask is made with it."""
     world.begin()
     world.prepare(0)
-    node, (request, ready) = next(iter(world.server.mask_requests(0, LENGTH).items()))
+    node, (request, ready) = next(iter(world.server.mask_requests(0, LENGTH, 64, TERMS).items()))
     keys = np.array(request.round_keys)
     keys[0] = np.frombuffer(new_key()[1], np.uint8)
     with pytest.raises(RefusedError, match="signed"):
-        world.parties[node].mask(replace(request, round_keys=keys), ready, world.words[0])
+        world.parties[node].mask(replace(request, round_keys=keys), ready, world.words[0], TERMS)
 
 
 def to_lists(world, number=0):
@@ -297,12 +297,12 @@ def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
     world.begin()
     world.prepare(0)
     before = world.parties[VICTIM].to_bytes()
-    requests = world.server.mask_requests(0, LENGTH)
+    requests = world.server.mask_requests(0, LENGTH, 64, TERMS)
     party, (request, ready) = world.parties[VICTIM], requests[VICTIM]
-    party.mask(request, ready, world.words[3])
+    party.mask(request, ready, world.words[3], TERMS)
     again = type(party).from_bytes(before, party.trust)
     with pytest.raises(RefusedError, match="after 0"):
-        again.mask(request, ready, world.words[3])
+        again.mask(request, ready, world.words[3], TERMS)
 
 
 # Rounds that come again ---------------------------------------------------------------------------

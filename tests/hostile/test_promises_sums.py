@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from party_helpers import PartyWorld
-from sum_helpers import LENGTH, World, wire
+from sum_helpers import LENGTH, TERMS, World, wire
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import RefusedError
@@ -134,7 +134,7 @@ def test_who_was_ready_is_signed_too(tmp_path):
     world.prepare(0)
     epoch, replies = world.server.epoch, {}
     missing = {place: 11 if place < 6 else 0 for place in range(12)}
-    for node, (request, ready) in world.server.mask_requests(0, LENGTH).items():
+    for node, (request, ready) in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
         place = node - 1000
         seen, row = ready.ready.copy(), epoch.partners[place]
         seen[missing[place]] = False
@@ -144,7 +144,7 @@ def test_who_was_ready_is_signed_too(tmp_path):
         if seen[place]:
             lie = replace(request, live=kept[None], **fewer)
             told = replace(ready, ready=seen, signatures=ready.signatures[kept])
-            replies[node] = world.parties[node].mask(lie, told, world.words[place])
+            replies[node] = world.parties[node].mask(lie, told, world.words[place], TERMS)
     assert len(replies) == 12
     both = np.ones(12, bool)
     both[[0, 11]] = False
@@ -192,6 +192,6 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
         reply, signed = party.prepare(asked[of[node]][node])
         one.inner.take(node, replace(reply, run_id=server.epoch.id))
         one.keys[node - 1000] = signed.signature
-    request, ready = server.mask_requests(0, LENGTH)[1000]
+    request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"8.*partners"):
-        world.parties[1000].mask(request, ready, world.words[0])
+        world.parties[1000].mask(request, ready, world.words[0], TERMS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, Lost, World, wire
+from sum_helpers import LENGTH, TERMS, Lost, World, wire
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.sum.client import SumClient
@@ -69,7 +69,7 @@ def test_whoever_accuses_twice_or_strangers_is_not_in_the_sum():
     world = World.make(10)
     accusing(world, times=7000)
     world.prepare(0)
-    requests = world.server.mask_requests(0, LENGTH)
+    requests = world.server.mask_requests(0, LENGTH, 64, TERMS)
     for node, request in requests.items():
         reply = world.mask_reply(node, request)
         bad = [reply] if node != LIAR else [world.send(node, reply)]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sum_helpers import World
+from sum_helpers import TERMS, World
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.sum.messages import MASK_KEY, SEED
@@ -114,11 +114,11 @@ def test_a_host_that_sent_nothing_reveals_nothing():
     """Also when its masks were asked for, and it refused because too few partners were there."""
     world = World.make(10)
     world.prepare(0)
-    node, request = next(iter(world.server.mask_requests(0, 6).items()))
+    node, request = next(iter(world.server.mask_requests(0, 6, 64, TERMS).items()))
     host, live = world.hosts[node], request.live.copy()
     live[:, 2:] = False
     pairs = ("round_keys", "packets", "share_commitments")
     two = {name: getattr(request, name)[:2] for name in pairs}
     with pytest.raises(RefusedError, match="fewer"):
-        host.mask(replace(request, live=live, **two), [0], np.zeros(6, "<u8"))
+        host.mask(replace(request, live=live, **two), [0], np.zeros(6, "<u8"), TERMS)
     assert not host._rounds[0].has.any() and not host._rounds[0].held.any()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from sum_helpers import LENGTH, RING, wire
+from sum_helpers import LENGTH, RING, TERMS, wire
 
 from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
 from flower_graph.secure.parties.party import PartyClient
@@ -96,10 +96,10 @@ class PartyWorld:
                 self.server.take_prepared(node, wire(reply), wire(signed))
 
     def mask(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, (request, ready) in self.server.mask_requests(number, LENGTH).items():
+        for node, (request, ready) in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
             total = self.words[node - 1000]
             request, ready = self.send(node, request), self.send(node, ready)
-            reply = self.restart(node).mask(request, ready, total)
+            reply = self.restart(node).mask(request, ready, total, TERMS)
             if node not in lost:
                 self.server.take_masked(node, wire(reply))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,11 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.terms import SumTerms
 
 LENGTH = 6
 RING = Ring.fit(10_000, 64, 2.0**-16)
+TERMS = SumTerms("test", RING)
 
 
 def wire(message: Any) -> Any:
@@ -72,18 +74,17 @@ class World:
                 self.server.take(node, self.send(node, reply))
 
     def mask_reply(
-        self, node: int, request: MaskRequest, without=(), meaning: bytes = b""
+        self, node: int, request: MaskRequest, without=(), terms: SumTerms | None = None
     ) -> MaskedReply | None:
         present = [client for client in request.clients.tolist() if client not in without]
         if not present:
             return None
         total = self.words[present].sum(0, dtype=self.words.dtype)
-        request = replace(self.send(node, request), meaning=meaning)
-        return self.restart(node).mask(request, present, total)
+        return self.restart(node).mask(self.send(node, request), present, total, terms or TERMS)
 
     def mask(self, number: int, lost: Collection[int] = (), without=()) -> None:
         word = self.words.dtype.itemsize * 8
-        for node, request in self.server.mask_requests(number, LENGTH, word).items():
+        for node, request in self.server.mask_requests(number, LENGTH, word, TERMS).items():
             reply = None if node in lost else self.mask_reply(node, request, without)
             if reply is not None:
                 self.server.take(node, self.send(node, reply))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from party_helpers import PartyWorld
+from sum_helpers import TERMS
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.parties.identity import Identity
@@ -72,11 +73,11 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
     """It keeps a party that is revoked: whoever knows of that takes no part any more."""
     registry = world.server.registry.without(3)
     world.prepare(1)
-    requests = world.server.mask_requests(1, 8)
+    requests = world.server.mask_requests(1, 8, 64, TERMS)
     read(world, 1004, registry)
     party = world.parties[1004]
     for step in (
-        lambda: party.mask(*requests[1004], world.words[4]),
+        lambda: party.mask(*requests[1004], world.words[4], TERMS),
         lambda: party.prepare(None),
         lambda: party.sign_list(None),
         lambda: party.unmask(None, None),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, Lost, World
+from sum_helpers import LENGTH, TERMS, Lost, World
 
 from flower_graph.errors import MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.channel import new_key
@@ -60,7 +60,7 @@ def masked_world(m=20, per_host=1, **shares):
 def first_mask(world, number=0):
     """Prepare a round and return the first node with its request for a masked sum."""
     world.prepare(number)
-    return next(iter(world.server.mask_requests(number, LENGTH).items()))
+    return next(iter(world.server.mask_requests(number, LENGTH, 64, TERMS).items()))
 
 
 # --- hosts
@@ -90,14 +90,14 @@ def test_a_round_is_masked_once_as_it_must_be():
     world = World.make(4, 2)
     node, request = first_mask(world)
     host, total = world.hosts[node], np.zeros(LENGTH, "<u8")
-    refused("shape", host.mask, request, [0], np.zeros(LENGTH + 1, "<u8"), error=ValueError)
-    refused("uint32", host.mask, request, [0], np.zeros(LENGTH, "<u4"), error=ValueError)
+    refused("shape", host.mask, request, [0], np.zeros(LENGTH + 1, "<u8"), TERMS, error=ValueError)
+    refused("uint32", host.mask, request, [0], np.zeros(LENGTH, "<u4"), TERMS, error=ValueError)
     for present in ([], [3], [0, 0], [0, 1, 2]):
-        refused("present is", host.mask, request, present, total, error=RefusedError)
+        refused("present is", host.mask, request, present, total, TERMS, error=RefusedError)
     fewer = replace(request, packets=request.packets[1:])
-    refused("packets for", host.mask, fewer, [0], total, error=RefusedError)
-    host.mask(request, [0], total)
-    refused("masked already", host.mask, request, [0], total, error=RefusedError)
+    refused("packets for", host.mask, fewer, [0], total, TERMS, error=RefusedError)
+    host.mask(request, [0], total, TERMS)
+    refused("masked already", host.mask, request, [0], total, TERMS, error=RefusedError)
 
 
 def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum():
@@ -213,7 +213,7 @@ def test_second_late_and_foreign_replies_are_refused():
     refused("node 1000 was not asked", server.take, 1000, replies[1000])
     refused("node 77", server.take, 77, replies[1000])
 
-    requests = server.mask_requests(0, LENGTH)
+    requests = server.mask_requests(0, LENGTH, 64, TERMS)
     refused("in the stage mask, not prepare", server.take, 1000, replies[1000])
     masked = {node: world.mask_reply(node, request) for node, request in requests.items()}
     good = masked[1000]
@@ -271,7 +271,7 @@ def test_wrong_enrolments_are_refused():
 
 def test_stages_in_order_only():
     server = masked_world(4).server
-    refused("asked for already", server.mask_requests, 0, LENGTH, error=ValueError)
+    refused("asked for already", server.mask_requests, 0, LENGTH, 64, TERMS, error=ValueError)
     refused("not after 0", server.open_round, 0, range(4), error=ValueError)
     refused("no shares were asked for", server.result, 0, error=ValueError)
     with pytest.raises(ValueError, match=r"corrupt.*-1"):
@@ -285,12 +285,12 @@ def test_new_keys_replace_the_old():
     world.prepare(0)
     world.hosts[1005] = SumClient(world.server.run_id, [5])
     world.server.enroll(1005, world.hosts[1005].keys())
-    request = world.server.mask_requests(0, LENGTH)[1005]
+    request = world.server.mask_requests(0, LENGTH, 64, TERMS)[1005]
     refused("round 0 is not open", world.mask_reply, 1005, request, error=RefusedError)
     world.check(world.round(1), range(20))
     world.hosts[1005] = old
     world.prepare(2)
-    request = world.server.mask_requests(2, LENGTH)[1005]
+    request = world.server.mask_requests(2, LENGTH, 64, TERMS)[1005]
     refused("of its partners", world.mask_reply, 1005, request, error=RefusedError)
 
 

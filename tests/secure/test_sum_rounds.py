@@ -1,11 +1,13 @@
 """What a sum is, whoever vanishes."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from sum_helpers import LENGTH, Lost, World
+from sum_helpers import LENGTH, RING, TERMS, Lost, World
 
+from flower_graph.errors import RefusedError
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import server as sum_server
 from flower_graph.secure.sum.results import Skipped
@@ -30,7 +32,7 @@ def test_masks_hide_and_cancel_and_are_fresh_in_each_round():
     for number in range(2):
         world.prepare(number)
         masked = []
-        for node, request in world.server.mask_requests(number, LENGTH).items():
+        for node, request in world.server.mask_requests(number, LENGTH, 64, TERMS).items():
             reply = world.mask_reply(node, request)
             assert (reply.total != world.plain_sum(request.clients)).all()
             masked.append(reply.total)
@@ -42,18 +44,41 @@ def test_masks_hide_and_cancel_and_are_fresh_in_each_round():
     assert (seen[0] != seen[1]).all()
 
 
-def test_those_of_two_minds_about_the_numbers_make_no_sum():
-    """All of one mind do, with one of them gone; with one of another nothing can be read."""
-    for other, is_read in ((b"rows", True), (b"columns", False)):
-        world = World.make(6)
-        world.prepare(0)
-        for node, request in world.server.mask_requests(0, LENGTH, meaning=b"rows").items():
-            meaning = other if node == 1002 else b"rows"
-            if node != 1004:
-                world.server.take(node, world.mask_reply(node, request, meaning=meaning))
-        world.unmask(0)
-        total = world.server.result(0).total
-        assert (total == world.plain_sum([0, 1, 2, 3, 5])).all() == is_read
+OTHERWISE = {
+    "purpose": replace(TERMS, purpose="another sum"),
+    "detail": replace(TERMS, detail=b"columns"),
+    **{
+        name: replace(TERMS, ring=replace(RING, **{name: value}))
+        for name, value in {"fraction_bits": 17, "guard_bits": 1, "limit": 99.0, "word": 32}.items()
+    },
+    "nothing": TERMS,
+}
+
+
+@pytest.mark.parametrize("told", OTHERWISE)
+def test_a_client_that_is_told_of_another_sum_is_in_none(told):
+    """All that are told the same are summed, with one of them gone; else nothing can be read."""
+    world = World.make(6)
+    world.prepare(0)
+    for node, request in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
+        terms = OTHERWISE[told] if node == 1002 else TERMS
+        if node != 1004:
+            world.server.take(node, world.mask_reply(node, request, terms=terms))
+    world.unmask(0)
+    total = world.server.result(0).total
+    assert (total == world.plain_sum([0, 1, 2, 3, 5])).all() == (told == "nothing")
+    assert told == "nothing" or (total != world.plain_sum([0, 1, 2, 3, 5])).mean() > 0.9
+
+
+def test_terms_are_bound_to_length_threshold_and_minimum_and_guard_bits_to_the_clients():
+    said = (7, 64, 3, 5)
+    found = {TERMS.digest(*said)}
+    found |= {TERMS.digest(*said[:at], 9, *said[at + 1 :]) for at in range(4)}
+    assert len(found) == 5
+    padded = replace(TERMS, padded=True, ring=replace(RING, guard_bits=2))
+    padded.check_guard(4)
+    with pytest.raises(RefusedError, match="guard-bits"):
+        padded.check_guard(5)
 
 
 @pytest.mark.parametrize("stage", ["prepare", "mask", "unmask", "clients"])

@@ -175,6 +175,11 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         taking_part = self._sizes.keys() | self._evaluated.keys()
         return sorted(taking_part - self._absent - self._resting)
 
+    @property
+    def order(self) -> Bytes2D:
+        """The tokens of the slots, ``[s, 12]``."""
+        return self._order
+
     def union_requests(self) -> dict[int, UnionRequest]:
         """Return for every node its clients' answers and the size of the table."""
         requests = {}

@@ -56,11 +56,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         """Clients that are enrolled, aligned or not."""
         return set(self._node)
 
-    @property
-    def order(self) -> Bytes2D:
-        """The tokens of the slots, ``[s, 12]``."""
-        return self._order
-
     def union_requests(self) -> dict[int, Any]:
         """Return for every node all key-holders' answers to its clients."""
         result: dict[int, object] = {}

@@ -146,10 +146,12 @@ class Epoch:
         counts[self.order] = around[places + (k + 1) // 2] - around[places - k // 2 - 1]
         return counts - present
 
-    def signed_parts(self, number: int, ready: MASKS, listed: MASKS) -> tuple[bytes, ...]:
+    def signed_parts(
+        self, number: int, ready: MASKS, listed: MASKS, terms: bytes
+    ) -> tuple[bytes, ...]:
         """Write what a party signs about a round, for its identity's ``sign``."""
         lists = np.packbits(ready).tobytes(), np.packbits(listed).tobytes()
-        return self.digest, struct.pack("<q", number), *lists
+        return self.digest, struct.pack("<q", number), *lists, terms
 
 
 def plan_of(parties: int, dropout: float, corrupt: float) -> tuple[int, int]:

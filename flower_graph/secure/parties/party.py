@@ -57,6 +57,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
@@ -88,6 +89,7 @@ class PartyClient:
         # By round and by index in the epoch: who was ready when we sent, and the list we signed
         self._ready: dict[int, MASKS] = {}
         self._signed: dict[int, MASKS] = {}
+        self._terms: dict[int, bytes] = {}  # what the sum is of, hashed
 
     @property
     def party(self) -> int:
@@ -164,7 +166,7 @@ class PartyClient:
         self._check_partners(epoch, request)
         self.epoch, self._keys, self._epochs = epoch, request.channel_keys, epoch.number
         self.sums = SumClient(epoch.id, [self.party], (self._private, self._public))
-        self._ready, self._signed = {}, {}
+        self._ready, self._signed, self._terms = {}, {}, {}
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
 
     def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
@@ -184,13 +186,15 @@ class PartyClient:
             raise RefusedError("a partner's channel key is not the one that it signed")
         reply = sums.prepare(request)
         for older in sorted(self._ready)[: 1 - KEPT_ROUNDS]:
-            del self._ready[older]
+            del self._ready[older], self._terms[older]
             self._signed.pop(older, None)
         key = epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
         signature = self.trust.identity.sign(ROUND_KEY, *key)
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
 
-    def mask(self, request: MaskRequest, ready: Ready, total: RingArray) -> MaskedReply:
+    def mask(
+        self, request: MaskRequest, ready: Ready, total: RingArray, terms: SumTerms
+    ) -> MaskedReply:
         """Mask the own sum, once it is checked who is ready and that the keys are theirs."""
         epoch, sums = self._begun()
         index = epoch.index(self.party)
@@ -200,7 +204,8 @@ class PartyClient:
             raise RefusedError("the partners who are ready are not those of the list")
         if ready.signatures.shape[0] != request.round_keys.shape[0]:
             raise RefusedError("a partner's round key is not signed")
-        reply = sums.mask(request, [self.party], total)
+        terms.check_guard(max(len(epoch.points), epoch.minimum))
+        reply = sums.mask(request, [self.party], total, terms)
         # A packet that opens shows that the key beside it is the partner's. One that does not may
         # be the partner's fault or the server's: the partner's signature tells.
         live = epoch.parties[row[ready.ready[row]]].tolist()
@@ -214,6 +219,9 @@ class PartyClient:
             request.server_round, self._mark, self.trust.runs, self.trust.run
         )
         self._ready[request.server_round] = ready.ready
+        self._terms[request.server_round] = terms.digest(
+            request.length, request.word, epoch.threshold, epoch.minimum
+        )
         return reply
 
     def sign_list(self, request: ListRequest) -> ListReply:
@@ -237,7 +245,7 @@ class PartyClient:
         # of them leaves out.
         Journal(self.trust.journal).contribute(number, LIST, self.trust.run)
         self._signed[number] = listed
-        parts = epoch.signed_parts(number, ready, listed)
+        parts = epoch.signed_parts(number, ready, listed, self._terms[number])
         signature = self.trust.identity.sign(LIST, *parts)
         return ListReply(epoch.id, number, np.frombuffer(signature, np.uint8))
 
@@ -257,7 +265,7 @@ class PartyClient:
             raise RefusedError(f"{request.contributors} contributors, the list has {listed.sum()}")
         self._check_signed(epoch, number, row, signed)
         reply = sums.unmask(request)
-        del self._signed[number], self._ready[number]
+        del self._signed[number], self._ready[number], self._terms[number]
         return reply
 
     def to_bytes(self) -> bytes:
@@ -286,6 +294,8 @@ class PartyClient:
         for name, lists in (("ready", self._ready), ("signed", self._signed)):
             for number, present in lists.items():
                 arrays[f"{name}/{number}"] = present.astype(np.uint8)
+        for number, digest in self._terms.items():
+            arrays[f"terms/{number}"] = np.frombuffer(digest, np.uint8)
         return bytes(save(arrays))
 
     @classmethod
@@ -319,11 +329,12 @@ class PartyClient:
         for name, lists in (("ready", self._ready), ("signed", self._signed)):
             for key in [key for key in arrays if key.startswith(f"{name}/")]:
                 lists[int(key.partition("/")[2])] = arrays[key].astype(np.bool_)
+        self._terms = {number: arrays[f"terms/{number}"].tobytes() for number in self._ready}
 
     def _check_signed(self, epoch: Epoch, number: int, row: Integers, signed: Signatures) -> None:
         """Refuse unless as many listed partners as the threshold signed our own list."""
         ready, listed = self._ready[number], self._signed[number]
-        parts, good = epoch.signed_parts(number, ready, listed), 0
+        parts, good = epoch.signed_parts(number, ready, listed, self._terms[number]), 0
         columns = signed.columns.tolist()
         if len(set(columns)) != len(columns) or not all(0 <= each < row.size for each in columns):
             raise RefusedError("signatures of one partner twice, or of nobody's")

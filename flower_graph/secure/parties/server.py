@@ -41,6 +41,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.partners import check_shares
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.round import SumRound
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import RUN_BYTES, Bytes
 
 LOG = logging.getLogger(__name__)
@@ -280,12 +281,12 @@ class PartyServer:
         one.keys[one.epoch.index(party)] = signed.signature
 
     def mask_requests(
-        self, number: int, length: int, word: int = 64, meaning: bytes = b""
+        self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
         """Ask every party that prepared for its masked sum."""
         one = self._round(number)
         epoch = one.epoch
-        requests = one.inner.mask_requests(length, word, meaning)
+        requests = one.inner.mask_requests(length, word, terms)
         ready = one.inner.live.copy()
         result = {}
         for node, request in requests.items():
@@ -318,7 +319,9 @@ class PartyServer:
         """Take a signature."""
         one, party = self._round(reply.server_round), self._party(node)
         inner = one.inner
-        parts = one.epoch.signed_parts(reply.server_round, inner.live, inner.contributed)
+        parts = one.epoch.signed_parts(
+            reply.server_round, inner.live, inner.contributed, inner.terms
+        )
         self._verify(party, reply.signature, LIST, parts)
         index = one.epoch.index(party)
         one.lists[index], one.signed[index] = reply.signature, True

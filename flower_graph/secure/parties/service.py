@@ -43,6 +43,7 @@ from flower_graph.secure.sum.messages import (
 )
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Send, SumServer
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.ledger import setup_bytes
 from flower_graph.wire.numpy_client import Config
 
@@ -281,12 +282,12 @@ class PartySums(SumServer):
         return self._protocol.open_round(number, parties)
 
     def mask_requests(
-        self, number: int, length: int, word: int = 64, meaning: bytes = b""
+        self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
         """Ask every party that prepared for its masked sum."""
         if number not in self._open:
             return {}
-        return self._protocol.mask_requests(number, length, word, meaning)
+        return self._protocol.mask_requests(number, length, word, terms)
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
         """Return the clients that a request or a reply is about."""

@@ -45,6 +45,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
 
 LEAST_CLIENTS = "least-clients"  # of the node config
@@ -110,12 +111,15 @@ class SumClient:
             self._seal(kept, shares),
         )
 
-    def mask(self, request: MaskRequest, present: Sequence[int], total: RingArray) -> MaskedReply:
-        """Mask the sum of some clients' vectors."""
+    def mask(
+        self, request: MaskRequest, present: Sequence[int], total: RingArray, terms: SumTerms
+    ) -> MaskedReply:
+        """Mask the sum of some clients' vectors; ``terms`` say what it is of."""
         # total [L]
         kept = self._round(request.run_id, request.server_round)
         if kept.is_masked:
             raise RefusedError(f"round {kept.number} is masked already: no mask is used twice")
+        terms.check_guard(kept.minimum)
         _check_total(request, total)
         rows = kept.rows(request.clients)
         is_present = np.isin(request.clients, np.array(present, np.int64))
@@ -131,7 +135,8 @@ class SumClient:
         kept.held, kept.has = held, has
         kept.live[rows], kept.sent[rows] = request.live, is_present
         masked = np.array(total)
-        add_streams(masked, self._masks(kept, request, rows, rows[is_present]))
+        bound = terms.digest(request.length, request.word, kept.threshold, kept.minimum)
+        add_streams(masked, self._masks(kept, request, rows, rows[is_present], bound))
         return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
 
     def unmask_and_prepare(self, config: Mapping[str, object]) -> dict[str, object]:
@@ -308,12 +313,17 @@ class SumClient:
         return channel.packet_context(self.run_id, kept.number, dealer, holder)
 
     def _masks(
-        self, kept: ClientRound, request: MaskRequest, rows: Integers, chosen: Integers
+        self,
+        kept: ClientRound,
+        request: MaskRequest,
+        rows: Integers,
+        chosen: Integers,
+        terms: bytes,
     ) -> list[tuple[bytes, int]]:
         """Return the self masks, and the pair masks with live partners at other SuperNodes."""
         number, run_id = kept.number, self.run_id
         seeds = zip(pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True)
-        masks = [(channel.self_mask_key(seed, run_id, number, c), 1) for seed, c in seeds]
+        masks = [(channel.self_mask_key(seed, run_id, number, c, terms), 1) for seed, c in seeds]
         row, column = kept.foreign_pairs(request, rows)
         for own_row in np.intersect1d(chosen, row).tolist():
             mine = row == own_row
@@ -321,7 +331,7 @@ class SumClient:
             others = kept.partners[own_row, column[mine]].tolist()
             secrets = channel.agree(private, pieces(request.round_keys[mine]))
             for other, secret in zip(others, secrets, strict=True):
-                key = channel.pair_mask_key(secret, run_id, number, local, other, request.meaning)
+                key = channel.pair_mask_key(secret, run_id, number, local, other, terms)
                 masks.append((key, channel.pair_sign(local, other)))
         return masks
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from flower_graph.errors import StateLostError
 from flower_graph.secure.ring import encode_sum
 from flower_graph.secure.sum.client import SumClient, least_clients
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
+from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
@@ -44,16 +44,22 @@ class MaskingClient(NumPyClient):
         return [], len(self.clients), host.keys().to_config()
 
     def masked(
-        self, config: Config, vectors: Mapping[int, FloatArray], meaning: bytes = b""
+        self,
+        config: Config,
+        vectors: Mapping[int, FloatArray],
+        purpose: str = SECURE_SUM,
+        detail: bytes = b"",
     ) -> tuple[MaskedReply, Config]:
         """Add up clients' vectors and mask the sum, as the request's entries say."""
-        request = replace(MaskRequest.from_config(config), meaning=meaning)
+        request, ring = MaskRequest.from_config(config), RING.from_config(config)
         host, clients = self.keys(), self._asked(request)
-        total, left_out = encode_sum(RING.from_config(config), vectors, clients, request.length)
+        total, left_out = encode_sum(ring, vectors, clients, request.length)
         present = [client for client in clients if client not in left_out]
         if not present:
             raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
-        reply: MaskedReply = host.mask(request, self._beside(config, present), total)
+        reply: MaskedReply = host.mask(
+            request, self._beside(config, present), total, SumTerms(purpose, ring, detail)
+        )
         reply.left_out = left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}

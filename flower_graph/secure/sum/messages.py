@@ -164,9 +164,6 @@ class MaskRequest(Message, down="sum_mask"):
     packets: Annotated[
         Bytes, Block("mask-packets", "these shares, sealed", shape=f"f {PACKET_BYTES}")
     ]
-    # What the numbers of a vector are, where that could differ. It does not travel: clients know,
-    # and masks of two that are of two minds about it do not cancel, so that no sum can be read.
-    meaning: bytes = b""
 
 
 @dataclass

@@ -33,6 +33,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
 
 StageReply = PrepareReply | MaskedReply | UnmaskReply
@@ -80,7 +81,7 @@ class SumRound:
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped: Reason | None = None
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
-        self._stage, self._meaning = "prepare", b""
+        self._stage, self.terms = "prepare", b""  # the terms, hashed, once they are known
         self._open = set(self._rows)  # nodes that are asked and have not answered
 
     def move(self, old: int, node: int) -> None:
@@ -137,12 +138,13 @@ class SumRound:
         self.live[rows] = True
 
     def mask_requests(
-        self, length: int, word: int, meaning: bytes = b"", out: Collection[int] = ()
+        self, length: int, word: int, terms: SumTerms, out: Collection[int] = ()
     ) -> dict[int, MaskRequest]:
         """End the first stage; write the second request to each SuperNode that prepared."""
         if self._stage != "prepare":
             raise ValueError(f"round {self.number}: masks were asked for already")
-        self._stage, self._meaning = "mask", meaning
+        self._stage = "mask"
+        self.terms = terms.digest(length, word, self.threshold, self.minimum)
         self.live &= ~np.isin(self.clients, list(out))
         # Without enough partners a client's secrets could not be recovered; without it, its
         # partners may have too few in turn.
@@ -377,7 +379,8 @@ class SumRound:
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
         client = int(self.clients[row])
-        return channel.self_mask_key(self._secrets[row], self.run_id, self.number, client), -1
+        secret = self._secrets[row]
+        return channel.self_mask_key(secret, self.run_id, self.number, client, self.terms), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         """Return what the partners of a vanished client at other SuperNodes added for it."""
@@ -386,8 +389,6 @@ class SumRound:
         secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[present]))
         other, masks = int(self.clients[row]), []
         for local, secret in zip(self.clients[present].tolist(), secrets, strict=True):
-            key = channel.pair_mask_key(
-                secret, self.run_id, self.number, local, other, self._meaning
-            )
+            key = channel.pair_mask_key(secret, self.run_id, self.number, local, other, self.terms)
             masks.append((key, -channel.pair_sign(local, other)))
         return masks

@@ -28,6 +28,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.round import StageReply, SumRound
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import RUN_BYTES
 
@@ -224,13 +225,13 @@ class SumServer:
         self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
-        self, server_round: int, length: int, word: int = 64, meaning: bytes = b""
+        self, server_round: int, length: int, word: int, terms: SumTerms
     ) -> Mapping[int, Asked]:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
         if server_round in self._unopened:
             return {}
         out = self.excluded | self._sitting_out.of(server_round)
-        return self._round(server_round).mask_requests(length, word, meaning, out)
+        return self._round(server_round).mask_requests(length, word, terms, out)
 
     def hosted(self, clients: Iterable[int]) -> list[int]:
         """Return the clients that a request or a reply is about."""

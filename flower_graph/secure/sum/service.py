@@ -20,6 +20,7 @@ from flower_graph.secure.sum.messages import RING, MaskedReply
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, merged
+from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
@@ -141,9 +142,12 @@ class SecureSum(SumStages):
             self.ready(server_round, self.server.clients)
         return self.clients
 
-    def requests(self, length: int, meaning: bytes = b"") -> dict[int, dict[str, object]]:
+    def requests(
+        self, length: int, purpose: str = SECURE_SUM, detail: bytes = b""
+    ) -> dict[int, dict[str, object]]:
         """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
-        ring, masks = RING.to_config(self._ring), self.masks(length, self._ring.word, meaning)
+        terms = SumTerms(purpose, self._ring, detail)
+        ring, masks = RING.to_config(self._ring), self.masks(length, self._ring.word, terms)
         return {node: merged(*parts, ring) for node, (_, parts) in masks.items()}
 
     def take(self, node: int, content: RecordDict) -> None:

@@ -16,6 +16,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply, sum_bytes
 from flower_graph.secure.sum.results import Skipped, SumResult
 from flower_graph.secure.sum.server import Asked, Send, SumServer
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.keys import CONFIG, METRICS
@@ -81,10 +82,10 @@ class SumStages:
         return self._unmask_and_prepare(server_round, list(clients), {})
 
     def masks(
-        self, length: int, word: int = 64, meaning: bytes = b""
+        self, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[list[int], tuple[Message, ...]]]:
         """Ask for masked vectors: of each SuperNode the clients that may contribute."""
-        requests = self.server.mask_requests(self.number, length, word, meaning)
+        requests = self.server.mask_requests(self.number, length, word, terms)
         return {
             node: (self.server.hosted(parts[0].clients.tolist()), parts)
             for node, parts in parts_of(requests).items()
