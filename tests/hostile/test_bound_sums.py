@@ -1,0 +1,107 @@
+"""A server tells one SuperNode of another sum than the rest: it gets no sum that can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from party_helpers import write_keys
+
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.secure.client import SecureSumClient
+from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.ring import SIGNED
+from flower_graph.secure.sum.results import Skipped, SumResult
+from flower_graph.secure.sum.service import SecureSum
+from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
+from flower_graph.wire.keys import CONFIG
+
+COUNT, LENGTH = 6, 4096
+# Entries of the request for masked vectors, and what the victim is told in their place
+LIES = {
+    "fraction-bits": lambda bits: bits + 10,
+    "guard-bits": lambda bits: bits + 3,
+    "limit": lambda limit: 2 * limit,
+    "mask-word": lambda word: 96 - word,
+    "word": lambda word: 96 - word,
+}
+
+
+def vector(client: int) -> Any:
+    """Draw a client's numbers."""
+    return np.random.default_rng(client).normal(size=LENGTH)
+
+
+class Vectors(SecureSumClient):
+    def vectors(self, config: Any) -> Any:
+        return {client: vector(client) for client in self.clients}
+
+
+class TellsOneOtherwise(InProcessGrid):
+    """Changes an entry in what the victim alone is sent."""
+
+    changed: str = ""
+    told = 0
+
+    def push_messages(self, messages: Any) -> Any:
+        victim = sorted(self.get_node_ids())[0]
+        for message in messages:
+            if message.metadata.dst_node_id == victim:
+                self._tell(message)
+        return super().push_messages(messages)
+
+    def _tell(self, message: Message) -> None:
+        config = message.content.config_records.get(CONFIG, {})
+        if self.changed in config and "mask-length" in config:
+            config[self.changed] = LIES[self.changed](config[self.changed])
+            if self.changed == "mask-word":  # the ring's word must be the masks' to be believed
+                config["word"] = config["mask-word"]
+            self.told += 1
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["semi-honest", "malicious-server"])
+@pytest.mark.parametrize("lie", ["", *LIES])
+def test_a_form_that_one_supernode_is_told_leaves_no_readable_sum(
+    lie: str, trusted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry, keys = write_keys(COUNT, tmp_path)
+
+    def client_fn(context: Any) -> Vectors:
+        place = context.node_config["partition-id"]
+        if not trusted:
+            context.node_config |= {"identity-key": str(keys[place]), "registry": str(registry)}
+        return Vectors(context, [2 * place, 2 * place + 1])
+
+    grid = TellsOneOtherwise(make_client_app(client_fn), num_supernodes=COUNT)
+    grid.changed = lie
+    server = None if trusted else PartySums(registry)
+    secure = SecureSum(Exchange(grid), limit=100.0, server=server, guard=True)
+    totals: list[SumResult] = []
+    end = secure.result
+
+    def noted() -> SumResult | Skipped:
+        found = end()
+        totals.extend([found] if isinstance(found, SumResult) else [])
+        return found
+
+    monkeypatch.setattr(secure, "result", noted)
+    summed = secure.sum(1, LENGTH)
+    if not lie:
+        assert not isinstance(summed, Skipped)
+        assert np.allclose(summed.values, sum(map(vector, range(2 * COUNT))), atol=1e-3)
+        return
+    assert grid.told
+    if not isinstance(summed, Skipped):  # it has refused, and the sum is the others'
+        assert summed.contributors.size == 2 * COUNT - 2
+        assert np.allclose(summed.values, sum(map(vector, summed.contributors)), atol=1e-3)
+        return
+    (total,) = totals
+    words = total.total.view(SIGNED[8 * total.total.itemsize]).astype(np.float64)
+    for read in (words, words % 2.0**16, words / 2.0**16 % 2.0**16):
+        for place in range(COUNT):
+            shown = vector(2 * place) + vector(2 * place + 1)
+            assert abs(np.corrcoef(read, shown)[0, 1]) < 5 / np.sqrt(LENGTH)
