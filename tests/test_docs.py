@@ -48,6 +48,18 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     )
 
 
+def test_where_to_look_names_files_and_functions_that_are_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    table = page.partition("## Where to look")[2].partition("\n## ")[0]
+    rows = table.split("|---|---|")[1].strip().splitlines()
+    assert len(rows) >= 10
+    for row in rows:
+        assert re.search(r"`[\w/]+\.py`", row), row
+        for function, name in re.findall(r"`(\w+)` in `([\w/]+\.py)`", row):
+            path = next(p for p in (ROOT / name, ROOT / "flower_graph" / name) if p.is_file())
+            assert f"def {function}(" in path.read_text("utf-8"), row
+
+
 def test_what_the_changelog_says_has_moved_is_there() -> None:
     table = (ROOT / "CHANGELOG.md").read_text("utf-8").partition("| 0.1.0 | now |")[2]
     rows = [row.split("|")[1:3] for row in table.partition("\n\n")[0].splitlines()[2:]]
