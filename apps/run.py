@@ -18,6 +18,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig
+from flower_graph.data.folders.members import read_members
 from flower_graph.data.folders.party import assigned, client_folder
 from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
 from flower_graph.data.new_graph import DataForm
@@ -36,6 +37,8 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_baselines
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER
+from flower_graph.server.admission import Admission
+from flower_graph.server.round_loop import RoundLoop
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
@@ -117,7 +120,7 @@ def run_server(
             on_wait(f"round {server_round}: {work}")
 
     # What is refused here leaves no folder.
-    strategy = method.build_strategy(with_registry(config, grid, folder), out, folder)
+    strategy = _server(config, grid, out, folder)
     # With a folder nobody has the data of all.
     baselines = {"baselines": method.baselines(config)} if folder is None else {}
     writer = RunWriter(
@@ -165,6 +168,18 @@ def run_server(
         )
     finally:
         writer.close()
+
+
+def _server(
+    config: RunConfig, grid: Grid, out: Path | None = None, folder: RunFolder | None = None
+) -> RoundLoop:
+    """Build a method's server, which lets in whom the settings and its folder say."""
+    strategy = method_of(config).build_strategy(with_registry(config, grid, folder), out, folder)
+    # A registry says itself who may speak for whom
+    path = None if folder is None or config.strategy.distrusts else folder.path
+    members = None if path is None else read_members(path)
+    strategy.session.admission = Admission(members, config.strategy.most_supernodes)
+    return strategy
 
 
 def with_registry(config: RunConfig, grid: Grid, folder: RunFolder | None = None) -> RunConfig:
@@ -242,7 +257,7 @@ def simulate_whole(
     reports: list[RoundReport] = []
     method = method_of(config)
     with _grid(config, supernodes, None) as grid:
-        strategy = method.build_strategy(with_registry(config, grid), None)
+        strategy = _server(config, grid)
         strategy.start(
             grid,
             num_rounds=config.rounds,
@@ -271,7 +286,7 @@ def first_rounds(config: RunConfig) -> list[RoundReport]:
             raise _EnoughError
 
     with _grid(config, None, None) as grid, suppress(_EnoughError):
-        strategy = method_of(config).build_strategy(with_registry(config, grid), None)
+        strategy = _server(config, grid)
         strategy.start(grid, num_rounds=config.rounds, on_round=on_round)
     return reports
 

@@ -35,6 +35,10 @@ class NoClientsError(RuntimeError):
     """No client could be reached, or none gave a usable reply, before the deadline."""
 
 
+class MembershipError(RuntimeError):
+    """SuperNodes that cannot all take part, and nothing says who of them may."""
+
+
 class ClientBugError(NoClientsError):
     """All clients of a simulation fail at the same line; the message has one's traceback."""
 

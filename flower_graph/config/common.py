@@ -297,6 +297,9 @@ class StrategySection:
     participation: float = setting(1.0, SHARE, help="share of the SuperNodes asked each round")
     timeout: float = setting(600.0, ABOVE_ZERO, help="seconds that an exchange may take")
     min_nodes: int = setting(1, at_least(1), help="SuperNodes to wait for before the first round")
+    most_supernodes: int | None = setting(
+        None, at_least(1), help="SuperNodes that may enrol; null: any number"
+    )
 
     @property
     def distrusts(self) -> bool:

@@ -33,6 +33,7 @@ SETTINGS = {
     "learning-rate": "strategy.learning_rate",
     "local-epochs": "strategy.local_epochs",
     "min-available-nodes": "strategy.min_nodes",
+    "most-supernodes": "strategy.most_supernodes",
 }
 # Flower refuses every key that an app's pyproject.toml does not have, but takes any type for it.
 RUN_CONFIG: Mapping[str, str | bool] = {

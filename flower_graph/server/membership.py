@@ -13,7 +13,8 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph import __version__
-from flower_graph.errors import MalformedReplyError, one_line
+from flower_graph.errors import MalformedReplyError, MembershipError, one_line
+from flower_graph.server.admission import Admission, sorted_out, too_many
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected
@@ -34,6 +35,9 @@ class Membership:
         self.absent = set[int]()  # clients that no SuperNode hosts any more
         self.greet: Callable[[list[int]], None] | None = None  # tells newcomers of the run
         self.resume = Resume()  # what clients are told of the run, and where it goes on from
+        self.admission = Admission()  # who may enrol
+        self.bound: dict[int, int] = {}  # SuperNode that each client was last taken from
+        self.strangers = set[int]()  # who of those asked last may speak for no client of the run
         self._homes: dict[int, int] = {}  # SuperNode of each client
         self._lost: set[int] = set()
         self._told: set[str] = set()  # other versions that the log names already
@@ -107,9 +111,11 @@ class Membership:
             silent = [entry for entry in replies.rejected if entry.kind is Kind.NO_QUERY]
             answers |= {entry.node_id: unasked for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
-        online = set(connected)
-        for node, answer in self.in_order(answers):
-            if reason := self._enrol(node, answer, online):
+        order = self.in_order(answers)
+        reasons = self._refused(order, set(connected))
+        self.strangers = set(reasons)
+        for node, answer in order:
+            if reason := reasons.get(node) or self._enrol(node, answer):
                 LOG.warning("node %d takes no part: %s", node, reason)
                 refused.append(Rejected(node, reason))
         self._warn_of_weight()
@@ -172,23 +178,53 @@ class Membership:
         for node in list(self.clients):
             self.forget(node)
 
-    def _enrol(self, node: int, answer: Any, connected: Collection[int]) -> str:
+    def _refused(
+        self, answers: list[tuple[int, Any]], connected: Collection[int]
+    ) -> dict[int, str]:
+        """Say who of the newcomers takes no part: by the list, as a double, or as one too many."""
+        claims, refused = dict[int, list[int]](), dict[int, str]()
+        for node, answer in answers:
+            clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
+            if reason := self.admission.refusal(node, clients):
+                refused[node] = reason
+            elif not self.refusal(answer):  # else it has no claim, and is told why as it enrols
+                claims[node] = clients
+        is_first = not self.clients
+        holders = {client: at for client, at in self._homes.items() if at in connected}
+        back = {
+            c: node for node, local in claims.items() for c in local if self.bound.get(c) == node
+        }
+        refused |= sorted_out(claims, back | holders, is_first=is_first)
+        return refused | self._too_many(
+            {node: local for node, local in claims.items() if node not in refused}, connected
+        )
+
+    def _too_many(
+        self, claims: Mapping[int, list[int]], connected: Collection[int]
+    ) -> dict[int, str]:
+        """Say who of the newcomers would be more than may enrol."""
+        if (most := self.admission.most) is None:
+            return {}
+        replaced = {self._homes.get(c) for local in claims.values() for c in local}
+        # One without numbers is known by its id alone, and leaves nothing behind
+        there = {node for node, local in self.clients.items() if local or node in connected}
+        strangers = {n for n, c in claims.items() if not c or not self.bound.keys() >= set(c)}
+        refused = too_many(most, there - replaced, claims, strangers)
+        if refused and not self.clients and len(refused) == len(claims):
+            raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
+        return refused
+
+    def _enrol(self, node: int, answer: Any) -> str:
         """Enrol a SuperNode's clients; return why it takes no part, or nothing."""
         if reason := self.refusal(answer):
             return reason
         clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
-        doubled = {client: self._homes[client] for client in clients if client in self._homes}
-        for client, other in doubled.items():
-            if other in connected:
-                return (
-                    f"client {client} is hosted by node {other} already: give each SuperNode a "
-                    "partition-id or a data-folder of its own"
-                )
-        for other in set(doubled.values()):
+        for other in {self._homes[client] for client in clients if client in self._homes}:
             self.replaced(other, node, answer)
         self.enrolled(node, answer)
         self.clients[node] = clients
         self._homes |= dict.fromkeys(clients, node)
+        self.bound |= dict.fromkeys(clients, node)
         self.absent -= set(clients)
         return ""
 

@@ -26,7 +26,8 @@ from flower_graph.server.session import Session
 from flower_graph.storage.checkpoint import KEPT
 
 LOG = logging.getLogger(__name__)
-WIRE, BEST_ROUND = "wire", "best"  # in a checkpoint: bytes that travelled, and the best round
+# In a checkpoint: bytes that travelled, the best round, and the SuperNode of each client
+WIRE, BEST_ROUND, BOUND = "wire", "best", "bound"
 # What Flower's result says of a round: in the same place, under the same names, for every method
 LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
@@ -331,6 +332,7 @@ class RoundLoop(Strategy):
             "settings": self.fixed_settings(),
             WIRE: self.session.exchange.ledger.state_dict(),
             BEST_ROUND: self.best.saving(),
+            BOUND: dict(self.session.members.bound),
             **self.state(),
         }
 
@@ -342,6 +344,7 @@ class RoundLoop(Strategy):
             self.load_state(state)
             self.best.load(state[BEST_ROUND])
             session.exchange.ledger.load_state_dict(state[WIRE])
+            session.members.bound = dict(state.get(BOUND, {}))  # none in an older version's
 
         def ask(server_round: int) -> list[str]:
             self.best.last = server_round

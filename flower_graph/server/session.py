@@ -24,6 +24,7 @@ from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsE
 from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
+from flower_graph.server.admission import Admission
 from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
 from flower_graph.wire.client_errors import kind_of, no_content
@@ -147,6 +148,7 @@ class Session:
         if min_nodes < 1:
             raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
         self.members, self.min_nodes = members, min_nodes
+        self.admission = Admission()  # who may enrol; set before the session is open
         self.share, self.seed = participation, seed
         self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.timeout, self.rounds = 600.0, 0
@@ -175,7 +177,7 @@ class Session:
     def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
         """Take a grid, the seconds that an exchange may take, and the rounds if they are known."""
         self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
-        self.members.resume = self.checkpoints.resume
+        self.members.resume, self.members.admission = self.checkpoints.resume, self.admission
 
     def renew(self, members: Membership) -> None:
         """Begin a new run, with an empty membership and a new token."""
@@ -363,7 +365,8 @@ class Session:
         refused = self.members.ask(self.exchange, connected, resume.server_round, self.timeout)
         if self.members.absent and not refused:
             LOG.warning("clients %s are not connected", ranges(self.members.absent))
-        return [f"node {entry.node_id}: {entry.reason}" for entry in refused]
+        lacking = [entry for entry in refused if entry.node_id not in self.members.strangers]
+        return [f"node {entry.node_id}: {entry.reason}" for entry in lacking]
 
     def present(self) -> dict[int, list[int]]:
         """Return the clients of the SuperNodes that are connected now."""

@@ -10,7 +10,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,13 @@ from flower_graph.apps.cli import main as cli
 from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
+from flower_graph.data.folders.members import MEMBERS, Member, read_members, write_members
 from flower_graph.data.folders.party import client_folder, server_folder, share
 from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import ConfigError, DataError, NoClientsError
+from flower_graph.errors import ConfigError, DataError, MembershipError, NoClientsError
 from flower_graph.method import graph_method as method
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.registry import method_of
@@ -463,25 +464,58 @@ def test_clients_that_a_method_cannot_work_with(
 
 
 @pytest.mark.parametrize("app", YAML)
-def test_one_folder_at_two_supernodes(
-    app: str, config_of: MakeConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(
+    app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(app)
+    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
     out = partition(config, tmp_path / "out", "--supernodes", "3")
-    folders = folders_of(out)
+    folders, server = folders_of(out), server_folder(config, str(out / "server"))
     grid = grid_of(config, [*folders, folders[1]])
-    nodes = list(grid.contexts)
-    reports: list[RoundReport] = []
-    strategy_of(config, out).start(grid, num_rounds=2, on_round=reports.append)
-    text = caplog.text + repr([report.rejected for report in reports])
-    found = re.search(r"is hosted by node (\d+) already: give each SuperNode a partition-id", text)
-    assert found, text
-    # One of the two takes part, and the line names both.
-    twins = {nodes[1], nodes[3]}
-    (refused,) = twins - {int(found[1])}
-    assert str(refused) in text
-    assert reports[-1].answered == method_of(config).num_clients(config)
+    nodes, go = list(grid.contexts), partial(run_server, config, grid, engine="flwr")
+    with pytest.raises(MembershipError) as error:
+        go(tmp_path / "stopped", folder=server)
+    assert str(nodes[1]) in str(error.value) and str(nodes[3]) in str(error.value)
     forget_run(grid.run.run_id)
+
+    members = read_members(out / "server")
+    assert members is not None
+    assert [one.folder for one in members] == [folder.name for folder in folders]
+    held = [replace(one, node=node) for one, node in zip(members, nodes, strict=False)]
+    write_members(out / "server" / MEMBERS, held)
+    reports: list[RoundReport] = []
+    go(tmp_path / "run", folder=server, on_round=reports.append)
+    assert reports[-1].answered == method_of(config).num_clients(config)
+    assert {nodes[3]} == {entry.get("node") for entry in reports[0].rejected}
+    forget_run(grid.run.run_id)
+
+
+BROKEN_LISTS = {
+    "no head": "client-0000,0,\n",
+    "a number twice": "a,0-2,\nb,2,\n",
+    "an id twice": "a,0,7\nb,1,7\n",
+    "no numbers": "a,x,\n",
+    "descending": "a,3-1,\n",
+    "too many": "a,0-99999999999,\n",
+    "no id": "a,0,-7\n",
+    "an id too large": f"a,0,{2**64}\n",
+    "two entries": "a,0\n",
+}
+
+
+@pytest.mark.parametrize("what", BROKEN_LISTS)
+def test_a_list_that_is_broken_is_refused_by_its_name(what: str, tmp_path: Path) -> None:
+    head = "" if what == "no head" else "folder,clients,node-id\n"
+    (tmp_path / MEMBERS).write_text(head + BROKEN_LISTS[what], encoding="utf-8")
+    with pytest.raises(DataError, match=MEMBERS):
+        read_members(tmp_path)
+
+
+def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
+    members = (Member("a, b", frozenset({0, 1, 2, 7}), 2**64 - 1), Member("c", frozenset({5})))
+    assert read_members(tmp_path) is None
+    write_members(tmp_path / MEMBERS, members)
+    assert read_members(tmp_path) == members
 
 
 @pytest.mark.parametrize("app", YAML)

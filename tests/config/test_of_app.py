@@ -71,6 +71,7 @@ def test_every_method_has_what_the_keys_stand_for(app: str) -> None:
         ("learning-rate=1e-3", "strategy.learning_rate", 0.001),
         ("local-epochs=2", "strategy.local_epochs", 2),
         ("min-available-nodes=4", "strategy.min_nodes", 4),
+        ("most-supernodes=6", "strategy.most_supernodes", 6),
         ("num-server-rounds=5 overrides='rounds=7 seed=3'", "rounds", 5),
         ("num-server-rounds='' overrides='rounds=7'", "rounds", 7),
         ("learning-rate=''", "strategy.learning_rate", None),

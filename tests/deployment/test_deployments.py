@@ -273,11 +273,9 @@ def test_wrong_folders_and_missing_supernodes_are_named(
     """Two SuperNodes with the same users; too few SuperNodes; folders of another run."""
     deployment.start_run("same-users", twins.settings())
     log = deployment.wait("same-users", TIMEOUT)
-    assert "client 0 is hosted by node" in log
+    assert "client 0 is claimed by node" in log
     assert "give each SuperNode a partition-id or a data-folder of its own" in log
-    (line,) = rounds_of(twins.folder / "deployed")
-    assert line["answered"] == 3  # the users of one of the two; nothing counts twice
-    assert (twins.folder / "deployed" / "result.json").is_file()
+    assert not (twins.folder / "deployed" / "result.json").exists()
 
     more = ["strategy.min_nodes=3", "strategy.timeout=8"]
     deployment.start_run("too-few", twins.settings("few", *more))

@@ -13,6 +13,8 @@ from campaigns import Campaign, campaigns, costly, costly_again, evicted
 from hostile_grid import ENVELOPES, ERRORS, Around, Attack, Key, Told
 from mutations import by_hand, drawn
 
+from flower_graph.errors import MembershipError
+
 CLEAN = 3  # every so manieth round nobody attacks
 LONG = 40  # attacks of a long run
 # Ends of names of what once evicted honest clients, or cost most
@@ -230,6 +232,9 @@ def try_campaigns(method: Method, chosen: Sequence[Campaign]) -> Tally:
 
 def _sort_run(method: Method, outcome: Attacked, name: str, clean: Attacked, tally: Tally) -> bool:
     """Say what became of an attack in a run of its own; whether the run went on."""
+    if isinstance(outcome.error, MembershipError) and not outcome.reports:
+        tally.refused[name] = str(outcome.error)  # nothing says whose a client is: before round 1
+        return False
     if outcome.error is not None:
         tally.crashed[name] = f"{type(outcome.error).__name__}: {outcome.error}"[:300]
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,9 @@ def sealing_rubbish(world: World) -> None:
     world.tamper = tamper
 
 
-def other_seed(node: int, message: Any) -> Any:
+def other_seed(node: int, message: Any, liar: int = LIAR) -> Any:
     """Commit to another seed than is shared: the round is lost."""
-    if node == LIAR and isinstance(message, PrepareReply):
+    if node == liar and isinstance(message, PrepareReply):
         return replace(message, seed_commitments=np.zeros_like(message.seed_commitments))
     return message
 
@@ -131,6 +132,28 @@ def test_a_proven_cheat_does_not_come_back(renamed):
         with pytest.raises(MalformedReplyError, match="cheated"):
             world.server.enroll(node, keys)
         world.check(world.round(number), range(2, 12))
+
+
+def test_a_cheat_under_another_number_and_id_waits_ever_longer():
+    """Nobody can tell it from a newcomer; who was there before, or is back, does not wait."""
+    world, lost = World.make(12), []
+    world.words = World.make(40).words
+    for number in range(22):
+        node = 2000 + number
+        host = SumClient(world.server.run_id, [12 + len(lost)])
+        try:
+            world.server.enroll(node, wire(host.keys()))
+        except MalformedReplyError as error:
+            assert "more rounds" in str(error)
+            world.check(world.round(number), range(12))
+            continue
+        world.hosts[node] = host
+        world.tamper = partial(other_seed, liar=node)
+        assert isinstance(world.round(number), Skipped)
+        lost.append(number)
+    assert lost == [0, 1, 2, 4, 7, 12, 21]
+    world.server.forget(1003)
+    world.server.enroll(1103, wire(SumClient(world.server.run_id, [3]).keys()))
 
 
 def test_a_cheat_is_not_asked_in_the_round_that_is_prepared_already():

@@ -1,8 +1,9 @@
-"""Who hosts whom: asked once; doubled clients are refused; who does not say is one client."""
+"""Who hosts whom: asked once; nothing but a list or a binding decides whose a client is."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from flower_graph import __version__
-from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.data.folders.members import Member
+from flower_graph.errors import MalformedReplyError, MembershipError, NoClientsError
+from flower_graph.server.admission import Admission
 from flower_graph.server.membership import Membership, other_version
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.averaging import Enrolment
-from flower_graph.wire.exchange import Exchange
+from flower_graph.wire.exchange import Exchange, Replies
 from flower_graph.wire.keys import CLIENTS, CONFIG
 
 
@@ -33,15 +36,110 @@ def test_every_client_is_known_by_its_number() -> None:
     assert run.strategy.payload["up"]["weights"] == 6 * run.strategy.arrays.count_bytes()
 
 
-def test_the_second_of_two_with_one_client_is_left_out_and_named() -> None:
-    run = Run(Simple(), [[0, 1], [1, 2], [3]], rounds=2)
-    first, second = sorted(run.ids[:2])
-    clients = run.strategy.session.members.clients
-    for report, who in zip(run.reports, run.who, strict=True):
-        assert [entry["node"] for entry in report.rejected] == [second]
-        assert f"client 1 is hosted by node {first} already" in report.rejected[0]["reason"]
-        assert who.answered == {3, *clients[first]}
-    assert second not in clients
+def test_two_with_one_client_stop_the_run_and_are_named() -> None:
+    with pytest.raises(MembershipError) as error:
+        Run(Simple(), [[0, 1], [1, 2], [3]], rounds=2)
+    assert str(error.value).startswith("client 1 is claimed by node ")
+
+
+class Asked(Membership):
+    """Is told what SuperNodes answer, instead of asking them."""
+
+    def hear(self, said: dict[int, list[int]], gone: Collection[int] = ()) -> dict[int, str]:
+        """Enrol SuperNodes beside those that are there; return why some take no part."""
+        online = {*self.clients, *said} - {*gone}
+        exchange = Answers({node: Enrolment(clients) for node, clients in said.items()})
+        return {one.node_id: one.reason for one in self.ask(exchange, [*online], 1, 5.0)}
+
+
+class Answers:
+    """An exchange whose answers are there already."""
+
+    def __init__(self, values: dict[int, Enrolment]) -> None:
+        self.values = values
+
+    def send(self, *_: object, **__: object) -> Replies[Enrolment]:
+        """Give them."""
+        return Replies(self.values)
+
+
+def test_the_first_enrolment_binds_and_later_doubles_are_left_out_both() -> None:
+    """No id and no order decides, and nobody ends a run that has begun."""
+    who = Asked()
+    assert who.hear({5: [0], 6: [1]}) == {}
+    assert who.hear({1: [0, 1, 2]})[1].startswith("client 0 is hosted by node 5 already")
+    refused = who.hear({1: [2], 9: [2, 3]})
+    assert refused.keys() == {1, 9} and "node 1" in refused[9] and "node 9" in refused[1]
+    # One that claims another's too makes no double of an honest one
+    assert who.hear({1: [0, 2], 9: [2]}).keys() == {1}
+    assert who.clients == {5: [0], 6: [1], 9: [2]}
+
+
+def test_one_that_is_back_is_no_double_of_the_one_that_is_gone() -> None:
+    who = Asked()
+    who.hear({5: [0], 6: [1]})
+    assert who.hear({7: [0]}, gone=[5]) == {}
+    assert who.clients == {6: [1], 7: [0]}
+    refused = who.hear({2: [1], 3: [1]}, gone=[6])
+    assert refused.keys() == {2, 3}  # both may be the one that is back
+
+
+def test_a_resumed_run_knows_whose_a_number_was() -> None:
+    who = Asked()
+    who.bound = {0: 5, 1: 6}
+    assert who.hear({5: [0], 2: [0, 1], 6: [1]}).keys() == {2}
+    assert who.clients == {5: [0], 6: [1]}
+    renamed = Asked()  # without authentication all ids are others
+    renamed.bound = {0: 5, 1: 6}
+    assert renamed.hear({15: [0], 16: [1]}) == {}
+
+
+def test_a_checkpoint_keeps_whose_a_number_was(tmp_path: Path) -> None:
+    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 1}
+    run = Run(Simple(**saving), [[0], [1, 2]], rounds=1)
+    again = Run(Simple(**saving), [[0], [1, 2]], rounds=2, resume=True)
+    assert again.strategy.session.members.bound == {0: run.ids[0], 1: run.ids[1], 2: run.ids[1]}
+    with pytest.raises(MembershipError):  # a stranger alone would have stopped a new run
+        Run(Simple(), [[0], [1, 2], [0]], rounds=2)
+    held = Run(Simple(**saving), [[0], [1, 2], [0]], rounds=3, resume=True)
+    assert held.strategy.session.members.clients == again.strategy.session.members.clients
+
+
+# The list, and the ceiling -----------------------------------------------------------------------
+
+
+def listed(*rows: tuple[set[int], int | None]) -> Admission:
+    return Admission([Member("", frozenset(clients), node) for clients, node in rows])
+
+
+def test_who_may_speak_for_whom_by_the_list() -> None:
+    who = Asked()
+    who.admission = listed(({0, 1}, 5), ({2}, None), ({3}, 7))
+    refused = who.hear({5: [0, 1], 6: [3], 7: [2], 8: [0, 2], 9: [4], 10: [], 4: [2]})
+    assert refused.keys() == {6, 7, 8, 9, 10}
+    assert who.clients == {5: [0, 1], 4: [2]}
+
+
+def test_a_list_without_ids_decides_no_double() -> None:
+    who = Asked()
+    who.admission = listed(({0}, None), ({1}, None))
+    with pytest.raises(MembershipError):
+        who.hear({5: [0], 6: [0], 7: [1]})
+    assert who.hear({5: [0], 6: [0, 1], 7: [1]}).keys() == {6}
+
+
+def test_no_more_than_may_enrol() -> None:
+    """Nothing decides among those of the first enrolment; later strangers are left out."""
+    who = Asked()
+    who.admission = Admission(most=2)
+    with pytest.raises(MembershipError):
+        who.hear({5: [0], 6: [1], 7: [2]})
+    assert who.hear({5: [0], 6: [1]}) == {}
+    assert who.hear({7: [2]}).keys() == {7}
+    assert who.hear({8: [1], 9: [2]}, gone=[6]).keys() == {9}  # the seat is the one's that is back
+    assert who.clients == {5: [0], 8: [1]}
+    with pytest.raises(ValueError, match="most"):
+        Admission(most=0)
 
 
 def test_nobody_can_take_part() -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from flower_graph import __version__
 from flower_graph.config.common import RunConfig
+from flower_graph.data.folders.members import MEMBERS, Member, write_members
 from flower_graph.data.folders.run_folder import (
     CLASS_NAMES,
     CLIENTS,
@@ -110,12 +111,16 @@ def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes:
     versions = {"flower-graph": __version__, "torch": torch.__version__}
     server = Manifest(SERVER, settings, [], *counts, data.server_details | names, versions=versions)
     write_folder(out / "server", server, data.server)
+    members = list[Member]()
     for number in range(supernodes):
         clients = assigned(number, supernodes, data.num_clients)
         manifest = Manifest(
             CLIENTS, settings, [*clients], *counts, data.client_details | names, versions=versions
         )
-        write_folder(out / folder_name(clients, data.num_clients), manifest, data.part(clients))
+        folder = folder_name(clients, data.num_clients)
+        write_folder(out / folder, manifest, data.part(clients))
+        members.append(Member(folder, frozenset(clients)))
+    write_members(out / "server" / MEMBERS, members)
 
 
 def folder_name(clients: range, count: int) -> str:

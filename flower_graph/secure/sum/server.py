@@ -37,6 +37,9 @@ Asked = Message | tuple[Message, ...]  # a request, with what goes beside it
 Send = Callable[..., Any]  # as ``Session.send``
 
 
+ANYBODY = -1  # in place of a client's number: whoever is new
+
+
 class Waits:
     """How many rounds each client must wait: twice as many each time."""
 
@@ -86,6 +89,7 @@ class SumServer:
         self._barred: set[int] = set()  # those SuperNodes
         self._sitting_out = Waits(0)  # who stopped a sum, as it seems
         self._begun = Waits(2)  # who enrolled with new keys
+        self._strangers = Waits(2)  # whoever comes after a SuperNode was proven to cheat
         self._clock = 0  # rounds that have begun
         self._members: dict[int, tuple[int, bytes]] = {}  # client: SuperNode, channel key
         self._rounds: dict[int, SumRound] = {}
@@ -155,6 +159,11 @@ class SumServer:
         if node in self._barred or (begun and self.excluded.issuperset(clients)):
             raise MalformedReplyError(
                 f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
+            )
+        if len(begun) < len(clients) and (rest := self._strangers.until(ANYBODY) - self._clock) > 0:
+            raise MalformedReplyError(
+                "it is new, and a SuperNode that has cheated may be back under another number: not "
+                f"before {rest} more rounds"
             )
         if (rest := max(map(self._begun.until, begun), default=-1) - self._clock) > 0:
             raise MalformedReplyError(
@@ -295,6 +304,8 @@ class SumServer:
             self._blamed.append(reason)
             return
         hosted = {other for other, (at, _) in self._members.items() if at == node} - {client}
+        if node not in self._barred:
+            self._strangers.add([ANYBODY], self._clock)
         self._barred.add(node)
         if client not in self.excluded:
             self._blamed.append(reason)

@@ -1,0 +1,127 @@
+"""Who may speak for which client numbers, and how many SuperNodes may enrol.
+
+A number is its SuperNode's by the server's list, or by the first enrolment. Where neither says
+whose it is, nothing else decides: not the SuperNodes' ids, nor the order of their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from flower_graph.data.folders.members import MEMBERS, Member
+from flower_graph.errors import MembershipError
+from flower_graph.records.participation import ranges
+
+OWN = "give each SuperNode a partition-id or a data-folder of its own"
+REMEDY = (
+    f"{OWN}; if they have, one of them lies: write the node-id of each authenticated SuperNode "
+    f"beside its clients in {MEMBERS} of the server-folder, or use a registry"
+)
+
+
+@dataclass(frozen=True)
+class Admission:
+    """What the server holds enrolments to.
+
+    Parameters
+    ----------
+    listed : sequence of Member, optional
+        Who may speak for which clients, as ``members.csv`` says; None: who enrols first.
+    most : int, optional
+        The most SuperNodes that may be enrolled; None: any number.
+
+    Raises
+    ------
+    ValueError
+        If ``most`` is below 1.
+    """
+
+    listed: Collection[Member] | None = None
+    most: int | None = None
+    _by_node: dict[int, Member] = field(init=False, repr=False, compare=False)
+    _by_client: dict[int, Member] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse a ceiling that lets nobody in."""
+        if self.most is not None and self.most < 1:
+            raise ValueError(f"most: {self.most} is not at least 1")
+        members = self.listed or ()
+        by_node = {one.node: one for one in members if one.node is not None}
+        object.__setattr__(self, "_by_node", by_node)
+        by_client = {client: one for one in members for client in one.clients}
+        object.__setattr__(self, "_by_client", by_client)
+
+    def refusal(self, node: int, clients: Collection[int]) -> str:
+        """Say why a SuperNode may not speak for clients by the list, or nothing."""
+        if self.listed is None:
+            return ""
+        if not clients:
+            return f"it does not say which clients it hosts, and {MEMBERS} has others"
+        owner = self._by_client.get(min(clients))
+        if owner is None or not owner.clients.issuperset(clients):
+            return f"no SuperNode hosts clients {ranges(clients)} together by {MEMBERS}"
+        if self._by_node.get(node, owner) is not owner or owner.node not in (None, node):
+            return f"clients {ranges(clients)} are another SuperNode's by {MEMBERS}"
+        return ""
+
+
+def sorted_out(
+    claims: Mapping[int, Collection[int]], holders: Mapping[int, int], *, is_first: bool
+) -> dict[int, str]:
+    """Say who of some SuperNodes may not enrol, since clients that they claim are others' too.
+
+    Parameters
+    ----------
+    claims : mapping of int to collection of int
+        The clients that each SuperNode says it hosts.
+    holders : mapping of int to int
+        The SuperNode of each client that is bound to one that is enrolled or claims it again.
+    is_first : bool
+        Whether nobody is enrolled yet.
+
+    Returns
+    -------
+    dict of int to str
+        SuperNode to reason.
+
+    Raises
+    ------
+    MembershipError
+        If two claim one client at the first enrolment; it names both.
+    """
+    refused = {}
+    for node, clients in claims.items():
+        taken = [client for client in clients if holders.get(client, node) != node]
+        if taken:
+            other = holders[taken[0]]
+            refused[node] = f"client {taken[0]} is hosted by node {other} already: {OWN}"
+    first = dict[int, int]()
+    doubles = dict[int, str]()
+    for node in sorted(claims.keys() - refused.keys()):
+        for client in claims[node]:
+            other = first.setdefault(client, node)
+            if other == node:
+                continue
+            said = f"client {client} is claimed by node {other} and by node {node}: {REMEDY}"
+            if is_first:
+                raise MembershipError(said)
+            doubles |= {other: said, node: said}
+    return refused | doubles
+
+
+def too_many(
+    most: int, enrolled: Collection[int], new: Iterable[int], strangers: Collection[int]
+) -> dict[int, str]:
+    """Say who of the new may not enrol, since more than ``most`` SuperNodes would be.
+
+    Those that are back with their clients go before strangers; among either nothing decides.
+    """
+    refused = dict[int, str]()
+    new = set(new)
+    for group in (new & set(strangers), new):
+        if len(new) + len(enrolled) > most:
+            said = f"{len(new) + len(enrolled)} SuperNodes, strategy.most_supernodes is {most}"
+            refused |= dict.fromkeys(group, said)
+            new -= group
+    return refused

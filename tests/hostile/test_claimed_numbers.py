@@ -1,0 +1,96 @@
+"""One SuperNode claims the client numbers of all: neither ids nor order decide whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from federation import METHODS, PERSONAL, VARIANTS, Federation, Setup, tried
+from mutations import invented
+
+from flower_graph.apps.run import client_app
+from flower_graph.client.state import forget_run
+from flower_graph.data.folders.members import Member
+from flower_graph.data.folders.party import assigned
+from flower_graph.errors import MembershipError
+from flower_graph.method.registry import method_of
+from flower_graph.records.rounds import RoundReport
+from flower_graph.server.admission import Admission
+
+# Where there is a registry, it says who may speak for whom
+EACH = METHODS | {name: one for name, one in VARIANTS.items() if "untrusted" not in name}
+EVERY = tried(EACH)
+
+
+@dataclass
+class Hosted:
+    """A federation with one SuperNode that claims the numbers of all, the lowest id's or another.
+
+    One with personal models may host one client: there it claims another's number.
+    """
+
+    setup: Setup
+    is_lowest: bool = True
+    reports: list[RoundReport] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make grid and server."""
+        setup, config = self.setup, self.setup.load()
+        app = client_app(config, None)
+        self.grid = Federation(app, num_supernodes=setup.supernodes, faults=self._fault)
+        self.ids = list(self.grid.contexts)
+        self.strategy = method_of(config).build_strategy(config, None)
+        count = method_of(config).num_clients(config)
+        self.clients = [[*assigned(k, len(self.ids), count)] for k in range(len(self.ids))]
+        ends = min(self.ids), max(self.ids)
+        self.claimant = ends[0] if self.is_lowest else ends[1]
+        other = self.clients[self.ids.index(ends[1] if self.is_lowest else ends[0])]
+        is_personal = config.app in PERSONAL
+        self.claim = other[:1] if is_personal else [*range(count)]
+
+    def _fault(self, partition: int, server_round: int, kind: str) -> Any:
+        is_claim = kind == "query" and self.ids[partition] == self.claimant
+        first, size = self.claim[0], len(self.claim)
+        return invented("all", size, first, instead=True).apply if is_claim else "good"
+
+    def members(self, nodes: Iterable[int]) -> list[Member]:
+        """List some SuperNodes with their ids, the others without."""
+        named = set(nodes)
+        return [
+            Member(f"client-{place}", frozenset(clients), node if node in named else None)
+            for place, (node, clients) in enumerate(zip(self.ids, self.clients, strict=True))
+        ]
+
+    def start(self, admission: Admission) -> None:
+        """Run two rounds."""
+        self.strategy.session.admission = admission
+        try:
+            self.strategy.start(self.grid, num_rounds=2, timeout=5, on_round=self.reports.append)
+        finally:
+            forget_run(self.grid.run.run_id)
+
+
+@pytest.mark.parametrize("is_lowest", [True, False])
+@pytest.mark.parametrize("name", EVERY)
+def test_a_double_stops_the_run_and_both_are_named(name: str, is_lowest: bool) -> None:
+    run = Hosted(EACH[name], is_lowest)
+    with pytest.raises(MembershipError) as error:
+        run.start(Admission())
+    said = str(error.value)
+    assert str(run.claimant) in said
+    assert any(str(node) in said for node in run.ids if node != run.claimant)
+    assert "members.csv" in said and "registry" in said
+    assert run.reports == []
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_by_the_list_the_right_ones_are_taken_and_the_claimant_is_named(name: str) -> None:
+    run = Hosted(EACH[name])
+    run.start(Admission(run.members(run.ids)))
+    expected = dict(zip(run.ids, run.clients, strict=True))
+    del expected[run.claimant]
+    assert run.strategy.session.members.clients == expected
+    for report in run.reports:
+        assert run.claimant in {entry.get("node") for entry in report.rejected}
