@@ -1,6 +1,6 @@
 """What is reached without training a GNN: figures to hold an accuracy against.
 
-They are judged as the methods judge themselves: of each client the share of its labelled nodes that
+They are measured as the methods are: of each client the share of its labelled nodes that
 are right, and the mean of that over the clients that have such nodes (one graph counts as one
 client):
 
@@ -11,10 +11,10 @@ client):
   what no label reaches is of the client's commonest class, as above. In nFedGNN the graph is one,
   and the server holds its edges and these labels: no user has to answer.
 
-A node that trains at one client and is judged at another is predicted by a regression that was
+A node that trains at one client and is tested at another is predicted by a regression that was
 fitted without it: nodes are dealt to ``FOLDS`` parts then, and each part is predicted by a fit to
 the others. Where nobody has training nodes (DeepWalk), guesses are the commonest class of the nodes
-that are judged, as its judges are trained on these, and there is no regression.
+that are tested, as its classifiers are trained on these, and there is no regression.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
     """Guess one class for all nodes, or one for each client's."""
     result = {}
     for role in JUDGED:
-        # Where nobody trains on labels, judges are trained on those that they judge.
+        # Where nobody trains on labels, classifiers are trained on the tested nodes.
         known = role if _commonest(parts, "train") is None else "train"
         whole = _commonest(parts, known)
         own = [_commonest([part], known) if is_own else None for part in parts]
@@ -135,7 +135,7 @@ def _commonest(parts: Sequence[Labelled], role: str) -> int | None:
 
 
 def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
-    """Fit and judge the regressions; of two strengths the one that validates better."""
+    """Fit and measure the regressions; of two strengths the one that validates better."""
     train = torch.cat([part.masks["train"] for part in parts])
     y = torch.cat([part.train_y for part in parts])
     names, sizes = y[train].unique(), [part.y.numel() for part in parts]
@@ -148,13 +148,13 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
     if work > LARGEST:
         why = f"{used:,} non-zero features of training nodes and {names.numel()} classes"
         return {**nothing, SKIPPED: f"too large: {why}"}
-    x, found = _pooled([part.x for part in parts]), []
+    x, rows = _pooled([part.x for part in parts]), []
     for guess in _predicted(x, torch.searchsorted(names, y), train, fold, names.numel()):
         right = [
             part.y == names[local] for part, local in zip(parts, guess.split(sizes), strict=True)
         ]
-        found.append({role: _accuracy(parts, role, right) for role in JUDGED})
-    return _best(found)
+        rows.append({role: _accuracy(parts, role, right) for role in JUDGED})
+    return _best(rows)
 
 
 def _propagation(parts: Sequence[Labelled]) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _predicted(x: Tensor, y: Tensor, train: Tensor, fold: Tensor, classes: int) 
 
 
 def _folds(parts: Sequence[Labelled]) -> Tensor:
-    """Deal the nodes to folds, if some train at one client and are judged at another."""
+    """Deal the nodes to folds, if some train at one client and are tested at another."""
     # The first by name in the order of the clients goes to fold 0, the next to 1, and so on.
     numbers: dict[int | str, int] = {}
     sizes = [part.y.numel() for part in parts]
@@ -225,8 +225,8 @@ def _folds(parts: Sequence[Labelled]) -> Tensor:
         for name in part.names or ():
             numbers.setdefault(name, len(numbers))
     node = torch.tensor([numbers[name] for part in parts for name in part.names or ()])
-    train, *judged = (torch.cat([p.masks[role] for p in parts]) for role in ("train", *JUDGED))
-    is_leaking = bool(torch.isin(node[train], node[judged[0] | judged[1]]).any())
+    train, *tested = (torch.cat([p.masks[role] for p in parts]) for role in ("train", *JUDGED))
+    is_leaking = bool(torch.isin(node[train], node[tested[0] | tested[1]]).any())
     return node % FOLDS if is_leaking else torch.zeros_like(node)
 
 
@@ -274,10 +274,10 @@ def _used(x: Tensor, mask: Tensor | None = None) -> int:
 
 def _accuracy(parts: Sequence[Labelled], role: str, right: Sequence[Tensor]) -> float:
     """Average the clients' shares of right guesses; NaN where nobody has such nodes."""
-    judged = [(one, part.masks[role]) for one, part in zip(right, parts, strict=True)]
-    return _mean([float(one[mask].double().mean()) for one, mask in judged])
+    tested = [(one, part.masks[role]) for one, part in zip(right, parts, strict=True)]
+    return _mean([float(one[mask].double().mean()) for one, mask in tested])
 
 
 def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    numbers = [value for value in values if not math.isnan(value)]
+    return sum(numbers) / len(numbers) if numbers else math.nan

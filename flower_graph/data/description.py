@@ -96,22 +96,22 @@ def as_graph(data: object, *, num_classes: int | None = None, no_features: str =
     DataError
         If something is missing or cannot be understood; names index, value and remedy.
     """
-    found = describe_graph(data, no_features=no_features)
+    described = describe_graph(data, no_features=no_features)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
-    labels = number_classes([found.labels], declared, getattr(data, "classes", None))
-    assert found.edge_index is not None
+    labels = number_classes([described.labels], declared, getattr(data, "classes", None))
+    assert described.edge_index is not None
     kept = tuple(getattr(data, "notes", ()))
     return Graph(
-        x=found.x,
-        edge_index=found.edge_index,
+        x=described.x,
+        edge_index=described.edge_index,
         y=labels.y[0],
         num_classes=labels.num_classes,
-        train_mask=found.masks["train_mask"],
-        val_mask=found.masks["val_mask"],
-        test_mask=found.masks["test_mask"],
+        train_mask=described.masks["train_mask"],
+        val_mask=described.masks["val_mask"],
+        test_mask=described.masks["test_mask"],
         classes=labels.classes,
-        names=found.names,
-        notes=(*kept, *found.notes, *labels.notes),
+        names=described.names,
+        notes=(*kept, *described.notes, *labels.notes),
     )
 
 
@@ -292,13 +292,13 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
         degrees = (
             torch.zeros(n, dtype=torch.int64) if edges is None else edges[0].bincount(minlength=n)
         )
-        said = f"no features: each node's degree stands for them, 0 to {DEGREES - 1} or more"
-        notes.append(Caution(said))
+        note = f"no features: each node's degree stands for them, 0 to {DEGREES - 1} or more"
+        notes.append(Caution(note))
         return torch.nn.functional.one_hot(degrees.clamp(max=DEGREES - 1), DEGREES).float()
     if how == "one-hot":
         check_dense_size(n, n, "data.no_features=degree takes less.")
-        said = "no features: each node's number stands for them, one of as many as nodes"
-        notes.append(Caution(said))
+        note = "no features: each node's number stands for them, one of as many as nodes"
+        notes.append(Caution(note))
         return torch.eye(n)
     raise DataError(
         "the graph has no x: set data.no_features=degree or one-hot (as_graph's no_features), or "
@@ -314,9 +314,9 @@ def _names(names: object, n: int) -> tuple[str, ...] | None:
     if len(result) != n:
         raise DataError(f"{len(result)} names for {n} nodes: must be one a node")
     if len(set(result)) < n:
-        place = {name: row for row, name in enumerate(result)}
-        row, name = next((row, name) for row, name in enumerate(result) if place[name] != row)
-        raise DataError(f"the name {name!r} is there twice: nodes {row} and {place[name]}")
+        index = {name: row for row, name in enumerate(result)}
+        row, name = next((row, name) for row, name in enumerate(result) if index[name] != row)
+        raise DataError(f"the name {name!r} is there twice: nodes {row} and {index[name]}")
     return result
 
 

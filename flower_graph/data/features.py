@@ -45,21 +45,21 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
         raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
     if how == AS_IS:
         return Prepared(list(features), (), Treatment(how, features[0].size(1)))
-    found = _Look(features)
+    look = _Look(features)
     notes = []
     if how in (AUTO, AUTO_DENSE):
-        given, (how, why) = how, found.choice(is_dense=how == AUTO_DENSE)
+        given, (how, why) = how, look.choice(is_dense=how == AUTO_DENSE)
         notes.append(f"data.features={given} chose {how}: {why}")
     treatment = Treatment(how, features[0].size(1))
     if how in (PRESENCE, PRESENCE_ROW):
-        found.check_presence()
-        notes.append(f"features made 0 or 1; before: {found}")
+        look.check_presence()
+        notes.append(f"features made 0 or 1; before: {look}")
     if how in (ROW, PRESENCE_ROW):
-        notes.append(f"features row-normalised; before: {found}")
+        notes.append(f"features row-normalised; before: {look}")
     if how == STANDARDISE:
         treatment, constant = _standardised(treatment, features)
         notes.append(
-            f"features standardised over all nodes; before: {found}"
+            f"features standardised over all nodes; before: {look}"
             + (f"; {constant} constant" * bool(constant))
         )
     return Prepared([treatment.apply(x) for x in features], tuple(notes), treatment)

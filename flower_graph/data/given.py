@@ -24,13 +24,13 @@ NAMED |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names", "cl
 
 def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Write a graph that is given for ``data.name`` into a folder, and name its file instead."""
-    found = dict(settings)
+    result = dict(settings)
     for key, value in settings.items():
         if key == SECTION and isinstance(value, Mapping):
-            found[key] = {name: _named(name, one, folder) for name, one in value.items()}
+            result[key] = {name: _named(name, one, folder) for name, one in value.items()}
         else:
-            found[key] = _named(key.removeprefix(f"{SECTION}."), value, folder)
-    return found
+            result[key] = _named(key.removeprefix(f"{SECTION}."), value, folder)
+    return result
 
 
 def _named(key: str, value: object, folder: Path) -> Any:
@@ -55,20 +55,20 @@ def save_graph(data: Data, folder: Path) -> Path:
 
 def _as_read(data: Data) -> dict[str, object]:
     """Give a graph's entries as files have them; of ``from_networkx`` each is an attribute."""
-    found = {key: value for key, value in data.cpu().to_dict().items() if value is not None}
+    values = {key: value for key, value in data.cpu().to_dict().items() if value is not None}
     n = data.num_nodes
-    if "y" not in found and "label" in found:
-        found["y"] = found.pop("label")
-    columns = {key: one for key, one in found.items() if _is_column(key, one, n)}
-    if "x" not in found and columns:
-        found = {key: value for key, value in found.items() if key not in columns}
-        found["x"] = torch.cat([one.float().reshape(n, -1) for one in columns.values()], 1)
-    if "y" not in found:
+    if "y" not in values and "label" in values:
+        values["y"] = values.pop("label")
+    columns = {key: one for key, one in values.items() if _is_column(key, one, n)}
+    if "x" not in values and columns:
+        values = {key: value for key, value in values.items() if key not in columns}
+        values["x"] = torch.cat([one.float().reshape(n, -1) for one in columns.values()], 1)
+    if "y" not in values:
         raise DataError(
-            f"data.name: the graph has no y and no label, but {', '.join(sorted(found))}; give "
+            f"data.name: the graph has no y and no label, but {', '.join(sorted(values))}; give "
             "each node a class, -1 for none, such as data.y = ..."
         )
-    return found
+    return values
 
 
 def _is_column(key: str, value: object, n: int | None) -> bool:

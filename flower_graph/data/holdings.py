@@ -30,9 +30,9 @@ def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> st
     held = torch.cat([graph.nodes for graph in graphs]).unique().numel() if is_cut else total
     nodes = f"{held:,} nodes" if held == total else f"{held:,} different nodes, {total:,} in all"
     counts = {part: sum(int(getattr(g, f"{part}_mask").sum()) for g in graphs) for part in ROLES}
-    said = [f"{len(graphs):,} {called} of {each} nodes{some}: {nodes}, {_edges(graphs, is_cut)}"]
-    said += filter(None, [_roles(counts)])
-    return "; ".join(said) + (f" ({AGAIN})" if held < total else "")
+    parts = [f"{len(graphs):,} {called} of {each} nodes{some}: {nodes}, {_edges(graphs, is_cut)}"]
+    parts += filter(None, [_roles(counts)])
+    return "; ".join(parts) + (f" ({AGAIN})" if held < total else "")
 
 
 def _edges(graphs: Sequence[HeldGraph], is_cut: bool) -> str:

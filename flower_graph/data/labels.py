@@ -46,30 +46,30 @@ def number_classes(
             return Labels(y, declared, classes, _unlabelled(y))
         return _compacted(y)
     words = [[None if one is None else str(one) for one in _listed(each)] for each in labels]
-    known = sorted({one for each in words for one in each if one is not None})
+    names = sorted({one for each in words for one in each if one is not None})
     if classes is not None:
-        if other := [name for name in known if name not in classes]:
+        if other := [name for name in names if name not in classes]:
             raise DataError(f"y has {other[0]!r}: must be one of the classes {_shown(classes)}")
-        known = list(classes)
-    if declared is not None and len(known) > declared:
-        raise DataError(f"y has {len(known)} different names, but num_classes is {declared}")
-    _check_number(len(known))
-    number = {name: place for place, name in enumerate(known)}
+        names = list(classes)
+    if declared is not None and len(names) > declared:
+        raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
+    _check_number(len(names))
+    number = {name: index for index, name in enumerate(names)}
     y = [torch.tensor([-1 if one is None else number[one] for one in each]) for each in words]
-    note = f"labels {_shown(known)} taken as {len(known)} classes"
-    return Labels(y, len(known), tuple(known), [note, *_unlabelled(y)])
+    note = f"labels {_shown(names)} taken as {len(names)} classes"
+    return Labels(y, len(names), tuple(names), [note, *_unlabelled(y)])
 
 
 def _compacted(y: list[Tensor]) -> Labels:
-    known = torch.unique(torch.cat(y))
-    known = known[known >= 0]
-    count = known.numel()
+    numbers = torch.unique(torch.cat(y))
+    numbers = numbers[numbers >= 0]
+    count = numbers.numel()
     _check_number(count)
-    if int(known[-1]) == count - 1:
+    if int(numbers[-1]) == count - 1:
         return Labels(y, count, None, _unlabelled(y))
-    names = tuple(str(value) for value in known.tolist())
+    names = tuple(str(value) for value in numbers.tolist())
     note = f"labels {_shown(names)} taken as {count} classes"
-    numbered = [torch.where(one < 0, -1, torch.searchsorted(known, one)) for one in y]
+    numbered = [torch.where(one < 0, -1, torch.searchsorted(numbers, one)) for one in y]
     return Labels(numbered, count, names, [note, *_unlabelled(y)])
 
 

@@ -75,14 +75,16 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
             "(data.no_features=one-hot), which mean nothing for others"
         )
     with saying(f"file {path}"):
-        found = describe_graph(
+        described = describe_graph(
             SimpleNamespace(**values),
             no_features=of.no_features,
             needs_edges=False,
             needs_labels=False,
         )
-        y = _numbered(found.labels, of)
-        return NewGraph(of.treatment.apply(found.x), found.edge_index, y, found.names, values)
+        y = _numbered(described.labels, of)
+        return NewGraph(
+            of.treatment.apply(described.x), described.edge_index, y, described.names, values
+        )
 
 
 def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
@@ -103,7 +105,7 @@ def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
             map(str, labels.clamp(min=-1).tolist()) if isinstance(labels, Tensor) else labels
         )
     ]
-    number = {name: place for place, name in enumerate(of.classes)} | {None: -1}
+    number = {name: index for index, name in enumerate(of.classes)} | {None: -1}
     if unknown := [one for one in words if one not in number]:
         raise DataError(f"y has {unknown[0]!r}: the run's classes are {', '.join(of.classes)}")
     return torch.tensor([number[one] for one in words])

@@ -46,10 +46,10 @@ def survey_graph(graph: Graph) -> Survey:
     """Describe a graph."""
     n, (source, target) = graph.num_nodes, graph.edge_index
     degree = torch.bincount(source, minlength=n)
-    known = graph.y >= 0
-    sizes = torch.bincount(graph.y[known], minlength=graph.num_classes)
+    labelled = graph.y >= 0
+    sizes = torch.bincount(graph.y[labelled], minlength=graph.num_classes)
     names = graph.classes or tuple(map(str, range(graph.num_classes)))
-    both = known[source] & known[target]
+    both = labelled[source] & labelled[target]
     same = (graph.y[source] == graph.y[target])[both]
     shares = sizes / sizes.sum()
     parts = component_sizes(graph.edge_index, n)
@@ -65,14 +65,14 @@ def survey_graph(graph: Graph) -> Survey:
         "least-feature": float(graph.x.min()),
         "largest-feature": float(graph.x.max()),
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
-        "labelled": int(known.sum()),
+        "labelled": int(labelled.sum()),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": float(same.double().mean()) if same.numel() else None,
         "homophily-by-chance": float((shares**2).sum()),
     }
     distributions = {
         "neighbours of a node": counts(degree),
-        "class of a labelled node": counts(graph.y[known]),
+        "class of a labelled node": counts(graph.y[labelled]),
     }
     if same.numel():
         around = torch.bincount(source[both], minlength=n)

@@ -41,8 +41,8 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     except OutputError:
         raise
     except Exception as error:  # whatever a class makes of arguments that it is not made for
-        said = f"the weights are not those of a {saved.module}: {reason(error)}"
-        raise OutputError(said) from error
+        message = f"the weights are not those of a {saved.module}: {reason(error)}"
+        raise OutputError(message) from error
     return module.eval()
 
 
@@ -60,8 +60,10 @@ def _class_of(saved: SavedModels) -> Any:
             is_own = module is not None and getattr(found, "__module__", "") == module.__name__
             found = found if is_own else None
         if found is None:
-            said = f"the model is a {saved.module}, which is neither a class that ships nor one of"
-            refusal = OutputError(f"{said} a method that you have. {OTHERWISE}")
+            message = (
+                f"the model is a {saved.module}, which is neither a class that ships nor one of"
+            )
+            refusal = OutputError(f"{message} a method that you have. {OTHERWISE}")
             saved.trust.admit(saved.module, refusal)
             found = getattr(import_module(place), name)
     except (ImportError, ValueError, AttributeError) as error:

@@ -110,9 +110,9 @@ class ClientOutputs:
     def _begin(self, request: KeepRequest) -> None:
         from flwr.app import ConfigRecord
 
-        said = {"run": request.run, "keep": request.keep, "save": request.save}
+        settings = {"run": request.run, "keep": request.keep, "save": request.save}
         before = self._context.state.config_records.get(NAME)
-        self._context.state[NAME] = ConfigRecord({**said, UP: 0, DOWN: 0})
+        self._context.state[NAME] = ConfigRecord({**settings, UP: 0, DOWN: 0})
         try:
             self._kept.begin(request.server_round)
         except BaseException:

@@ -47,8 +47,8 @@ class FigureLog:
         rows = np.zeros(len(found), ROW)
         rows["round"], rows["client"], rows["nodes"] = server_round, clients, nodes
         rows["loss"], rows["up"], rows["down"] = loss, *traffic
-        for place, name in enumerate(FIGURES[1:]):
-            rows[name] = found[:, place]
+        for index, name in enumerate(FIGURES[1:]):
+            rows[name] = found[:, index]
         with open(self._path, "ab", opener=_for_its_owner) as file:
             rows.tofile(file)
 

@@ -301,9 +301,9 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
     if len(clients) == 1:
         (one,) = (one for one in models if one.clients)
         tensors, stem = one.state_dict(clients[0]), ONE
-        said: Any = {"module": one.module, "arguments": one.arguments, "client": clients[0]}
+        entries: Any = {"module": one.module, "arguments": one.arguments, "client": clients[0]}
     else:
-        tensors, stem, said = {}, SEVERAL, []
+        tensors, stem, entries = {}, SEVERAL, []
         for number, one in enumerate(models):
             tensors |= {f"{number}/shared/{name}": value for name, value in one.shared.items()}
             tensors |= {f"{number}/own/{name}": value for name, value in one.own.items()}
@@ -312,7 +312,7 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
                 tensors |= {f"{number}/rows/{name}": getattr(rows, name)
                             for name in ("values", "feature", "ptr")}  # fmt: skip
                 entry["rows"] = {"name": rows.name, "transposed": rows.transposed}
-            said.append(entry)
+            entries.append(entry)
     local = _apart(tensors)
     other = SEVERAL if stem == ONE else ONE
     try:
@@ -321,7 +321,7 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
     except SafetensorError as error:
         raise OutputError(f"cannot write {folder / stem}.safetensors: {error}") from error
     with replaced(folder / f"{stem}.json") as part:
-        part.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     for ending in ("safetensors", "json"):
         (folder / f"{other}.{ending}").unlink(missing_ok=True)
 
@@ -331,9 +331,9 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     result, seen = dict[str, Tensor](), set[int]()
     for name, value in tensors.items():
         local = value.detach().cpu().contiguous()
-        place = local.untyped_storage().data_ptr()
-        result[name] = local.clone() if place in seen else local
-        seen.add(place)
+        address = local.untyped_storage().data_ptr()
+        result[name] = local.clone() if address in seen else local
+        seen.add(address)
     return result
 
 
@@ -372,15 +372,17 @@ def read_models(folder: Path) -> list[SavedModels]:
         return []
     path = folder / f"{stem}.json"
     with reading(path, OutputError, "not models of a run"):
-        said = read_json(path)
+        entry = read_json(path)
         tensors, _ = read_tensors(folder / f"{stem}.safetensors", MOST_RECORD)
         if stem == ONE:
-            found = [SavedModels(said["module"], said["arguments"], [said["client"]], tensors, {})]
+            models = [
+                SavedModels(entry["module"], entry["arguments"], [entry["client"]], tensors, {})
+            ]
         else:
-            found = saved_models(said, tensors)
-        for one in found:
+            models = saved_models(entry, tensors)
+        for one in models:
             one.check()
-        return found
+        return models
 
 
 # Helpers ------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ class Rounds(list[dict[str, object]]):
     def __repr__(self) -> str:
         """Say how many there are and what the last one gave."""
         last = self[-1] if self else {}
-        said = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
-        return f"<{len(self)} rounds; the last: {', '.join(said)}; .to_pandas() has all>"
+        figures = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
+        return f"<{len(self)} rounds; the last: {', '.join(figures)}; .to_pandas() has all>"
 
     def _repr_html_(self) -> str | None:
         """Show a table in a notebook, if pandas is there."""
@@ -53,12 +53,12 @@ class Framed:
 
     def to_pandas(self) -> Any:
         """Give a data frame with a line for each row; roles and classes by their names."""
-        found = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
-        found["role"] = np.asarray(NODE_ROLES)[self.role]
+        arrays = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
+        arrays["role"] = np.asarray(NODE_ROLES)[self.role]
         if self.classes:
             names = np.asarray([*self.classes, None], object)  # the last where it is -1
-            found |= {name: names[found[name]] for name in ("predicted", "label")}
-        return pandas_module().DataFrame(found)
+            arrays |= {name: names[arrays[name]] for name in ("predicted", "label")}
+        return pandas_module().DataFrame(arrays)
 
 
 # Kinds of NumPy's of the columns that a run's arrays may have; what is none has a row per class

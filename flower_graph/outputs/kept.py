@@ -46,10 +46,10 @@ class KeptFolder:
     def hold(self, request: KeepRequest, take: Take) -> None:
         """Hold the round that is the best so far, and of others the protected ones."""
         snapshots, number = self.folder / SNAPSHOTS, request.server_round
-        target, found = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
+        target, candidate = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
         shutil.rmtree(target, ignore_errors=True)
-        if found.is_dir():
-            found.rename(target)
+        if candidate.is_dir():
+            candidate.rename(target)
         else:
             self._write(target, take())
         for old in rounds_of(snapshots.glob("round-*")):

@@ -24,7 +24,7 @@ def merge_clients(out: Path) -> dict[str, object]:
         if tables:
             head, places = tables[0][0], [0, 1] if name == CURVES else [0]
             lines = [line for table in tables for line in table[1:]]
-            lines.sort(key=lambda line: [int(line[place]) for place in places])
+            lines.sort(key=lambda line: [int(line[column]) for column in places])
             write_lines(out / name, head, lines)
     return spread(out / CLIENTS)
 

@@ -117,11 +117,11 @@ class SavedModels:
         """Give one client's weights, plain and dense, as its module takes them."""
         if client not in self.clients:
             raise OutputError(f"client {client}: no model of it; there are {_some(self.clients)}")
-        place = self.clients.index(client)
-        state = dict(self.shared) | {name: value[place] for name, value in self.own.items()}
+        index = self.clients.index(client)
+        state = dict(self.shared) | {name: value[index] for name, value in self.own.items()}
         if self.rows is not None:
             name, values, feature, ptr, transposed = self.rows
-            begin, end = int(ptr[place]), int(ptr[place + 1])
+            begin, end = int(ptr[index]), int(ptr[index + 1])
             dense = state[name].clone()
             # A view: what is written into it is in `dense`.
             by_feature = dense.T if transposed else dense
@@ -171,13 +171,13 @@ def saved_models(said: list[dict[str, Any]], tensors: dict[str, Tensor]) -> list
     for name, tensor in tensors.items():
         number, kind, own = name.split("/", 2)
         parts.setdefault(f"{number}/{kind}", {})[own] = tensor
-    found = []
-    for place, entry in enumerate(said):
-        shared, local, in_rows = (parts.get(f"{place}/{kind}", {}) for kind in KINDS)
+    models = []
+    for index, entry in enumerate(said):
+        shared, local, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
         rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
-        known = entry["module"], entry["arguments"], entry["clients"]
-        found.append(SavedModels(*known, shared, local, rows))
-    return found
+        wanted = entry["module"], entry["arguments"], entry["clients"]
+        models.append(SavedModels(*wanted, shared, local, rows))
+    return models
 
 
 def _some(clients: Sequence[int]) -> str:

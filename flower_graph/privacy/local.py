@@ -84,8 +84,8 @@ class ClientNoise:
         # Flower's function takes one client at a time, and cannot divide by a length of 0. It
         # leaves short vectors as they are, so only the others are worth a call.
         lengths = np.linalg.norm(rows.astype(np.float64), axis=1)
-        for place in np.flatnonzero(lengths > self.clipping_norm):
-            clip_inputs_inplace([rows[place]], self.clipping_norm)
+        for row in np.flatnonzero(lengths > self.clipping_norm):
+            clip_inputs_inplace([rows[row]], self.clipping_norm)
         with fresh_noise():
             add_gaussian_noise_inplace([rows], self.deviation)
         return result

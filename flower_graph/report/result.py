@@ -171,13 +171,13 @@ def describe_kept(result: Mapping[str, Any]) -> list[str]:
     at_last, at_best = (_tested(result, f"test-accuracy{end}") for end in ("", "-at-best-val"))
     end = ""
     if best is None or (is_one and best == last):
-        said = f"the last{' and best' * (best is not None)}{at_last}"
+        message = f"the last{' and best' * (best is not None)}{at_last}"
     elif config["keep"] == BEST:
-        said, last = f"the best by validation{at_best}", best
+        message, last = f"the best by validation{at_best}", best
     else:
-        said = f"the last{at_last}"
+        message = f"the last{at_last}"
         end = f"; with keep=best {f'round {best}' if is_one else 'the best'}{at_best}"
-    where = f"round {last}, {said}" if is_one else f"of each seed {said}"
+    where = f"round {last}, {message}" if is_one else f"of each seed {message}"
     return [f"saved for `flower-graph predict`: {where}{end}"]
 
 
@@ -195,8 +195,8 @@ def tested(result: Mapping[str, Any]) -> dict[str, float]:
 
 def baseline_figures(baselines: Mapping[str, Any]) -> list[str]:
     """Name the baselines with their test accuracies, and why there is none where it is known."""
-    known = tested({"baselines": baselines}).items()
-    figures = [f"{name} {value:.3f}" for name, value in known]
+    reached = tested({"baselines": baselines}).items()
+    figures = [f"{name} {value:.3f}" for name, value in reached]
     for key, name in BASELINES.items():
         if why := baselines.get(key, {}).get("skipped"):
             figures.append(f"{name} skipped: {why}")
@@ -206,8 +206,8 @@ def baseline_figures(baselines: Mapping[str, Any]) -> list[str]:
 def describe_baselines(result: Mapping[str, Any]) -> list[str]:
     """Say what is reached without the method, and in words where the method is not better."""
     # A line of figures and, where there is something to say, one of words; none without figures.
-    known = tested(result)
-    if not known:
+    reached = tested(result)
+    if not reached:
         return []
     figures = baseline_figures(result["baselines"])
     # Means over clients of equal shares may differ in their last digits.
@@ -219,7 +219,7 @@ def describe_baselines(result: Mapping[str, Any]) -> list[str]:
             (REGRESSION, [REGRESSION]),
             (PROPAGATION, [PROPAGATION]),
         )
-        if any(accuracy <= known[name] for name in names if name in known)
+        if any(accuracy <= reached[name] for name in names if name in reached)
     ]
     return [", ".join(figures), *(["; ".join(words)] if words else [])]
 

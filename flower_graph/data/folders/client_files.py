@@ -81,7 +81,7 @@ def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[st
     with saying(f"file {path}"):
         who = _owners(values)
     clients = sorted({one for one in who if one is not None}, key=_order)
-    number = {one: place for place, one in enumerate(clients)}
+    number = {one: index for index, one in enumerate(clients)}
     owner = torch.tensor([number.get(one, -1) for one in who])
     between, nobodys = 0, int((owner < 0).sum())
     edges = values.get("edge_index")

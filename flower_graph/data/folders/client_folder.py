@@ -193,8 +193,8 @@ def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
     words = [each.where for each in files if each.where not in numbers]
     if numbers and words:
-        said = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
-        tell(f"folder {path}", [said], logging.WARNING)
+        note = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
+        tell(f"folder {path}", [note], logging.WARNING)
     with saying(f"folder {path}"):
         return number_classes([each.found.labels for each in files], max(known) or None)
 
@@ -241,10 +241,10 @@ def client_graph_from_data(
         constant features; names the client.
     """
     with saying(f"client {client}"):
-        found = _with_numbers(describe_graph(data, needs_edges=False))
-        graph = _client_graph(client, found, ratios, seed)
+        described = _with_numbers(describe_graph(data, needs_edges=False))
+        graph = _client_graph(client, described, ratios, seed)
         check_client_graph(graph)
-    tell(f"client {client}", found.notes)
+    tell(f"client {client}", described.notes)
     return graph
 
 
@@ -307,9 +307,9 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
         If something is missing, malformed or there twice; names the client.
     """
     with saying(f"client {client}"):
-        found = _with_numbers(describe_graph(data))
-        ego = ego_of(client, found, _named(identities, found.x.size(0)))
-    tell(f"client {client}", found.notes)
+        described = _with_numbers(describe_graph(data))
+        ego = ego_of(client, described, _named(identities, described.x.size(0)))
+    tell(f"client {client}", described.notes)
     return ego
 
 

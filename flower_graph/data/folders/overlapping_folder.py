@@ -89,14 +89,14 @@ def load_overlapping_folder(
 def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
     """Give the nodes' ids, int64 ``[n]`` each; words are numbered in order, and given too."""
     who = identities_of(files)
-    known = sorted({word for _, words in who for word in words or ()})
-    number = {word: place for place, word in enumerate(known)}
+    words_of_all = sorted({word for _, words in who for word in words or ()})
+    number = {word: index for index, word in enumerate(words_of_all)}
     result = []
     for file, (ids, words) in zip(files, who, strict=True):
         if words is None and int(ids.min()) < 0:
             raise DataError(f"{file.where}: identities have {int(ids.min())}: must be at least 0")
         result.append(torch.tensor([number[word] for word in words]) if words else ids)
-    return result, known
+    return result, words_of_all
 
 
 def _held(file: ClientFile, ids: Tensor) -> _Held:

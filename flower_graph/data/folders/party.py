@@ -241,8 +241,8 @@ def _whole(context: Context, key: str) -> int:
     """Read a whole number of the node config."""
     value: object = context.node_config.get(key)
     if value is None:
-        said = f"node-config {key}: is missing; {HINT}"
-        raise told(ConfigError(said), said)
+        message = f"node-config {key}: is missing; {HINT}"
+        raise told(ConfigError(message), message)
     if not isinstance(value, int) or isinstance(value, bool):
         error = ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {HINT}")
         raise told(error, f"node-config {key}: is no whole number; {HINT}")

@@ -156,16 +156,16 @@ def write_folder(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) 
 
 def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFolder:
     """Open a folder, and check that it is whole and of this run."""
-    place = f"{KEY[role]} {path}"
+    label = f"{KEY[role]} {path}"
     if not path.is_dir():
-        error = DataError(f"{place}: there is no such folder; {HINT[role]}")
+        error = DataError(f"{label}: there is no such folder; {HINT[role]}")
         raise told(error, f"{KEY[role]}: cannot be used")
-    manifest = _read_manifest(path / MANIFEST, place, role)
+    manifest = _read_manifest(path / MANIFEST, label, role)
     if manifest.role != role:
-        raise DataError(f"{place}: it is for {KEY[manifest.role]}; {HINT[role]}")
+        raise DataError(f"{label}: it is for {KEY[manifest.role]}; {HINT[role]}")
     if differing := _differences(manifest.settings, settings):
         error = DataError(
-            f"{place}: data folder of another run: {'; '.join(differing.values())}. Give this "
+            f"{label}: data folder of another run: {'; '.join(differing.values())}. Give this "
             "party a folder that `flower-graph partition` made with this run's settings"
         )
         raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
@@ -198,8 +198,8 @@ def _read_manifest(file: Path, place: str, role: str) -> Manifest:
             )
         if fingerprint(record["settings"]) != record["fingerprint"]:
             raise ValueError("fingerprint: does not fit the settings")
-        known = {name.replace("_", "-"): name for name in Manifest.__dataclass_fields__}
-        result = Manifest(**{name: record[key] for key, name in known.items()})
+        fields = {name.replace("_", "-"): name for name in Manifest.__dataclass_fields__}
+        result = Manifest(**{name: record[key] for key, name in fields.items()})
         _check_types(result)
     except KeyError as error:
         raise _broken(file, f"{error} is missing") from error

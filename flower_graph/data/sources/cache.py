@@ -102,9 +102,9 @@ def missing_message(
     absent = [file for file in files if root is None or not (root / file).exists()]
     shown = ", ".join(file.name for file in absent[:3])
     more = f" and {len(absent) - 3} more files" if len(absent) > 3 else ""
-    place = "no data root is set" if root is None else f"looked in {root / wanted}"
+    searched = "no data root is set" if root is None else f"looked in {root / wanted}"
     missing = (
-        f"data set {label!r} is missing: no {shown}{more} ({place}; nor is it in the cache "
+        f"data set {label!r} is missing: no {shown}{more} ({searched}; nor is it in the cache "
         f"{cache_root()}). Set data.root or {ROOT_VARIABLE} to a folder that holds {wanted}, "
         "or run once with a network."
     )

@@ -130,17 +130,17 @@ def _split(
         return _random(config, graph, seed)
     if masks is not None:
         return masks
-    there = [part for part in PARTS if getattr(graph, part) is not None]
+    given = [part for part in PARTS if getattr(graph, part) is not None]
     if config.split != "auto":
         raise DataError(
             f"data set {config.name!r} has no public split: use data.split=random "
             "data.ratios=[0.6,0.2,0.2] (or, of a large graph, data.train_per_class, data.num_val "
             "and data.num_test), or data.split=auto"
         )
-    if there:
-        missing = ", ".join(part for part in PARTS if part not in there)
+    if given:
+        missing = ", ".join(part for part in PARTS if part not in given)
         raise DataError(
-            f"data {config.name}: has {', '.join(there)}, but not {missing}: give it all three, or "
+            f"data {config.name}: has {', '.join(given)}, but not {missing}: give it all three, or "
             "set data.split=random, which draws all of them"
         )
     ratios = DRAWN if config.ratios is None else config.ratios

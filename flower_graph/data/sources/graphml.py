@@ -20,10 +20,10 @@ MOST_FILLED = 1 << 22  # entries of all nodes, where the file has fewer bytes
 def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, Any]:
     """Read GraphML, as NetworkX, igraph, Gephi and others write it."""
     nodes, links, keys = [], [], {}
-    said = "is cut short, damaged or no GraphML; save it again"
+    problem = "is cut short, damaged or no GraphML; save it again"
     with (
         readable(path),
-        reading(f"file {path}", DataError, said),
+        reading(f"file {path}", DataError, problem),
         open_regular(path, MOST_GRAPH) as stream,
     ):
         filled, most = 0, max(MOST_FILLED, os.fstat(stream.fileno()).st_size)

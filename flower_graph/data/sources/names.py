@@ -124,13 +124,13 @@ def in_full(path: str, folder: Path) -> str:
 
 def located(name: str, folder: Path) -> str:
     """Write a name in full if it means a file or a folder of clients, seen from a folder."""
-    there = in_full(name, folder)
+    path = in_full(name, folder)
     is_named_so = name.endswith(("/", *GRAPH_FILES, *OTHER_FILES))
-    if is_named_so or folder_path(there) is not None or (Path(there) / NODES).is_file():
-        return there
+    if is_named_so or folder_path(path) is not None or (Path(path) / NODES).is_file():
+        return path
     # Without an ending a file counts with a separator only: `Cora` is the data set.
-    is_file = file_path(there) is not None
-    return there if is_file and ("/" in name or Path(name).suffix) else name
+    is_file = file_path(path) is not None
+    return path if is_file and ("/" in name or Path(name).suffix) else name
 
 
 def pyg_name(name: str) -> PygName:

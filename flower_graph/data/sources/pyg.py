@@ -235,8 +235,8 @@ def load_file(path: Path, no_features: str = "refuse") -> Graph:
     # executed.
     values = read_file(path)
     if values.get(CLIENT) is not None:
-        said = f"the nodes' {CLIENT} is ignored: the graph stays whole"
-        values["notes"] = (*values.get("notes", ()), Caution(said))
+        note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
+        values["notes"] = (*values.get("notes", ()), Caution(note))
     what = f"file {path}"
     with reading(what, DataError, "is no graph that can be read"), saying(what):
         return as_graph(SimpleNamespace(**values), no_features=no_features)
@@ -304,8 +304,8 @@ def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
     files = _ogb_files(name)
     if root is not None and all((root / below / file).exists() for file in files):
         source = root / below
-        found = [entry for entry in fingerprint(source) if not entry[0].startswith("processed/")]
-        digest = hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+        entries = [entry for entry in fingerprint(source) if not entry[0].startswith("processed/")]
+        digest = hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
         folder = cached_folder(f"{name}-{digest}", lambda new: _copy_ogb(name, source, new))
     else:
         wanted = [below / file for file in files]

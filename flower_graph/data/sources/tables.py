@@ -116,10 +116,10 @@ class Nodes:
         if not self.places:
             raise DataError(f"file {self.path}: has no nodes")
         if self.needs_labels and not any(self.own[LABEL]):
-            there = ", ".join(self.columns) or "names alone"
+            columns = ", ".join(self.columns) or "names alone"
             raise DataError(
                 f"file {self.path}: no node has a {LABEL}, which is what its class is called here "
-                f"(there are {there})"
+                f"(there are {columns})"
             )
 
 
@@ -138,10 +138,10 @@ class Edges:
             try:
                 found.append(self.nodes.places[_text(end) or ""])
             except KeyError:
-                said = "is empty" if _text(end) is None else f"{end!r:.40} is no node"
+                problem = "is empty" if _text(end) is None else f"{end!r:.40} is no node"
                 where = f"{self.path}, {self.unit} {place}"
                 raise DataError(
-                    f"file {where}: {key}: {said}; it must be one of the "
+                    f"file {where}: {key}: {problem}; it must be one of the "
                     f"{len(self.nodes.places)} names of nodes"
                 ) from None
 
@@ -212,9 +212,9 @@ def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, object]:
             "networkx.node_link_data gives it"
         )
     for kind, entries in (("node", listed["nodes"]), ("edge", links)):
-        for place, entry in enumerate(entries):
+        for index, entry in enumerate(entries):
             if not isinstance(entry, dict):
-                raise DataError(f"file {path}, {kind} {place}: {entry!r:.40} is no table")
+                raise DataError(f"file {path}, {kind} {index}: {entry!r:.40} is no table")
     return of_entries(path, listed["nodes"], links, needs_labels)
 
 
@@ -235,20 +235,20 @@ def of_entries(
         several = range(len(value)) if isinstance(value, list) else None
         columns += [key] if several is None else [f"{key}[{i}]" for i in several]
     nodes = Nodes(path, "node", columns, needs_labels)
-    for place, entry in enumerate(given):
+    for index, entry in enumerate(given):
         if more := sorted(entry.keys() - {*features, *NAMES, *OWN}):
-            raise nodes.wrong(place, f"{more[0]}: not all nodes have it, as a feature must be")
+            raise nodes.wrong(index, f"{more[0]}: not all nodes have it, as a feature must be")
         listed = [entry.get(key) for key in features]
         flat = [one for value in listed for one in (value if isinstance(value, list) else [value])]
-        nodes.add(place, entry.get("id"), [entry.get(key) for key in OWN], flat)
+        nodes.add(index, entry.get("id"), [entry.get(key) for key in OWN], flat)
     edges = Edges(nodes, path, "edge")
-    for place, entry in enumerate(links):
-        edges.add(place, [entry.get(key) for key in ENDS])
+    for index, entry in enumerate(links):
+        edges.add(index, [entry.get(key) for key in ENDS])
         edges.unused.update(entry.keys() - {*ENDS, "key", "id"})
-    found = graph_of(nodes, edges)
+    graph = graph_of(nodes, edges)
     if "name" in first:  # igraph numbers nodes, and says what they are called besides
-        found["names"] = tuple(str(entry.get("name")) for entry in given)
-    return found
+        graph["names"] = tuple(str(entry.get("name")) for entry in given)
+    return graph
 
 
 def _is_number(value: Any) -> bool:
@@ -271,7 +271,7 @@ def _with_own_keys(entry: Mapping[str, object]) -> dict[str, object]:
 def _columns(path: Path, header: Sequence[str]) -> tuple[int, list[int | None], list[int]]:
     """Say which column names the nodes, which have what is said of a node, and which features."""
     lower = [str(key).lower() for key in header]
-    if twice := [key for place, key in enumerate(lower) if key in lower[:place]]:
+    if twice := [key for index, key in enumerate(lower) if key in lower[:index]]:
         raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
     named = [key for key in NAMES if key in lower]
     if len(named) != 1:

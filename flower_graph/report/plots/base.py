@@ -66,8 +66,8 @@ def save_curves(
         line(loss, rounds, value, name)
     line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
     line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
-    for place, (name, share) in enumerate((baselines or {}).items(), start=2):
-        dashes = DASHES[place]
+    for index, (name, share) in enumerate((baselines or {}).items(), start=2):
+        dashes = DASHES[index]
         accuracy.axhline(share, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
     _bytes(traffic, rounds, reports)
     finish(loss, "loss", legend=True)
@@ -110,12 +110,12 @@ def _cells(
     width = np.diff([*starts, clients.size])
     cells, counts = np.full((rows, len(reports)), np.nan), np.full((len(reports), 4), np.nan)
     records = [report.participation for report in reports]
-    for place, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
+    for index, (record, result) in enumerate(zip(records, states(records, clients), strict=True)):
         if not record:
             continue
-        counts[place] = np.bincount(result, minlength=4)
+        counts[index] = np.bincount(result, minlength=4)
         shared = np.add.reduceat(result == ANSWERED, starts, dtype=np.int64) / width
-        cells[:, place] = result if rows == clients.size else shared
+        cells[:, index] = result if rows == clients.size else shared
     return cells, counts
 
 
@@ -185,7 +185,7 @@ def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: s
         raise ValueError("panels: empty; at least one distribution is needed")
     figure = Figure(figsize=(3.2 * len(panels), 3.0), layout="constrained")
     row: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
-    for place, (cell, (name, counts)) in enumerate(zip(row, panels.items(), strict=True)):
+    for index, (cell, (name, counts)) in enumerate(zip(row, panels.items(), strict=True)):
         values = list(counts)
         low, high = min(values, default=0), max(values, default=0)
         # Every bar stands for the same number of whole numbers, else they would jitter.
@@ -195,13 +195,13 @@ def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: s
             values,
             bins=edges.tolist(),
             weights=list(counts.values()),
-            color=COLOURS[place % len(COLOURS)],
+            color=COLOURS[index % len(COLOURS)],
             edgecolor="white",  # neighbouring bars of one height stay apart
             linewidth=0.5,
         )
         cell.set_axisbelow(True)  # the grid goes behind the bars
         cell.yaxis.set_major_locator(MaxNLocator(integer=True))
-        finish(cell, "how many" if place == 0 else "", legend=False, x_label=name)
+        finish(cell, "how many" if index == 0 else "", legend=False, x_label=name)
     figure.suptitle(title, fontsize=11)
     save(figure, path)
 
@@ -275,8 +275,8 @@ def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> N
     open_grid(axes)
     if legend:
         # Above the axes, where it can hide no curve.
-        place = (0.0, 1.0)
-        axes.legend(loc="lower left", bbox_to_anchor=place, ncols=2, frameon=False, fontsize=9)
+        anchor = (0.0, 1.0)
+        axes.legend(loc="lower left", bbox_to_anchor=anchor, ncols=2, frameon=False, fontsize=9)
 
 
 def open_grid(axes: Axes, axis: Literal["both", "x"] = "both") -> None:

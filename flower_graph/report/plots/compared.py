@@ -57,12 +57,12 @@ def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, 
     for cell, (data, figures) in zip(row, panels.items(), strict=True):
         unnamed = "paper"  # the first mark names them all in the legend
         for name, one in figures.items():
-            place = names.index(name)
+            index = names.index(name)
             how = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "markersize": 5}
             ours = "mean ± deviation" if name == next(iter(figures)) else "_"
-            cell.errorbar(one.mean, place, xerr=one.std, label=ours, **how)
+            cell.errorbar(one.mean, index, xerr=one.std, label=ours, **how)
             if one.paper is not None:
-                cell.plot(one.paper, place, "D", color=COLOURS[1], markersize=5, label=unnamed)
+                cell.plot(one.paper, index, "D", color=COLOURS[1], markersize=5, label=unnamed)
                 unnamed = "_"  # an underscore keeps the others out of it
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
@@ -119,9 +119,9 @@ def plot_points(
     figure = Figure(figsize=(4.2 * columns, 3.2 * rows + 0.4), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False).flatten()
     for cell, ((x_name, y_name), lines) in zip(axes, panels.items(), strict=False):
-        for place, (name, points) in enumerate(lines.items()):
+        for index, (name, points) in enumerate(lines.items()):
             x, y = zip(*sorted(points), strict=True)
-            marker, colour = MARKERS[place % len(MARKERS)], COLOURS[place % len(COLOURS)]
+            marker, colour = MARKERS[index % len(MARKERS)], COLOURS[index % len(COLOURS)]
             cell.plot(x, y, marker=marker, color=colour, markersize=4, linewidth=1, label=name)
         for axis, scale in ((cell.xaxis, cell.set_xscale), (cell.yaxis, cell.set_yscale)):
             scale("log")
@@ -148,13 +148,13 @@ def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: s
     for cell, (name, lines) in zip(row, panels.items(), strict=True):
         cell.axhline(0, color=GREY, linewidth=1)
         finish(cell, label if cell is row[0] else "", legend=False, x_label=name)
-        known = list(dict.fromkeys(x for one in lines.values() for x in one))
+        positions = list(dict.fromkeys(x for one in lines.values() for x in one))
         # Words stand side by side, numbers where they belong
-        places = {x: at if isinstance(x, str) else x for at, x in enumerate(known)}
+        places = {x: at if isinstance(x, str) else x for at, x in enumerate(positions)}
         cell.set_xticks([*places.values()], [*map(str, places)])
-        for place, (data, one) in enumerate(lines.items()):
+        for index, (data, one) in enumerate(lines.items()):
             xs = [places[x] for x in one]
-            mean_band(cell, xs, 100 * np.array([*one.values()]).T, place, data)
+            mean_band(cell, xs, 100 * np.array([*one.values()]).T, index, data)
     legend_below(figure, row)
     save(figure, path)
 
@@ -186,8 +186,8 @@ def plot_spent(
         rest = [name for name in lines if marked and name not in marked]
         for name in rest:  # first, so that they lie below
             cell.plot(lines[name].spent, lines[name].values.mean(axis=0), **GREY_LINE)
-        for place, name in enumerate(name for name in lines if name not in rest):
-            _draw_spent(cell, lines[name], place, name)
+        for index, name in enumerate(name for name in lines if name not in rest):
+            _draw_spent(cell, lines[name], index, name)
         cell.set_xscale("log")
         finish(cell, "test accuracy" if cell is row[0] else "", legend=False, x_label=label)
         cell.xaxis.set_major_locator(LogLocator())
@@ -251,10 +251,10 @@ def _draw_budgets(axes: Axes, panel: Panel, noisy: str) -> None:
     epsilons = sorted(panel.budgets)
     means, spread = zip(*(_percent(panel.budgets[epsilon]) for epsilon in epsilons), strict=True)
     axes.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
-    for place, (name, values) in enumerate(panel.levels.items(), 1):
+    for index, (name, values) in enumerate(panel.levels.items(), 1):
         mean, half = _percent(values)
-        axes.axhline(mean, color=COLOURS[place], linestyle=DASHES[place], label=name)
-        axes.axhspan(mean - half, mean + half, color=COLOURS[place], alpha=0.15, linewidth=0)
+        axes.axhline(mean, color=COLOURS[index], linestyle=DASHES[index], label=name)
+        axes.axhspan(mean - half, mean + half, color=COLOURS[index], alpha=0.15, linewidth=0)
     axes.set_xscale("log")
     axes.set_xlabel("epsilon of the whole run")
     open_grid(axes)
@@ -278,7 +278,7 @@ def save_audit(path: Path, findings: Sequence[Mapping[str, Any]], *, title: str)
             axes, one, attacks.index(one["attack"]), settings.index(one["setting"]), len(settings)
         )
     step = len(settings) * BAR + GAP
-    centres = [place * step + (len(settings) - 1) * BAR / 2 for place in range(len(attacks))]
+    centres = [index * step + (len(settings) - 1) * BAR / 2 for index in range(len(attacks))]
     axes.set_yticks(centres, [textwrap.fill(attack, LABEL_WIDTH) for attack in attacks], fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.02)
@@ -293,9 +293,9 @@ def save_audit(path: Path, findings: Sequence[Mapping[str, Any]], *, title: str)
 def _draw_attack(
     axes: Axes, one: Mapping[str, Any], attack: int, setting: int, settings: int
 ) -> None:
-    place = attack * (settings * BAR + GAP) + setting * BAR
+    position = attack * (settings * BAR + GAP) + setting * BAR
     axes.barh(
-        place,
+        position,
         one["mean"],
         height=BAR * 0.9,
         color=COLOURS[setting % len(COLOURS)],
@@ -304,4 +304,4 @@ def _draw_attack(
         label=one["setting"],
     )
     half = BAR / 2
-    axes.plot([one["chance"]] * 2, [place - half, place + half], color=GREY, linewidth=2)
+    axes.plot([one["chance"]] * 2, [position - half, position + half], color=GREY, linewidth=2)
