@@ -516,6 +516,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert read_members(tmp_path) is None
     write_members(tmp_path / MEMBERS, members)
     assert read_members(tmp_path) == members
+    assert (tmp_path / MEMBERS).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("app", YAML)

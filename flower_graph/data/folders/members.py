@@ -43,13 +43,14 @@ class Member:
 
 
 def write_members(path: Path, members: Iterable[Member]) -> None:
-    """Write the list."""
+    """Write the list, for its owner alone as all of a data folder."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
     for one in members:
         rows.writerow([one.folder, ranges(one.clients), "" if one.node is None else one.node])
     write_text(path, text.getvalue())
+    path.chmod(0o600)
 
 
 def read_members(folder: Path) -> tuple[Member, ...] | None:
