@@ -132,7 +132,7 @@ def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
     rng, drawn = generator(seed, "again", draw), [0]
 
     def noisy(function: Callable[..., Any]) -> Callable[..., object]:
-        def draw_it(*args: object, **others: object) -> Any:
+        def draw_it(*args: object, **others: object) -> object:
             result = function(*args, **others)
             drawn[0] += 1
             if draw:

@@ -324,7 +324,7 @@ def costs(config: RunConfig) -> list[tuple[dict[str, object], dict[str, float]]]
     return [({}, {"seconds-per-round": median(seconds), "peak-mib": peak_memory() / 2**20})]
 
 
-def _short(value: object) -> Any:
+def _short(value: object) -> object:
     """Round numbers to six digits, to keep the files of the runs small."""
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}

@@ -97,7 +97,7 @@ def _setting(config: Any, values: Values, name: Any, words: Values | None = None
     return result if words is None else words.get(result, words.get("else", result))
 
 
-def _value(config: Any, name: str) -> str:
+def _value(config: object, name: str) -> str:
     """Format the value of a setting, given its dotted name."""
     for part in name.split("."):
         config = getattr(config, part)
@@ -164,7 +164,7 @@ def _with_values(keys: Values, asked: Asked) -> Values:
     return {**method.values, **keys} if method else keys
 
 
-def _part(column: Any, index: int) -> Any:
+def _part(column: Any, index: int) -> object:
     """Return the head of a column (index 0), or its cells (index 1)."""
     if isinstance(column, Mapping):
         return {**column, "is": [_part(one, index) for one in column["is"]]}
@@ -173,7 +173,7 @@ def _part(column: Any, index: int) -> Any:
     return column[1] if len(column) == 2 else column[1:]
 
 
-def _line(cells: Sequence[Any], asked: Asked, keys: Values, here: Sequence[Row]) -> list[Cell]:
+def _line(cells: Sequence[object], asked: Asked, keys: Values, here: Sequence[Row]) -> list[Cell]:
     result = []
     for cell, values, _ in _flat(cells, asked, keys, here):
         text, has_figure = _cell(cell, asked, values, here)

@@ -330,7 +330,7 @@ def _last_of(axis: str) -> Figure:
     return lambda curves, keys, config: next(iter(curves.spent(axis)[-1:]), None)
 
 
-def _within(curves: Curves, keys: Values, config: Any) -> float | None:
+def _within(curves: Curves, keys: Values, config: object) -> float | None:
     """Return the test accuracy at the best validation within a budget, such as ``100 rounds``."""
     if keys["within"] == END:
         return curves.test_at_best_val

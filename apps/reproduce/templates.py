@@ -18,7 +18,7 @@ T = TypeVar("T")
 class _Text(Formatter):
     """Fills in ``{name}``, in lower case ``{name!l}``, in upper ``{name!u}``, numbers as ``g``."""
 
-    def convert_field(self, value: object, conversion: str | None) -> Any:
+    def convert_field(self, value: object, conversion: str | None) -> object:
         if conversion in ("l", "u"):
             return str(value).lower() if conversion == "l" else str(value).upper()
         return super().convert_field(value, conversion)

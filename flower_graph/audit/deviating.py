@@ -38,7 +38,7 @@ class Deviation:
     name: str
     told = 0  # lies that clients were told
 
-    def patch(self, strategy: Any) -> None:
+    def patch(self, strategy: object) -> None:
         """Make the server of a run lie."""
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class SumDeviation(Deviation):
         self.rounds: dict[int, Opened] = {}
         self.clients = 0
 
-    def patch(self, strategy: Any) -> None:
+    def patch(self, strategy: object) -> None:
         """Change what the server's sums ask, and read what is revealed."""
         server = self.server_of(strategy)
         opens, unmasks, takes = server.open_round, server.unmask_requests, server.take
@@ -206,7 +206,7 @@ class OwnAnswers(Deviation):
         self._run, self.blinded = b"", dict[int, ids.Bytes2D]()
         self._tokens = set[bytes]()
 
-    def patch(self, strategy: Any) -> None:
+    def patch(self, strategy: object) -> None:
         """Replace all answers, and keep the table of tokens."""
         self._run, aligner = self._parts_of(strategy)
         takes, asks, unites = aligner._take_blind, aligner.union_requests, aligner.take_union
@@ -219,7 +219,7 @@ class OwnAnswers(Deviation):
         def union_requests() -> dict[int, ids.UnionRequest]:
             return {node: self.answered(request) for node, request in asks().items()}
 
-        def take_union(total: ids.Words, contributors: Iterable[int]) -> Any:
+        def take_union(total: ids.Words, contributors: Iterable[int]) -> object:
             found = ids.peel(total)
             self._tokens |= set() if found is None else {row.tobytes() for row in found[0]}
             return unites(total, contributors)
@@ -268,7 +268,7 @@ class ChosenHolders(Deviation):
         self.parts_of, self.chosen, self.answered = parts_of, set[int](), set[int]()
         self._share = 0.0
 
-    def patch(self, strategy: Any) -> None:
+    def patch(self, strategy: object) -> None:
         """Choose the last clients, and note who answers."""
         _, aligner = self.parts_of(strategy)
         adds = aligner._add_up

@@ -32,7 +32,7 @@ from flower_graph.secure.sum.messages import PrepareRequest, UnmaskReply, Unmask
 class PartyDeviation(SumDeviation):
     """Lies about who dropped out of a sum of parties: in the list that they sign, and after it."""
 
-    def patch(self, strategy: Any) -> None:
+    def patch(self, strategy: object) -> None:
         """Change what the server's sums ask, and read what is revealed."""
         server = self.server_of(strategy)._protocol
         opens, lists = server.open_round, server.list_requests
@@ -117,7 +117,7 @@ class OwnProvedAnswers(OwnAnswers):
 class ChosenParties(ChosenHolders):
     """Names key-holders whom the draw does not name, where all know the draw."""
 
-    def patch(self, strategy: Any) -> None:
+    def patch(self, strategy: object) -> None:
         """Choose parties from the draw's end, and note whose answers there are."""
         _, aligner = self.parts_of(strategy)
         asks = aligner.union_requests

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str,
     return result
 
 
-def _named(key: str, value: object, folder: Path) -> Any:
+def _named(key: str, value: object, folder: Path) -> object:
     """Save a graph; leave any other value as it is."""
     if isinstance(value, Graph):
         value = value.to_data()

@@ -58,7 +58,7 @@ class Membership:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
         return Enrolment.read(content)
 
-    def unasked(self) -> Any:
+    def unasked(self) -> object:
         """Return the answer to assume of a ClientApp without ``query``; None to leave it out."""
         return Enrolment()
 
@@ -123,7 +123,7 @@ class Membership:
             self.greet([node for node in new if node in self.clients])
         return refused
 
-    def _read(self, node: int, content: RecordDict) -> Any:
+    def _read(self, node: int, content: RecordDict) -> object:
         """Read a reply after checking its message format."""
         if (version := other_version(content)) and version not in self._told:
             self._told.add(version)

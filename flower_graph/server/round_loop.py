@@ -326,7 +326,7 @@ class RoundLoop(Strategy):
             if self.session.checkpoints.save(server_round, self._saved(), missing):
                 self.best.saved()
 
-    def _saved(self) -> dict[str, Any]:
+    def _saved(self) -> dict[str, object]:
         """Return everything in the server's checkpoint."""
         return {
             "settings": self.fixed_settings(),

@@ -35,7 +35,7 @@ class StrategyState:
         self._strategy, self._others = strategy, set(others)
         self._start = {name: _copied(value) for name, value in self._attributes().items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the attributes that have changed, for ``torch.save``."""
         return {
             name: packed(value, f"{type(self._strategy).__name__}.{name}")
@@ -55,7 +55,7 @@ class StrategyState:
         return {name: value for name, value in local.items() if name not in self._others}
 
 
-def _copied(value: object) -> Any:
+def _copied(value: object) -> object:
     """Copy what may be changed in place."""
     return copy.deepcopy(value) if type(value) in PLAIN else value
 
@@ -76,7 +76,7 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
 
-def packed(value: object, name: str) -> Any:
+def packed(value: object, name: str) -> object:
     """Turn arrays into tensors, which ``torch.load`` reads without running code."""
     if isinstance(value, ArrayRecord):
         return {RECORD: packed(values_of(value), name)}
@@ -127,7 +127,7 @@ def unpacked_models(
     return shared, {client: arrays_like(model, values) for client, values in own.items()}
 
 
-def arrays_like(model: ArrayRecord, saved: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+def arrays_like(model: ArrayRecord, saved: Mapping[str, NDArray[np.generic]]) -> ArrayRecord:
     """Make a model of saved arrays; ``ValueError`` if they are not the model's."""
     # Their type is the one that the averaging made: that of FedAdam is wider than the first
     # model's.

@@ -162,7 +162,7 @@ def own_records(content: RecordDict) -> RecordDict:
 # A ``NumPyClient``'s records ----------------------------------------------------------------------
 
 
-def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[Any]]]:
+def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[np.generic]]]:
     """Return the (record, key) slots of a message's arrays and the arrays, in order."""
     # The arrays are copies: a client may write into them, and in one process several clients would
     # otherwise write into the server's bytes.
@@ -186,7 +186,9 @@ def config_of(message: Message) -> dict[str, Any]:
     return config
 
 
-def reply_slots(names: Any, incoming: list[tuple[str, str]], count: int) -> list[tuple[str, str]]:
+def reply_slots(
+    names: object, incoming: list[tuple[str, str]], count: int
+) -> list[tuple[str, str]]:
     """Decide under which (record, key) each of `count` reply arrays goes."""
     if names is None:
         if len(incoming) != count:
@@ -221,7 +223,7 @@ def metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[st
     return records | {CONFIG: ConfigRecord(others)} if others else records
 
 
-def plain_value(key: str, value: Any) -> Any:
+def plain_value(key: str, value: object) -> Any:
     """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
     if isinstance(value, (list, tuple)):
         items = [plain_value(key, item) for item in value]

@@ -31,7 +31,7 @@ from flower_graph.wire.numpy_client import Answer, Parameters
 
 Entries = Mapping[str, object]
 Known = Mapping[str, Any]  # what a reader asked for, by names of fields: of as many types
-ABSENT: Any = object()  # what reading gives for an optional field that did not come
+ABSENT: object = object()  # what reading gives for an optional field that did not come
 
 
 @lru_cache
@@ -123,7 +123,7 @@ class Field:  # whose values are left open: their types are those of the message
             return ABSENT
         return self.decode(value, name, reading)
 
-    def encode(self, value: object) -> Any:
+    def encode(self, value: object) -> object:
         """Turn the value into an entry."""
         return value
 

@@ -174,7 +174,7 @@ class MendingModel(nn.Module):
         return self.classify(x.shape[0], *self.mend(x, edge_index))
 
     @torch.no_grad()
-    def mend(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, Any]:
+    def mend(self, x: Tensor, edge_index: Tensor) -> tuple[Tensor, object]:
         """Return features of real and generated nodes, and the graph that they make."""
         n = x.shape[0]
         made, parent = self.generator(x, self.prepared(edge_index, n))

@@ -125,7 +125,7 @@ def _order(client: Any) -> tuple[bool, int, str]:
     return not is_number, int(client) if is_number else 0, str(client)
 
 
-def _pick(value: Any, rows: Tensor) -> Any:
+def _pick(value: Any, rows: Tensor) -> object:
     """Take some nodes' share of what a graph says of all."""
     if isinstance(value, Tensor):
         return (value if value.layout == torch.strided else value.to_dense())[rows]

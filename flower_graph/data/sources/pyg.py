@@ -254,7 +254,7 @@ def read_file(path: Path, *, needs_labels: bool = True) -> dict[str, Any]:
             return _read_saved(path)
 
 
-def _read_saved(path: Path) -> dict[str, Any]:
+def _read_saved(path: Path) -> dict[str, object]:
     """Read a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     from torch_geometric.data import Data
 
