@@ -111,7 +111,7 @@ _Base: Any = pickle._Unpickler  # of Python: it makes nothing by itself
 class _Claims(_Base):  # type: ignore[misc]
     """Goes through a pickle, and makes of it nothing but lists, tuples, tables and stand-ins."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: object) -> None:
         super().__init__(file, encoding="utf-8")
         self.storages: dict[str, int] = {}
         self.shared = self.nested = 0
@@ -121,18 +121,18 @@ class _Claims(_Base):  # type: ignore[misc]
         self.load()
         return self.storages
 
-    def load(self) -> Any:
+    def load(self) -> object:
         """Load a pickle; ``ValueError`` of one with other operations than those of weights."""
         try:
             return super().load()
         except KeyError as error:
             raise ValueError(f"its pickle has {error}, which is not read") from error
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         """Name what is named."""
         return _Named(f"{module}.{name}")
 
-    def persistent_load(self, pid: Any) -> Any:
+    def persistent_load(self, pid: Any) -> object:
         """Note the size of a storage."""
         kind, of, key, _, count = pid[:5]
         if kind != "storage" or type(count) is not int or count < 0:
@@ -196,7 +196,7 @@ class _Claims(_Base):  # type: ignore[misc]
     }
 
 
-def _key(key: object) -> Any:
+def _key(key: object) -> object:
     """Refuse a key that takes long to compare."""
     parts = key if type(key) is tuple else (key,)
     if any(type(one) not in _PLAIN for one in parts):

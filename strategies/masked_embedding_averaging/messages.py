@@ -196,7 +196,7 @@ class SumsPart(Part):
         if value is not None:
             self.contributors.write([value.sum_round, value.contributors], to)
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Read the sums."""
         if not reading.config.get(self.when):
             return ABSENT
@@ -224,7 +224,7 @@ class Model(Field):
         for tensor, values in zip((self.first, self.rest), value or (), strict=False):
             tensor.write(values, to)
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> object:
         """Read the model, if there is one."""
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
@@ -241,7 +241,7 @@ class Rest(Field):
         """Write them."""
         to.config.update(value)
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Give all entries; who reads the other message knows its own."""
         others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
         return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}

@@ -171,7 +171,7 @@ def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
 
 def merged(*parts: Message | Mapping[str, object]) -> dict[str, Any]:
     """Write messages and entries as the entries of one."""
-    result: dict[str, Any] = {}  # as ``to_config`` gives them
+    result: dict[str, object] = {}  # as ``to_config`` gives them
     for part in parts:
         result |= part.to_config() if isinstance(part, Message) else part
     return result
