@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 
 def attach(package: str) -> Callable[[str], object]:
@@ -23,7 +22,7 @@ def attach(package: str) -> Callable[[str], object]:
     there = vars(sys.modules[package])
     there.setdefault("__dir__", lambda: sorted({*there, *declared(package)}))
 
-    def getattr_(name: str) -> Any:
+    def getattr_(name: str) -> object:
         if name not in declared(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, own = declared(package)[name]

@@ -21,11 +21,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
@@ -33,6 +32,7 @@ import flower_graph
 from flower_graph.method.of_app import RUN_CONFIG
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
 
+Handler = Callable[[int, FrameType | None], object] | signal.Handlers  # of a signal
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
 CLIENT = "client-resources-num-cpus=1"
 TAIL = 40  # lines of the log that an error shows
@@ -346,7 +346,7 @@ def without_interrupts() -> Iterator[None]:
 
 
 @contextmanager
-def _handlers(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
+def _handlers(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
     """Install signal handlers for a while; only the main thread may, others leave them be."""
     if threading.current_thread() is not threading.main_thread():
         yield

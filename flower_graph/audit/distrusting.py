@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +25,7 @@ from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.alignment import MOST_SKIPPED, ProvedUnionRequest
 from flower_graph.secure.parties.messages import ListRequest, Signatures
 from flower_graph.secure.parties.proofs import public_of
+from flower_graph.secure.parties.server import PartyRound
 from flower_graph.secure.sum.messages import PrepareRequest, UnmaskReply, UnmaskRequest
 
 
@@ -72,7 +72,7 @@ class PartyDeviation(SumDeviation):
         server.open_round, server.list_requests = open_round, list_requests
         server.unmask_requests, server.take_shares = unmask_requests, take_shares
 
-    def _lie(self, one: Any, place: int) -> tuple[UnmaskRequest, Signatures]:
+    def _lie(self, one: PartyRound, place: int) -> tuple[UnmaskRequest, Signatures]:
         """Ask one party for what the story needs, with all signatures that there are."""
         inner, rows = one.inner, np.array([place])
         row = inner.partners[place]

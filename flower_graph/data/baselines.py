@@ -134,7 +134,7 @@ def _commonest(parts: Sequence[Labelled], role: str) -> int | None:
     return int(y.bincount().argmax()) if y.numel() else None
 
 
-def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
+def _regression(parts: Sequence[Labelled]) -> dict[str, object]:
     """Fit and measure the regressions; of two strengths the one that validates better."""
     train = torch.cat([part.masks["train"] for part in parts])
     y = torch.cat([part.train_y for part in parts])
@@ -157,7 +157,7 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, Any]:
     return _best(rows)
 
 
-def _propagation(parts: Sequence[Labelled]) -> dict[str, Any]:
+def _propagation(parts: Sequence[Labelled]) -> dict[str, object]:
     """Spread each client's training labels over its edges; of three shares the best validates."""
     whole, sizes = _commonest(parts, "train"), [part.y.numel() for part in parts]
     nothing: dict[str, object] = dict.fromkeys(JUDGED, math.nan)
@@ -194,9 +194,10 @@ def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
     return result
 
 
-def _best(found: Sequence[dict[str, float]]) -> dict[str, float]:
+def _best(found: Sequence[dict[str, float]]) -> dict[str, object]:
     """Take what validates best, of equals and without validation the first."""
-    return max(found, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
+    best = max(found, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
+    return dict(best)
 
 
 def _predicted(x: Tensor, y: Tensor, train: Tensor, fold: Tensor, classes: int) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     return module.eval()
 
 
-def _class_of(saved: SavedModels) -> Any:
+def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
     """Find the class; nothing is imported that the user does not have, unless it is trusted."""
     place, _, name = str(saved.module).rpartition(".")
     try:
@@ -75,7 +75,9 @@ def _class_of(saved: SavedModels) -> Any:
     return found
 
 
-def _check_shapes(kind: Any, arguments: dict[str, object], state: dict[str, Tensor]) -> None:
+def _check_shapes(
+    kind: type[torch.nn.Module], arguments: dict[str, object], state: dict[str, Tensor]
+) -> None:
     """Refuse arguments that the weights do not fit, before memory is taken for any."""
     try:
         with torch.device("meta"):

@@ -29,7 +29,7 @@ class Rounds(list[dict[str, object]]):
         """Show a table in a notebook, if pandas is there."""
         return html_of(self)
 
-    def to_pandas(self) -> object:
+    def to_pandas(self) -> Any:  # a data frame: pandas may not be there
         """Give a data frame with a line for each round, nested keys joined by dots."""
         return pandas_module().json_normalize(list(self))
 
@@ -51,7 +51,7 @@ class Framed:
         """Show a table in a notebook, if pandas is there."""
         return html_of(self)
 
-    def to_pandas(self) -> object:
+    def to_pandas(self) -> Any:  # a data frame: pandas may not be there
         """Give a data frame with a line for each row; roles and classes by their names."""
         arrays = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
         arrays["role"] = np.asarray(NODE_ROLES)[self.role]

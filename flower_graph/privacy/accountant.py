@@ -12,11 +12,14 @@ from __future__ import annotations
 import logging
 import math
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from flower_graph.config.common import REPORT, PrivacyConfig, RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.records.rounds import RoundReport
+
+if TYPE_CHECKING:
+    from flwr.serverapp import GaussianPrivacyEvent, RdpAccountant
 
 LOG = logging.getLogger(__name__)
 
@@ -79,7 +82,7 @@ def accounted(multiplier: float, delta: float, rounds: int) -> float:
     return float(accountant.get_epsilon(delta))
 
 
-def _accountant(delta: float) -> tuple[Any, Any]:
+def _accountant(delta: float) -> tuple[RdpAccountant, type[GaussianPrivacyEvent]]:
     """Make an accountant; without sampling it is of no matter which neighbours it is told of."""
     # Its figure for a Gaussian release depends on noise over sensitivity alone, and we give it the
     # sensitivity to another client's data. "Replace one" it takes with sampling only.

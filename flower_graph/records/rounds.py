@@ -12,7 +12,13 @@ from flower_graph.errors import OutputError, brief
 from flower_graph.storage.reading import read_lines, reading
 
 WAYS = ("up", "down")
-KINDS = {"int": int, "float": (int, float), "str": str, "list": list, "dict": dict}  # of fields
+KINDS: dict[str, type | tuple[type, ...]] = {
+    "int": int,
+    "float": (int, float),
+    "str": str,
+    "list": list,
+    "dict": dict,
+}  # of fields
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -50,7 +56,7 @@ class RoundReport:
         result = {item.name: record[item.name.replace("_", "-")] for item in fields(cls)}
         values: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}
         for item in fields(cls):
-            kind: Any = KINDS[str(item.type).partition("[")[0]]
+            kind = KINDS[str(item.type).partition("[")[0]]
             if not isinstance(values[item.name], kind):
                 raise ValueError(f"{item.name}: {brief(values[item.name])} is unfit")
         return cls(**values)

@@ -12,8 +12,8 @@ numbers, and the neighbours share the map from codes to features: 34 thousand we
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -159,7 +159,9 @@ class MendingModel(nn.Module):
     """
 
     convolution: ClassVar[type[nn.Module]] = Convolution
-    prepared: ClassVar[Any] = staticmethod(gcn_adjacency)  # what its layers take for edges
+    prepared: ClassVar[Callable[..., object]] = staticmethod(
+        gcn_adjacency
+    )  # what its layers take for edges
 
     def __init__(self, features: int, hidden: int, classes: int, generator: dict[str, int]) -> None:
         super().__init__()

@@ -155,7 +155,7 @@ def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
 
 
 def plot_costs(
-    path: Path, _: Any, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
+    path: Path, _: object, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
 ) -> bool:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
     from flower_graph.report.plots.compared import plot_points  # slow to import

@@ -78,7 +78,7 @@ def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
     save(figure, path)
 
 
-def plot_figures(path: Path, shown: Sequence[Any], *_: Any) -> bool:
+def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
     """Draw Figures 3 to 6 as far as they were run: rows of tables with their runs by seed."""
     columns = {}
     figures = [one for one in shown if one.table.startswith("Figure") and one.runs]

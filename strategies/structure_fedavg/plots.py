@@ -10,7 +10,7 @@ from flower_graph.report.plots.compared import Line, plot_lines
 
 
 def plot_differences(
-    path: Path, _: Any, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
+    path: Path, _: object, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
 ) -> bool:
     """Draw a difference by what is varied, a panel for each table, a line for each data set."""
     panels: dict[str, dict[str, Line]] = {}

@@ -8,7 +8,6 @@ but where the function's name says so.
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,15 +57,24 @@ def louvain(
     return _merged(parts, clients) if every_node else parts[:clients]
 
 
-def _enough(edge_index: Tensor, n: int, **how: Any) -> list[Tensor]:
+def _enough(
+    edge_index: Tensor, n: int, *, clients: int, seed: int, every_node: bool
+) -> list[Tensor]:
     """Raise the resolution until there are communities for all clients."""
     resolution = 1.0
     # Far above it every node is a community by itself.
     while True:
         try:
-            result = louvain(edge_index, n, resolution=resolution, **how)
+            result = louvain(
+                edge_index,
+                n,
+                clients=clients,
+                resolution=resolution,
+                seed=seed,
+                every_node=every_node,
+            )
         except DataError:
-            if not 1 <= how["clients"] <= n:
+            if not 1 <= clients <= n:
                 raise
             resolution *= 2
         else:

@@ -17,7 +17,7 @@ from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, readin
 MOST_FILLED = 1 << 22  # entries of all nodes, where the file has fewer bytes
 
 
-def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, Any]:
+def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, object]:
     """Read GraphML, as NetworkX, igraph, Gephi and others write it."""
     nodes, links, keys = [], [], {}
     problem = "is cut short, damaged or no GraphML; save it again"
@@ -45,7 +45,7 @@ def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, Any]:
     return of_entries(path, nodes, links, needs_labels)
 
 
-def _elements(stream: BinaryIO) -> Iterator[Any]:
+def _elements(stream: BinaryIO) -> Iterator[ElementTree.Element]:
     """Give the elements of XML as each ends; refuse what would unfold, and what nests deeply."""
     prolog = expat.ParserCreate()
     prolog.EntityDeclHandler = _refuse_entity
@@ -74,7 +74,9 @@ def _refuse_entity(name: str, *_: object) -> None:
     raise ValueError(f"it declares an entity, {name:.40}, and GraphML needs none")
 
 
-def _data_of(element: Any, keys: Mapping[Any, Any], domain: str) -> dict[str, object]:
+def _data_of(
+    element: ElementTree.Element, keys: Mapping[str | None, tuple[Any, ...]], domain: str
+) -> dict[str, object]:
     """Give the attributes of a node or an edge, those that it leaves out by their defaults."""
     said = {
         name: default

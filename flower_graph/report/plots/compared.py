@@ -136,7 +136,7 @@ def plot_points(
     save(figure, path)
 
 
-Line = Mapping[Any, Sequence[float]]  # differences of all seeds, by a number or a word
+Line = Mapping[str | float, Sequence[float]]  # differences of all seeds, by a number or a word
 
 
 def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:

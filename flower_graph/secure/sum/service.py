@@ -6,9 +6,8 @@ the protocol's messages travel. ``docs/secure-sum.md`` has an example.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
@@ -212,7 +211,7 @@ class SecureSum(SumStages):
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
-        read: Any,
+        read: Callable[[int, RecordDict], None],
         *,
         message_type: str,
         max_reply_bytes: int,
