@@ -17,7 +17,7 @@ def differences(ours: Mapping[int, float], theirs: Mapping[int, float]) -> dict[
     return {seed: value - theirs[seed] for seed, value in ours.items() if seed in theirs}
 
 
-def paired(differences: Sequence[float]) -> dict[str, Any]:
+def paired(differences: Sequence[float]) -> dict[str, float | None]:
     """Test a mean difference against 0 with a t test; count the differences of the same sign."""
     chance = None
     if len(differences) > 1 and all(map(math.isfinite, differences)) and stdev(differences) > 0:

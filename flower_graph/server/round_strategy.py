@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -30,23 +30,46 @@ from flower_graph.wire.keys import CONFIG
 LOG = logging.getLogger(__name__)
 
 
-class RoundStrategy(RoundLoop):
+class Request(Protocol):
+    """What a round asks of a SuperNode."""
+
+    @property
+    def clients(self) -> object:
+        """Whom it is for: a list of numbers, or an array."""
+
+    def to_record(self) -> RecordDict:
+        """Write it for the wire."""
+
+
+class Answer(Protocol):
+    """What is read of a SuperNode's reply."""
+
+    @property
+    def not_saved(self) -> str:
+        """Why the clients have not completed a checkpoint; empty if they have or need not."""
+
+
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A", bound=Answer)
+
+
+class RoundStrategy(RoundLoop, Generic[Q, A]):
     """A server that runs rounds of its own; clients measure or the server does, in ``train``."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.best = session, BestRound()
-        self.requests: dict[int, Any] = {}  # of the current round, by SuperNode
-        self.answers: dict[int, Any] = {}  # what came of them
+        self.requests: dict[int, Q] = {}  # of the current round, by SuperNode
+        self.answers: dict[int, A] = {}  # what came of them
         self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them
         self.last: RoundReport | None = None  # of Flower's own loop
 
-    # What a method writes. Left open: requests and replies are messages of its own
+    # What a method writes; requests and replies are messages of its own
 
-    def ask(self, server_round: int) -> Mapping[int, object]:
-        """Write the round's request to each SuperNode; it has ``clients`` and ``to_record``."""
+    def ask(self, server_round: int) -> Mapping[int, Q]:
+        """Write the round's request to each SuperNode."""
         raise NotImplementedError
 
-    def read(self, node: int, content: RecordDict) -> Any:
+    def read(self, node: int, content: RecordDict) -> A:
         """Read and check a SuperNode's reply to it."""
         raise NotImplementedError
 
@@ -54,7 +77,7 @@ class RoundStrategy(RoundLoop):
         """Return the most bytes that a reply may have."""
         raise NotImplementedError
 
-    def learn(self, server_round: int, replies: Replies[Any]) -> RoundReport:
+    def learn(self, server_round: int, replies: Replies[A]) -> RoundReport:
         """Learn from the replies; return the round's report."""
         raise NotImplementedError
 
@@ -67,7 +90,7 @@ class RoundStrategy(RoundLoop):
 
     def send(
         self, server_round: int, message_type: str, config: Mapping[str, object] | None = None
-    ) -> Replies[object]:
+    ) -> Replies[A]:
         """Send the requests, and gather what is usable of the replies."""
         return self.session.send(
             self._messages(config or {}),
@@ -161,7 +184,7 @@ class RoundStrategy(RoundLoop):
         LOG.info("%s: %s", type(self).__name__, self.fixed_settings())
 
 
-class OwnRounds(RoundStrategy):
+class OwnRounds(RoundStrategy[Q, A]):
     """A server whose round is more than one exchange, so that Flower's round loop has no place."""
 
     def configure_train(self, *_: object, **__: object) -> NoReturn:

@@ -8,8 +8,8 @@ being asked. Both are cumulative, go into a checkpoint and come back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from typing import TypedDict
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
@@ -47,6 +47,13 @@ def _value_bytes(value: object) -> int:
     return len(value) * (1 if kinds == {bool} else 8)
 
 
+class Traffic(TypedDict):
+    """The bytes so far, as a checkpoint has them."""
+
+    payload: dict[str, dict[str, int]]  # by direction and kind
+    wire: dict[str, int]  # by direction
+
+
 class ByteLedger:
     """Counts bytes up (client to server) and down, by kind of payload and on the wire."""
 
@@ -81,11 +88,11 @@ class ByteLedger:
         """Message bytes so far, as `count_bytes` counts: direction to bytes."""
         return dict(self._wire)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> Traffic:
         """Return everything counted, fit for JSON."""
         return {"payload": self.payload, "wire": self.wire}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Traffic) -> None:
         """Replace everything counted by what `state_dict` returned."""
         restored = ByteLedger()
         try:

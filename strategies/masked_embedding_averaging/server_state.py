@@ -28,7 +28,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     check_measured,
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import Means, mean_metrics
-from flower_graph.wire.ledger import ByteLedger
+from flower_graph.wire.ledger import ByteLedger, Traffic
 
 if TYPE_CHECKING:
     from flower_graph.secure.ring import Ring
@@ -48,8 +48,8 @@ class EgoServerState:
         self._sums: Sums | None = None
         self.started = self.model  # what this round began with
         # What travelled before this round: if the run is resumed, its messages are sent again.
-        self._wire: dict[str, object] = {}
-        self._payload: dict[str, object] = {}
+        self._wire: Traffic = self.ledger.state_dict()
+        self._payload: Traffic = self.ledger.state_dict()
 
     def forget_sums(self) -> None:
         """Give up the last round's sums: the slots that they belong to are no more."""

@@ -57,7 +57,12 @@ from flower_graph.strategies.masked_embedding_averaging.config import (
     VARIANTS,
 )
 from flower_graph.strategies.masked_embedding_averaging.kept import common_model
-from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, write_save
+from flower_graph.strategies.masked_embedding_averaging.messages import (
+    NO_SLOTS,
+    EgoReply,
+    EgoRequest,
+    write_save,
+)
 from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 
@@ -66,7 +71,7 @@ FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less t
 READ_BY_NOBODY = ("masked", "psi", "none")
 
 
-class MaskedEmbeddingAveraging(OwnRounds):
+class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
     """Server of FedSCem, for clients that answer as ``EgoNetworkClient`` does.
 
     Parameters

@@ -77,7 +77,7 @@ from flower_graph.wire.keys import RING_WORD
 LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it
 
 
-class SecureConsensus(OwnRounds, ProcrustesAlignment):
+class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment):
     """The server: adds up embeddings that clients have turned, and sends the mean back.
 
     All SuperNodes are asked in every iteration: sums over changing clients could be compared.

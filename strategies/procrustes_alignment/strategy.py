@@ -60,7 +60,7 @@ from flower_graph.wire.ledger import reply_bytes
 LOG = logging.getLogger(__name__)
 
 
-class ProcrustesAlignment(RoundStrategy):
+class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     """The server: aligns public embeddings and sends their means back.
 
     Parameters

@@ -64,7 +64,7 @@ LOG = logging.getLogger(__name__)
 USUAL = StrategyConfig()  # where the defaults stand
 
 
-class SplitGradientRelay(RoundStrategy):
+class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
     """Server of nFedGNN, for clients that answer as ``NodeClient`` does.
 
     Parameters
