@@ -54,7 +54,7 @@ class Membership:
         """Return the round in whose name newcomers are asked: the current one."""
         return server_round
 
-    def read(self, node: int, content: RecordDict) -> Any:
+    def read(self, node: int, content: RecordDict) -> object:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
         return Enrolment.read(content)
 

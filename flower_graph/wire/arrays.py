@@ -177,7 +177,7 @@ def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[np.
 
 def config_of(message: Message) -> dict[str, Any]:
     """Merge the config records of a message."""
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     for record in message.content.values():
         if isinstance(record, ConfigRecord):
             if doubled := sorted(config.keys() & record.keys()):
@@ -219,7 +219,7 @@ def metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[st
         probe = (plain[0] if plain else 0) if isinstance(plain, list) else plain
         is_number = isinstance(probe, (int, float)) and not isinstance(probe, bool)
         (numbers if is_number else others)[key] = plain
-    records: dict[str, Any] = {METRICS: MetricRecord(numbers)}
+    records: dict[str, object] = {METRICS: MetricRecord(numbers)}
     return records | {CONFIG: ConfigRecord(others)} if others else records
 
 

@@ -127,7 +127,7 @@ class Field:  # whose values are left open: their types are those of the message
         """Turn the value into an entry."""
         return value
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> object:
         """Turn an entry into the value."""
         raise NotImplementedError
 
@@ -188,7 +188,7 @@ class Tensor(Shaped):
         if value is not None:
             to.arrays[self.key] = value
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Read the array, if there is to be one."""
         if self.when and not reading.values.get(self.when, reading.known.get(self.when)):
             return ABSENT
@@ -285,7 +285,7 @@ class Part(Field):
         elif self.absent is not None:
             to.config[self.when] = self.absent
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Read the fields."""
         if self.when and not reading.config.get(self.when):
             return ABSENT

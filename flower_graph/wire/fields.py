@@ -127,7 +127,7 @@ class Reasons(Field):
         if value:
             to.config[self.key] = [f"{client}:{why}" for client, why in value.items()]
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> object:
         """Refuse lines that name no client."""
         reasons: dict[int, str] = {}
         if len(lines := _listed(value)) > MAX_LINES:
@@ -204,7 +204,7 @@ class Clients(Exact):
 
     may_be_none: bool = False
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> object:
         """Refuse none at all, and the same twice."""
         clients = super().decode(value, name, reading)
         if clients.size == 0 and not self.may_be_none:

@@ -172,7 +172,7 @@ class Targets(Rows):
         keys.WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
     )
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Cut the rows, and learn how long an embedding is."""
         values = reading.values
         values["dimension"] = 0
@@ -239,7 +239,7 @@ class Embeddings(Rows):
         keys.WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
     )
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Read the rows; a client whose rows are not finite is left out, the others stay."""
         request, left_out = reading.known["request"], reading.values["left_out"]
         present = Numbers(keys.WITH_TARGETS, shape="c").read(name, reading)
@@ -295,7 +295,7 @@ class Judged(Field):
         """Write each under its name."""
         to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Refuse measurements that are none: their names end up in the result."""
         judged = {
             key.removeprefix(keys.MEASURED): Numbers(key, shape="c").read(name, reading)

@@ -156,7 +156,7 @@ class Modular(Exact):
             raise self.refuse("rows of 4 bytes", value)
         return np.frombuffer(value, "<u4").astype(np.uint64)
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> object:
         """Refuse what is not below the prime."""
         numbers = super().decode(value, name, reading)
         prime = reading.values.get("prime", reading.known.get("prime"))

@@ -107,5 +107,5 @@ class MaskingParty(PartyActions, MaskingClient):
     def _asked(self, request: MaskRequest) -> list[int]:
         return super()._asked(request) if self.trust is None else list(self.clients)
 
-    def _beside(self, config: Config, present: list[int]) -> Any:
+    def _beside(self, config: Config, present: list[int]) -> object:
         return present if self.trust is None else Ready.from_config(config)

@@ -68,7 +68,7 @@ class MaskingClient(NumPyClient):
         """Return the clients whose vectors are asked for."""
         return [int(client) for client in request.clients]
 
-    def _beside(self, config: Config, present: list[int]) -> Any:
+    def _beside(self, config: Config, present: list[int]) -> object:
         """Return what ``SumClient.mask`` takes besides the request: the clients in the sum."""
         return present
 
