@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-import numpy as np
 import yaml
 
 from flower_graph import errors
@@ -201,6 +200,8 @@ def _is_flat(data: bytes) -> bool:
     """Tell whether brackets, those in texts included, are never open more than so often."""
     if data.count(b"[") + data.count(b"{") <= DEPTH:
         return True
+    import numpy as np  # `flower-graph list` reads files and does without it
+
     depth = 0
     for start in range(0, len(data), MIB):
         signs = np.frombuffer(data, np.uint8, min(MIB, len(data) - start), start)

@@ -27,11 +27,9 @@ from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.masking_client import PartyActions
-from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
     EgoCohort,
@@ -46,10 +44,10 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoRequest,
     read_settings,
     round_terms,
-    union_terms,
     write_settings,
 )
 from flower_graph.strategies.masked_embedding_averaging.parties import (
+    add_proved_table,
     add_table,
     answer_party,
     check_request,
@@ -235,17 +233,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     def union(self, parameters: Parameters, config: Config) -> Answer:
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
         with self.secrets.opened() as (host, aligner):
-            if self.trust is None:
-                assert isinstance(aligner, AlignmentClient)
-                union, mask = UnionRequest.from_config(config), MaskRequest.from_config(config)
-                aligner.finish(union)
-                ready = set(aligner.finished)
-                present = [client for client in mask.clients.tolist() if client in ready]
-                reply = host.mask(
-                    mask, present, aligner.sketch(union.cells, present), union_terms()
-                )
-            else:
-                reply = add_table(host, aligner, config)
+            add = add_table if self.trust is None else add_proved_table
+            reply = add(host, aligner, config)
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:

@@ -340,23 +340,6 @@ class PlainEnrolment(Message, up="train"):
             raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
 
 
-@dataclass
-class RoundSum:
-    """What came of a round's sum."""
-
-    server_round: int = 0  # The round, and the number of its secure sum
-    sum_round: int = 0
-    total: NDArray[Any] | None = None  # [L] the sum; None if the round was skipped
-    contributors: int = 0  # Clients in it
-    skipped: str = ""  # Why there is no sum
-    # Clients and SuperNodes that were left out
-    rejected: list[dict[str, object]] = field(default_factory=list)
-    # Which these are; and of others what went wrong, by client
-    answered: set[int] = field(default_factory=set)
-    failed: dict[int, str] = field(default_factory=dict)
-    parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
-
-
 def union_terms() -> SumTerms:
     """Say what the sum of tables of tokens is of; its length is that of the table."""
     return SumTerms("FedSCem union", None)

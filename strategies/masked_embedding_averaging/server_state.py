@@ -23,11 +23,14 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoReply,
     EgoRequest,
     Layout,
-    RoundSum,
     Sums,
     check_measured,
 )
-from flower_graph.strategies.masked_embedding_averaging.vector import Means, mean_metrics
+from flower_graph.strategies.masked_embedding_averaging.vector import (
+    Means,
+    RoundSum,
+    mean_metrics,
+)
 from flower_graph.wire.ledger import ByteLedger, Traffic
 
 if TYPE_CHECKING:

@@ -39,11 +39,11 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoRequest,
     Layout,
     PlainEnrolment,
-    RoundSum,
     check_plain_sum,
     round_terms,
     union_terms,
 )
+from flower_graph.strategies.masked_embedding_averaging.vector import RoundSum
 from flower_graph.wire.arrays import read_array
 from flower_graph.wire.exchange import count_bytes
 from flower_graph.wire.keys import SUMS, TOTAL

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -240,6 +240,23 @@ def contrast_scale(tau: float) -> float:
     """Return what divides the contrastive loss on the wire: it grows with ``1 / tau``."""
     # So divided it is below ``2 + log(2 n_c)``, which the ring takes at any temperature.
     return 1 + 1 / tau
+
+
+@dataclass
+class RoundSum:
+    """What came of a round's sum."""
+
+    server_round: int = 0  # The round, and the number of its secure sum
+    sum_round: int = 0
+    total: NDArray[Any] | None = None  # [L] the sum; None if the round was skipped
+    contributors: int = 0  # Clients in it
+    skipped: str = ""  # Why there is no sum
+    # Clients and SuperNodes that were left out
+    rejected: list[dict[str, object]] = field(default_factory=list)
+    # Which these are; and of others what went wrong, by client
+    answered: set[int] = field(default_factory=set)
+    failed: dict[int, str] = field(default_factory=dict)
+    parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
 
 
 class Means(NamedTuple):

@@ -200,8 +200,8 @@ REFUSES = "with a key of its own a SuperNode takes part in"
 # FedSCem's messages besides those of its sums
 FEDSCEM = (
     Lie("a semi-honest alignment", "alignment", asking("psi"), REFUSES),
-    Lie("a plain alignment", "alignment", asking("plain"), REFUSES),
-    Lie("plain sums", "mask-ready", in_the_clear, "asked for without masks"),
+    Lie("a plain alignment", "alignment", asking("plain"), "identities are asked for"),
+    Lie("plain sums", "mask-ready", in_the_clear, "no masks are asked for"),
     Lie("guesses", "align-parties", changed(ProvedEvaluateRequest, guesses), "is not signed by",
         unless="-"),
     Lie("answers of its own", "align-keys", changed(ProvedUnionRequest, own_answers),

@@ -124,6 +124,8 @@ def test_no_code_unpickles() -> None:
         place
         for place, node in nodes_of(ast.Import, ast.ImportFrom)
         if picklers & {*(alias.name for alias in node.names), getattr(node, "module", "")}
+        # What it names is replaced by stand-ins there, before PyTorch reads it (test_hostile_files)
+        and not place.startswith("pickled.py:")
     ]
     found += [place for place, node in nodes_of(ast.Call) if not _is_safe(node)]
     assert found == []

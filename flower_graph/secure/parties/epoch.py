@@ -19,6 +19,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -201,3 +202,18 @@ def check_declared(
     listed = dict(declared.tolist())
     if {client: listed[client] for client in hosted if client in listed} != dict(own):
         raise RefusedError("the points that our clients are to bring are not as we declared them")
+
+
+def read_head(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Read what a list of commitments and an epoch have alike."""
+    number, minimum = arrays[f"{name}/whole"].tolist()
+    dropout, corrupt = arrays[f"{name}/real"].tolist()
+    return {
+        "number": number,
+        "minimum": minimum,
+        "dropout": dropout,
+        "corrupt": corrupt,
+        "parties": arrays[f"{name}/parties"],
+        "commitments": arrays[f"{name}/commitments"],
+        "declared": arrays[f"{name}/declared"],
+    }

@@ -27,6 +27,7 @@ from flower_graph.secure.parties.epoch import (
     check_declared,
     check_list,
     commit,
+    read_head,
 )
 from flower_graph.secure.parties.identity import Binding, TrustSettings
 from flower_graph.secure.parties.journal import Journal
@@ -320,9 +321,9 @@ class PartyClient:
     def _read_epoch(self, arrays: Mapping[str, NDArray[Any]], digest: bytes) -> None:
         """Read the part of the state that counts under one version of the registry only."""
         if "shown/whole" in arrays:
-            self._shown = RevealRequest(self.run_id, **_head(arrays, "shown"))
+            self._shown = RevealRequest(self.run_id, **read_head(arrays, "shown"))
         if "epoch/whole" in arrays:
-            head, seeds = _head(arrays, "epoch"), arrays["epoch/seeds"]
+            head, seeds = read_head(arrays, "epoch"), arrays["epoch/seeds"]
             self.epoch = Epoch(self.run_id, digest, seeds=seeds, **head)
             self._keys = arrays["partners"]
             self.sums = SumClient.from_bytes(arrays["sums"].tobytes())
@@ -391,18 +392,3 @@ class PartyClient:
     def _check_run(self, run_id: bytes) -> None:
         if run_id != self.run_id:
             raise RefusedError(f"run {run_id.hex()}, expected {self.run_id.hex()}")
-
-
-def _head(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Read what a list of commitments and an epoch have alike."""
-    number, minimum = arrays[f"{name}/whole"].tolist()
-    dropout, corrupt = arrays[f"{name}/real"].tolist()
-    return {
-        "number": number,
-        "minimum": minimum,
-        "dropout": dropout,
-        "corrupt": corrupt,
-        "parties": arrays[f"{name}/parties"],
-        "commitments": arrays[f"{name}/commitments"],
-        "declared": arrays[f"{name}/declared"],
-    }
