@@ -185,7 +185,10 @@ class Membership:
         claims, refused = dict[int, list[int]](), dict[int, str]()
         for node, answer in answers:
             clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
-            if reason := self.admission.refusal(node, clients):
+            # Who hosted just these together before, as the checkpoint has it, still may: the list
+            # of a run with newcomers is of its own cut.
+            is_known = bool(clients) and self._hosted_together(clients)
+            if (reason := self.admission.refusal(node, clients)) and not is_known:
                 refused[node] = reason
             elif not self.refusal(answer):  # else it has no claim, and is told why as it enrols
                 claims[node] = clients
@@ -198,6 +201,14 @@ class Membership:
         return refused | self._too_many(
             {node: local for node, local in claims.items() if node not in refused}, connected
         )
+
+    def _hosted_together(self, clients: list[int]) -> bool:
+        """Say whether clients are all of those that one SuperNode was taken with."""
+        before = {self.bound.get(client) for client in clients}
+        if len(before) != 1 or None in before:
+            return False
+        (node,) = before
+        return clients == sorted(client for client, at in self.bound.items() if at == node)
 
     def _too_many(
         self, claims: Mapping[int, list[int]], connected: Collection[int]

@@ -20,11 +20,10 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoReply,
     EgoRequest,
     Layout,
-    RoundSum,
 )
 from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
-from flower_graph.strategies.masked_embedding_averaging.vector import contrast_scale
+from flower_graph.strategies.masked_embedding_averaging.vector import RoundSum, contrast_scale
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import HANDLED
 from flower_graph.wire.ledger import ByteLedger
