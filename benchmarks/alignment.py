@@ -60,7 +60,7 @@ class Aligning:
         grants = [range(min(data), max(data) + 1) for data in own.values()]
         trusts = parties.make(grants, folder, 0.0, max(declared.values()))
         self.server = server = VerifiedAlignmentServer(RUN, trusts[0].registry)
-        server.begin(SEED, self.clients)
+        server.begin(SEED, self.clients, trusts[0].registry)
         self.hosts = {n: VerifiedAlignmentClient(RUN, own[n], trusts[n]) for n in own}
         for host in self.hosts.values():
             host.begin(SEED, self.clients, declared)
