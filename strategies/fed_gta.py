@@ -126,13 +126,13 @@ def spread_predictions(
 ) -> tuple[Tensor, Tensor]:
     """Spread predictions and known labels over a graph; shares at temperature 1 and ``T``."""
     # logits [n, k]; both results [n, k], rows sum to 1 (step 3)
-    known = functional.one_hot(y[train_mask], logits.shape[1]).to(logits.dtype)
+    one_hot = functional.one_hot(y[train_mask], logits.shape[1]).to(logits.dtype)
     start = logits.softmax(1)
-    start[train_mask] = known
+    start[train_mask] = one_hot
     graph = gcn_adjacency(edge_index, y.numel())
     spread = propagate_labels(graph, start, how.steps, how.restart)
     shares, smooth = spread.softmax(1), (spread / how.temperature).softmax(1)
-    shares[train_mask], smooth[train_mask] = known, known
+    shares[train_mask], smooth[train_mask] = one_hot, one_hot
     return shares, smooth
 
 

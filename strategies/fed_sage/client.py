@@ -160,12 +160,12 @@ class SageClient(ModuleClient):
         request = GeneratorRequest.from_numpy(parameters, config)
         with self._state.opened(self._makers) as learners, one_thread(len(learners)):
             shown = []
-            for place, learner in enumerate(learners):
+            for index, learner in enumerate(learners):
                 graph = self._impaired(learner)
                 if int(_model(learner).generator.client) == UNTRAINED:
                     self._train_alone(learner, graph)
                 if request.epoch:
-                    local = {name: grad[place] for name, grad in request.gradient.items()}
+                    local = {name: grad[index] for name, grad in request.gradient.items()}
                     self._learn(learner, graph, request, local)
                 if request.share:
                     shown.append(self._shown(learner, graph, request.epoch + 1))

@@ -123,8 +123,8 @@ class FedSage(LocalSage):
 
         def read(node: int, content: RecordDict) -> Generators | None:
             clients = np.array(members[node])
-            known = {"epoch": epoch, "clients": clients, "shapes": self._shapes}
-            return Generators.read(content, **known) if epoch else None
+            expected = {"epoch": epoch, "clients": clients, "shapes": self._shapes}
+            return Generators.read(content, **expected) if epoch else None
 
         shown = self._sent(requests, "train.generate", 0, read)
         return {node: one for node, one in shown.items() if one is not None}
@@ -136,8 +136,8 @@ class FedSage(LocalSage):
         everyone = Generators.join(list(shown.values()))
 
         def read(_: int, reply: RecordDict) -> PeerGradients:
-            known = {"epoch": epoch, "a": everyone.clients.size, "shapes": self._shapes}
-            return PeerGradients.read(reply, **known)
+            expected = {"epoch": epoch, "a": everyone.clients.size, "shapes": self._shapes}
+            return PeerGradients.read(reply, **expected)
 
         content = dict.fromkeys(shown, everyone.to_record())
         replies = self._sent(content, "train.compare", epoch, read)

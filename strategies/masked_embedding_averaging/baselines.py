@@ -135,8 +135,8 @@ class EgoModelClient(EgoCohortClient):
     def _taken(self, chosen: ChosenEgos) -> Snapshot:
         """Give the server's last model, which is what all have; once, not for each client."""
         chosen.start_from(model := chosen.begun())  # whoever was not measured has trained since
-        found = predictions_of(self.egos, chosen, self._classes)
-        return Snapshot(found, [common_model(model, chosen.settings, chosen.batch.clients)])
+        predictions = predictions_of(self.egos, chosen, self._classes)
+        return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------

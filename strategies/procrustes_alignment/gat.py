@@ -244,8 +244,8 @@ def _initial(features: int, shapes: list[tuple[int, ...]], rng: torch.Generator)
     # The first matrix has a row for each of the ``features``, if only in its bound: rows of
     # features that the client never sees would not touch its output.
     parts = []
-    for place, shape in enumerate(shapes):
-        ends = (features, shape[1]) if place == 0 else shape
+    for index, shape in enumerate(shapes):
+        ends = (features, shape[1]) if index == 0 else shape
         bound = sqrt(6 / sum(ends)) if len(shape) == 2 else 0.0
         parts.append((2 * torch.rand(shape, generator=rng) - 1).mul_(bound).view(-1))
     return torch.cat(parts)[:, None]

@@ -86,7 +86,7 @@ def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None)
     """
     every = run.embeddings()
     client = int(every.client.min()) if client is None else client
-    placed, found = run.embeddings(client), run.predictions(client)
+    placed, predictions = run.embeddings(client), run.predictions(client)
     config = run.config
     if not isinstance(config, PPFLConfig):
         raise OutputError(f"app: {config.app} has no spaces to lie in; the run's must be {APP}")
@@ -107,7 +107,7 @@ def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None)
         "beside client %d by %d public nodes; of %d others: %s",
         *(client, joined.common, held.nodes.size, near or "nothing measured"),
     )
-    share = _classified(joined, placed, found, config.judge.folds, run.data.num_classes)
+    share = _classified(joined, placed, predictions, config.judge.folds, run.data.num_classes)
     return Beside(joined, share, client)
 
 
@@ -120,8 +120,8 @@ def _new_client(
     nodes = numbers.numpy() if words is None else np.array(words)
     if graph.edge_index is None or not graph.edge_index.numel():
         raise DataError("the graph has no edges, from which its nodes are embedded")
-    known = graph.values.get("train_mask")
-    train = graph.y >= 0 if known is None else torch.as_tensor(known).bool() & (graph.y >= 0)
+    given = graph.values.get("train_mask")
+    train = graph.y >= 0 if given is None else torch.as_tensor(given).bool() & (graph.y >= 0)
     nobody = torch.zeros(n, dtype=torch.bool)
     edges = to_undirected(graph.edge_index, n)
     public = torch.from_numpy(np.isin(nodes, placed.node if words else placed.number))
@@ -146,8 +146,8 @@ def _classified(
     svc = CalibratedClassifierCV(untrained(SVC), ensemble=False, cv=folds)
     svc.fit(placed.embeddings[rows].astype(np.float64), judged.label)
     share = torch.zeros(len(joined.embeddings), classes)
-    said = svc.predict_proba(joined.embeddings.astype(np.float64))
-    share[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(said).float()
+    probabilities = svc.predict_proba(joined.embeddings.astype(np.float64))
+    share[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(probabilities).float()
     return share
 
 

@@ -100,7 +100,7 @@ def _placed(member: Member, embeddings: NDArray[np.float32]) -> Embeddings:
 def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:
     """Give what the judge says where it says something, and what the model says elsewhere."""
     n = len(judge.labels)
-    found = Predictions(
+    predictions = Predictions(
         np.full(n, client),
         judge.named,
         said.predicted.copy(),
@@ -113,6 +113,6 @@ def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> 
     if isinstance(model, Classifies):
         itself = said.predicted < 0
         share = model.logits().cpu().softmax(1).numpy()
-        found.predicted[itself] = share.argmax(1)[itself]
-        found.probability[itself] = share.max(1)[itself]
-    return found.rows(found.predicted >= 0)
+        predictions.predicted[itself] = share.argmax(1)[itself]
+        predictions.probability[itself] = share.max(1)[itself]
+    return predictions.rows(predictions.predicted >= 0)

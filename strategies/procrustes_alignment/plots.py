@@ -61,8 +61,8 @@ def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
     figure = Figure(figsize=(3.4 * len(columns) + 0.6, 6.0), layout="constrained")
     axes = figure.subplots(2, len(columns), squeeze=False)
     methods = list(dict.fromkeys(name for one in columns.values() for name in one.accuracy))
-    for place, (title, curves) in enumerate(columns.items()):
-        upper, lower = axes[0, place], axes[1, place]
+    for index, (title, curves) in enumerate(columns.items()):
+        upper, lower = axes[0, index], axes[1, index]
         for number, (name, rows) in enumerate(curves.precision.items()):
             band(upper, rows, f"{title}, {name}", number, name)
         for name, rows in curves.accuracy.items():
@@ -72,8 +72,8 @@ def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
         if curves.reference is not None:
             lower.axhline(curves.reference, color=GREY, linewidth=1.2, label="full graph")
         upper.set_title(title, fontsize=10)
-        _finish_share(upper, "" if place else "alignment precision", legend=False)
-        finish(lower, "" if place else "accuracy", legend=False, x_label=X_LABEL)
+        _finish_share(upper, "" if index else "alignment precision", legend=False)
+        finish(lower, "" if index else "accuracy", legend=False, x_label=X_LABEL)
     legend_below(figure, [*axes[0], *axes[1]])
     save(figure, path)
 

@@ -268,8 +268,8 @@ class PublicMembership(Membership):
 
 def mean_of(values: Iterable[float]) -> float:
     """Return the mean of what is a number; NaN where nothing is."""
-    known = [value for value in values if math.isfinite(value)]
-    return sum(known) / len(known) if known else math.nan
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def measure_alignment(

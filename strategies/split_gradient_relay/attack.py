@@ -85,12 +85,12 @@ def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int
         average = array_of(one.request, keys.AVERAGE, "weights")
     average_round, rate = int(config["average-round"]), float(config["learning-rate"])
     result = []
-    for place, user in enumerate(asked.tolist()):
-        is_new = _advance(applied, ("gradient", user), int(rounds[place]))
+    for index, user in enumerate(asked.tolist()):
+        is_new = _advance(applied, ("gradient", user), int(rounds[index]))
         takes = average is not None and _advance(applied, ("average", user), average_round)
-        gradient = gradients[place] if is_new else None
+        gradient = gradients[index] if is_new else None
         mean = average if takes else None
-        result.append((user, Step(gradient, mean, latent[place], rate)))
+        result.append((user, Step(gradient, mean, latent[index], rate)))
     return result
 
 
@@ -132,10 +132,10 @@ def attack(
             user: sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
         },
     }
-    return [_judge(f"features, {name}", truth, result, rng) for name, result in scores.items()]
+    return [_measure(f"features, {name}", truth, result, rng) for name, result in scores.items()]
 
 
-def _judge(
+def _measure(
     name: str,
     truth: dict[int, NDArray[np.bool_]],
     scores: dict[int, Floats],

@@ -74,7 +74,7 @@ class StrategyConfig(StrategySection):
         0.0,
         BELOW_ONE,
         help="how much of the exponential average of its weights the server keeps in a round; "
-        "with that it predicts and is judged. 0: with the weights themselves",
+        "with that it predicts and is evaluated. 0: with the weights themselves",
     )
     average_every: int = setting(
         0, at_least(0), help="rounds between averages of the users' weights; 0: never"

@@ -74,13 +74,13 @@ def server_snapshot(server: RelayServer) -> Snapshot:
     nodes = users if server.names is None else [server.names[user] for user in users.tolist()]
     masks = (server.masks[name].cpu()[users] for name in ROLES)
     label = server.y.cpu()[users]
-    found = Predictions.of(
+    predictions = Predictions.of(
         server.logits().cpu()[users], NO_CLIENT, nodes, role_of(*masks), label, server.classes
     )
     latent = server.latent.cpu()[users].numpy()
     public = torch.zeros(users.numel(), dtype=torch.bool).numpy()
-    beside = Embeddings(found.client, found.node, users.numpy(), public, latent)
-    return Snapshot(found, server_models(server.judged), beside)
+    beside = Embeddings(predictions.client, predictions.node, users.numpy(), public, latent)
+    return Snapshot(predictions, server_models(server.eval_model), beside)
 
 
 def user_lines(
@@ -91,8 +91,8 @@ def user_lines(
     ``right_then``: whose class was right in the best round, ``[n]``.
     """
     role = np.full(server.num_nodes, -1)
-    for place, name in enumerate(ROLES):
-        role[server.masks[name].cpu().numpy()] = place
+    for index, name in enumerate(ROLES):
+        role[server.masks[name].cpu().numpy()] = index
     rounds = {"last": (best.last, server.right), "best": (best.number, right_then)}
     texts = {
         at: (str(number), right.cpu().tolist())
@@ -124,10 +124,10 @@ def server_models(model: nn.Module) -> list[SavedModels]:
 def _arguments(model: nn.Module) -> dict[str, int | float]:
     last = model.own if isinstance(model, SplitSAGE) else model.linear
     assert isinstance(last, nn.Linear) and isinstance(model.dropout, float)
-    said = {"classes": last.out_features, "dropout": model.dropout}
+    arguments = {"classes": last.out_features, "dropout": model.dropout}
     if isinstance(model, SplitGAT):
-        return {"hidden": last.in_features // model.heads, "heads": model.heads, **said}
-    return {"hidden": last.in_features, **said}
+        return {"hidden": last.in_features // model.heads, "heads": model.heads, **arguments}
+    return {"hidden": last.in_features, **arguments}
 
 
 def user_models(

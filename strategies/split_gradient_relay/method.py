@@ -50,7 +50,7 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
     name = APP
     schema = NFedGNNConfig
     client, clients = "user", "users"
-    measures = False  # the server judges the noisy vectors that it has
+    measures = False  # the server evaluates the noisy vectors that it has
     heterophily = (
         "nFedGNN smooths over edges: at homophily 0.1 it was 7 to 64 points below logistic "
         "regression on the features (docs/results/heat-map); try strategy.reg_weight=0"
@@ -187,5 +187,5 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
 
 def _server_data(folder: RunFolder) -> SimpleNamespace:
     """Give what a server's folder holds the form of a graph."""
-    said = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
-    return SimpleNamespace(**folder.tensors, **said)
+    classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+    return SimpleNamespace(**folder.tensors, **classes)

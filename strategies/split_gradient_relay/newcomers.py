@@ -74,8 +74,8 @@ def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, 
     names = None if new.names is None else _all_names(old, new, come)
     x = torch.cat([old.x, new.x[come]])
     graph = replace(old, x=x, y=y, edge_index=_sorted(number[new.edge_index], total), names=names)
-    said = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
-    return replace(graph, **parts), [f"{n} users of the run, {come.numel()} new: {said}{drawn}"]
+    counts = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
+    return replace(graph, **parts), [f"{n} users of the run, {come.numel()} new: {counts}{drawn}"]
 
 
 def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
@@ -90,8 +90,8 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
                 f"has no node {min(missing)!r}, who is in the run: give the whole grown graph, or "
                 "name who left in data.remove"
             )
-        known = torch.tensor([place.get(name, -1) for name in new.names])
-        return torch.where(known < 0, n - 1 + (known < 0).cumsum(0), known)
+        old_number = torch.tensor([place.get(name, -1) for name in new.names])
+        return torch.where(old_number < 0, n - 1 + (old_number < 0).cumsum(0), old_number)
     if count < n:
         raise DataError(
             f"has {count} nodes, the run {n}: give the whole grown graph, old users first"
@@ -110,14 +110,14 @@ def _roles(new: NewGraph, come: Tensor, data: UserData, seed: int) -> tuple[dict
     """Read who of the newcomers trains, or draw it."""
     notes: list[str] = []
     read = {part: read_mask(part, new.values.get(part), new.x.size(0), notes) for part in PARTS}
-    there = {part: mask[come] for part, mask in read.items() if mask is not None}
-    if len(there) == len(PARTS):
-        if any(mask.dim() != 1 for mask in there.values()):
+    given = {part: mask[come] for part, mask in read.items() if mask is not None}
+    if len(given) == len(PARTS):
+        if any(mask.dim() != 1 for mask in given.values()):
             raise DataError("masks of several splits: give one")
-        return there, ""
-    if there:
-        missing = ", ".join(part for part in PARTS if part not in there)
-        raise DataError(f"has {', '.join(there)}, but not {missing}: give it all three, or none")
+        return given, ""
+    if given:
+        missing = ", ".join(part for part in PARTS if part not in given)
+        raise DataError(f"has {', '.join(given)}, but not {missing}: give it all three, or none")
     draw = torch.Generator().manual_seed(seed)
     masks = labelled_split(new.y[come], data.ratios or DRAWN, generator=draw)
     return dict(zip(PARTS, masks, strict=True)), f", drawn with seed {seed}"
@@ -136,11 +136,11 @@ def _sorted(edges: Tensor, count: int) -> Tensor:
 
 def users_left(config: NFedGNNConfig, count: int, names: Sequence[str] | None) -> list[int]:
     """Give the numbers of the users whom ``data.remove`` names."""
-    known = {name: user for user, name in enumerate(names or map(str, range(count)))}
+    numbers = {name: user for user, name in enumerate(names or map(str, range(count)))}
     for name in config.data.remove:
-        if name not in known:
+        if name not in numbers:
             raise ConfigError(f"data.remove: {name!r} is no user of this run")
-    return sorted({known[name] for name in config.data.remove})
+    return sorted({numbers[name] for name in config.data.remove})
 
 
 def hosted_by(part: int, parts: int, before: int, total: int) -> Tensor:

@@ -85,8 +85,8 @@ class RelayServer:
         self.model = model.to(device)
         self.optimizer = Adam(self.model.parameters(), weight_decay=weight_decay)
         self.gradient_norm, self._decay = gradient_norm, average
-        # What predicts and is judged: the model that is trained, or the average of its weights
-        self.judged = copy.deepcopy(self.model) if average else self.model
+        # What predicts and is evaluated: the model that is trained, or the average of its weights
+        self.eval_model = copy.deepcopy(self.model) if average else self.model
         self.latent = torch.zeros(0, latent_size, device=device)
         self.known = torch.zeros(0, dtype=torch.bool, device=device)
         self.take(data)
@@ -97,11 +97,11 @@ class RelayServer:
         self.num_nodes = graph.y.shape[0]
         self.names: Sequence[str] | None = getattr(data, "names", None)
         self.classes: Sequence[str] | None = getattr(data, "classes", None)
-        there = torch.ones(self.num_nodes, dtype=torch.bool)
-        there[list(left)] = False
-        self.there = there.to(self.device)
+        present = torch.ones(self.num_nodes, dtype=torch.bool)
+        present[list(left)] = False
+        self.present = present.to(self.device)
         self.y = graph.y.to(self.device)
-        self.masks = {name: (mask & there).to(self.device) for name, mask in graph.masks.items()}
+        self.masks = {name: (mask & present).to(self.device) for name, mask in graph.masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
         self._all_edges = graph.edge_index.to(self.device)
@@ -112,8 +112,8 @@ class RelayServer:
     def _hold(self, latent: Tensor, known: Tensor) -> None:
         """Hold what users have sent: nothing of those that are new, or have left."""
         self.latent = first_rows(latent.to(self.device), self.num_nodes)
-        self.latent[~self.there] = 0
-        self.known = first_rows(known.to(self.device), self.num_nodes) & self.there
+        self.latent[~self.present] = 0
+        self.known = first_rows(known.to(self.device), self.num_nodes) & self.present
         self._refresh_graph()
 
     def receive(self, users: Tensor, latent: Tensor) -> None:
@@ -177,7 +177,7 @@ class RelayServer:
             return
         share = max(1 - self._decay, 1 / server_round)
         now = self.model.state_dict()
-        for name, kept in self.judged.state_dict().items():
+        for name, kept in self.eval_model.state_dict().items():
             if kept.is_floating_point():
                 kept.lerp_(now[name], share)
             else:
@@ -186,8 +186,8 @@ class RelayServer:
     @torch.no_grad()
     def logits(self) -> Tensor:
         """Return ``[n, c]`` of what the server has now."""
-        self.judged.eval()
-        result: Tensor = self.judged(self.latent, self.edges)
+        self.eval_model.eval()
+        result: Tensor = self.eval_model(self.latent, self.edges)
         return result
 
     def accuracy(self) -> dict[str, float]:
@@ -197,7 +197,7 @@ class RelayServer:
 
     def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds."""
-        average = {"average": self.judged.state_dict()} if self._decay else {}
+        average = {"average": self.eval_model.state_dict()} if self._decay else {}
         return {
             **average,
             "model": self.model.state_dict(),
@@ -211,7 +211,7 @@ class RelayServer:
         self.model.load_state_dict(state["model"])
         # A run without has none: what it has learnt is what is averaged from now on.
         if self._decay:
-            self.judged.load_state_dict(state.get("average", state["model"]))
+            self.eval_model.load_state_dict(state.get("average", state["model"]))
         self.optimizer.load_state_dict(state["optimizer"])
         self._hold(state["latent"], state["known"])
         self.accuracy()  # no round may be left to see who is right

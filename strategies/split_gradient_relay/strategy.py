@@ -15,7 +15,7 @@ vectors of round ``t`` carries the gradients of round ``t - 1``:
    step on ``theta_s``, and the gradients of ``L`` by every ``x'_i`` (lines 8 and 9).
 
 One more message after the last round delivers the last gradients. At the end of step 4 the server
-judges the weights and latent vectors that it then has.
+evaluates the weights and latent vectors that it then has.
 
 *Absent users.* A user that is not asked or does not answer keeps its weights; the server goes on
 with its last latent vector, and its gradient waits until it is back. A user that has never
@@ -90,7 +90,7 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
         together, is scaled down; 0 for none.
     server_average : float
         Share of an exponential average of the server's weights that stays in a round, below 1;
-        the average predicts, is judged and is what the server has learnt. 0: the weights do.
+        the average predicts, is evaluated and is what the server has learnt. 0: the weights do.
     participation : float
         Share of the users asked each round, above 0 and at most 1.
     average_every : int
@@ -209,7 +209,7 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
         """Take over the server model's initial ``state_dict``."""
         if initial_arrays is not None:
-            for model in (self.server.model, self.server.judged):
+            for model in (self.server.model, self.server.eval_model):
                 model.load_state_dict(initial_arrays.to_torch_state_dict())
 
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
@@ -300,7 +300,7 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
 
     def learnt(self) -> ArrayRecord:
         """Return the server's model."""
-        state = self.server.judged.state_dict()
+        state = self.server.eval_model.state_dict()
         return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
 
     def weights(self) -> dict[str, Tensor]:
@@ -313,7 +313,7 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
             ``state_dict`` names and shapes them; ``latent`` ``[n, h]``: each user's latent vector,
             zeros for one that never answered.
         """
-        model = {f"server.{name}": t for name, t in self.server.judged.state_dict().items()}
+        model = {f"server.{name}": t for name, t in self.server.eval_model.state_dict().items()}
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:

@@ -52,9 +52,9 @@ def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[
             for key in ("gnn-first", "gnn-rest")
         )
         result[one.node].append(Sent(first, rest))
-    if silent := [place for place, node in enumerate(nodes) if not result[node]]:
+    if silent := [index for index, node in enumerate(nodes) if not result[node]]:
         raise ValueError(f"no model of client {silent[0]} was recorded; one round is needed")
-    return {place: result[node] for place, node in enumerate(nodes)}
+    return {index: result[node] for index, node in enumerate(nodes)}
 
 
 def attack(
@@ -79,8 +79,8 @@ def attack(
         ),
     ]
     scores = [_confidence(sent[client][-1], truth[client], classes) for client in order]
-    known = [truth[client].y >= 0 for client in order]
-    train = [truth[client].train[mask] for client, mask in zip(order, known, strict=True)]
+    labelled = [truth[client].y >= 0 for client in order]
+    train = [truth[client].train[mask] for client, mask in zip(order, labelled, strict=True)]
     name = "whether a node whose features and class are known was trained on"
     return [*result, ranking(name, np.concatenate(scores), np.concatenate(train))]
 
@@ -112,8 +112,8 @@ def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:
     logits = np.maximum(truth.x @ first + bias, 0) @ weight + rest[-classes:]
     logits -= logits.max(1, keepdims=True)
     log_share = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-    known = np.flatnonzero(truth.y >= 0)
-    result: NDArray[np.float64] = log_share[known, truth.y[known]]
+    labelled = np.flatnonzero(truth.y >= 0)
+    result: NDArray[np.float64] = log_share[labelled, truth.y[labelled]]
     return result
 
 

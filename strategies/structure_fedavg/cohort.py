@@ -232,7 +232,7 @@ class StructureCohort:
         """Add up training nodes' hidden vectors by class, ``[k, h]``, and count them, ``[k]``."""
         # FedProto's prototype of a class is their mean.
         first, rest = self.weights.weights()
-        absent = [place for place, client in enumerate(self.clients) if client in left_out]
+        absent = [index for index, client in enumerate(self.clients) if client in left_out]
         gone = torch.isin(self.batch.node_client, torch.tensor(absent, device=self.device))
         rows = (self.batch.masks["train"] & ~gone).nonzero().flatten()
         y, hidden = self.batch.y[rows], self._hidden(first, rest)[rows].double()
@@ -344,16 +344,16 @@ class StructureCohort:
     def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
         """Mean squared distance of training nodes to their class's prototype, over all clients."""
         goal = prototypes.to(self.device)[self.batch.y.clamp(min=0)]
-        known = ~goal.isnan().any(1)
-        apart = (hidden - torch.where(known[:, None], goal, 0.0)).square().mean(1) * known
+        has_goal = ~goal.isnan().any(1)
+        apart = (hidden - torch.where(has_goal[:, None], goal, 0.0)).square().mean(1) * has_goal
         return self.settings.prototype_weight * (apart @ self.batch.train_share)
 
     def _dropout(self, server_round: int) -> DropoutMask:
         """Draw what dropout leaves in a round: by client, model and round alone."""
         settings = self.settings
         chances = [
-            generator(settings.seed, "dropout", client, place >= self.size, server_round)
-            for place, client in enumerate(self.batch.clients)
+            generator(settings.seed, "dropout", client, index >= self.size, server_round)
+            for index, client in enumerate(self.batch.clients)
         ]
         return draw_kept(
             self.batch,
@@ -369,7 +369,7 @@ class StructureCohort:
         places: list[int] = (~self.weights.largest().isfinite()).nonzero().flatten().tolist()
         if places:
             self.weights.restart(places, *initial_models(self.settings))
-        return sorted({self.batch.clients[place] for place in places})
+        return sorted({self.batch.clients[index] for index in places})
 
 
 def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:

@@ -46,8 +46,8 @@ def predictions_of(cohort: StructureCohort, classes: Sequence[str] | None = None
     """Read off what the clients say of all their nodes, without clients whose loss is no number."""
     logits = cohort.logits()
     good = cohort.evaluate(logits).loss.isfinite().repeat_interleave(cohort.nodes)
-    found = predictions_from(cohort.graphs, logits[: good.numel()], classes)
-    return found if bool(good.all()) else found.rows(good.numpy())
+    predictions = predictions_from(cohort.graphs, logits[: good.numel()], classes)
+    return predictions if bool(good.all()) else predictions.rows(good.numpy())
 
 
 def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:

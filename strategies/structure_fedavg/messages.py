@@ -55,8 +55,8 @@ class SharedModels(Message, down="train evaluate", up="train"):
     def of(cls, models: Sequence[ModelWeights], shares: Sequence[float] | None) -> SharedModels:
         """Take models and, where not every client has all of them, the nodes' parts of each."""
         parts: list[Any] = []
-        for place, model in enumerate(models):
-            share = None if shares is None else np.array([shares[place]], np.float32)
+        for index, model in enumerate(models):
+            share = None if shares is None else np.array([shares[index]], np.float32)
             parts += [model.first.cpu().numpy(), model.rest.cpu().numpy(), share]
         return cls(*parts)
 
@@ -147,5 +147,5 @@ class StructureMeasured(Measured, up="evaluate"):
     def to_report(self) -> dict[str, object]:
         """Give the fields of a ``RoundReport``; of the graphs what anybody could compare."""
         figures = {name: getattr(self, name.replace("-", "_")) for name in STRUCTURE_NAMES}
-        known = {name: value for name, value in figures.items() if value == value}
-        return super().to_report() | {"structure": known}
+        numbers = {name: value for name, value in figures.items() if value == value}
+        return super().to_report() | {"structure": numbers}

@@ -299,10 +299,10 @@ class GraphLearners:
 
     def _pieces(self, e: Rows, places: list[int]) -> list[tuple[int, Rows]]:
         """Cut what ``_encode`` returned at some clients; with the number of the first node."""
-        nodes = [self._own.ptr[place] for place in places]
+        nodes = [self._own.ptr[index] for index in places]
         if not isinstance(e, SparseRows):
             return list(zip(nodes, e.split(group_sizes(nodes)), strict=False))
-        counts = group_sizes([self._entry_ptr[place] for place in places])
+        counts = group_sizes([self._entry_ptr[index] for index in places])
         parts = zip(
             pairwise(nodes), *(one.split(counts) for one in (e.row, e.col, e.value)), strict=True
         )
@@ -345,9 +345,9 @@ def initial_matrices(features: int, settings: LearnerSettings) -> tuple[Tensor, 
 def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:
     """Choose which clients are compared together: tiny ones, as many as fit into a cache."""
     widest, places = max(group_sizes(row_ptr)), [0]
-    for place in range(1, len(ptr) - 1):
-        if (ptr[place + 1] - ptr[places[-1]]) * widest > TOGETHER_NUMBERS:
-            places.append(place)
+    for index in range(1, len(ptr) - 1):
+        if (ptr[index + 1] - ptr[places[-1]]) * widest > TOGETHER_NUMBERS:
+            places.append(index)
     return [*places, len(ptr) - 1]
 
 

@@ -140,7 +140,7 @@ class StructureClient(NumPyClient):
         train, val, test = metrics.accuracy.T
         number, figures = RoundRequest.from_config(config).server_round, metrics._asdict()
         self.outputs.measured(number, cohort.clients, nodes=cohort.nodes, **figures)
-        said = StructureMeasured(
+        measured = StructureMeasured(
             weight=cohort.size,
             cross_entropy=metrics.loss,
             train=train,
@@ -148,7 +148,7 @@ class StructureClient(NumPyClient):
             test=test,
             **{name.replace("-", "_"): values for name, values in graphs.items()},
         )
-        return self._state.save_if_asked(config, said.answer(), self._makers)
+        return self._state.save_if_asked(config, measured.answer(), self._makers)
 
     def snapshot(self) -> Snapshot:
         """Give predictions and models of all clients as they are now."""
@@ -202,10 +202,10 @@ class PrototypeClient(LocalClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train towards the prototypes and add up the clients' own."""
         k, h = self.settings.num_classes, self.settings.hidden
-        known = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
+        prototypes = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
         means, share = (
             torch.from_numpy(np.ascontiguousarray(part, np.float32))
-            for part in (known.vectors, known.share)
+            for part in (prototypes.vectors, prototypes.share)
         )
         goal = torch.where(share[:, None] > 0, means, torch.nan)
         with self.opened() as cohort:
@@ -220,7 +220,7 @@ def training_answer(
     arrays: SharedModels | SharedPrototypes | None, weight: int, clients: int, trained: Trained
 ) -> Answer:
     """Answer a ``train``: arrays, their weight, losses and who is left out."""
-    said = StructureTrained(
+    reply = StructureTrained(
         weight=weight,
         clients=clients,
         left_out=dict.fromkeys(trained.diverged, "weights are not finite"),
@@ -228,7 +228,7 @@ def training_answer(
         distillation=trained.distillation,
     )
     values, _, names = ([], 0, {}) if arrays is None else arrays.to_numpy()
-    return values, weight, names | said.to_config()
+    return values, weight, names | reply.to_config()
 
 
 # Server ------------------------------------------------------------------------------------------
@@ -266,8 +266,11 @@ class StructureFedAvg(ReportedFedAvg):
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return what a SuperNode has said, and no more than there is."""
-        known = super().most_examples(node, training=training), self.num_nodes if training else None
-        return min((most for most in known if most is not None), default=None)
+        limits = (
+            super().most_examples(node, training=training),
+            self.num_nodes if training else None,
+        )
+        return min((most for most in limits if most is not None), default=None)
 
     def first_arrays(self) -> ArrayRecord:
         """Give what the first round sends."""
@@ -275,8 +278,8 @@ class StructureFedAvg(ReportedFedAvg):
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         """Turn Flower's means of what clients measured into the fields of a report."""
-        said = StructureMeasured.from_config(evaluated)
-        return said.to_report() | {"regulariser": mean_of(trained, "contrast")}
+        reply = StructureMeasured.from_config(evaluated)
+        return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
 
 
 class SharewiseFedAvg(StructureFedAvg):
