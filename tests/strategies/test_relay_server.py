@@ -150,16 +150,16 @@ def test_the_average_of_the_servers_weights_by_hand():
         # A plain mean of the first two; from then on 0.4 of the new
         share = max(0.4, 1 / number)
         average += share * (course[-1] - average)
-        assert server.judged.scale.item() == pytest.approx(average)
+        assert server.eval_model.scale.item() == pytest.approx(average)
         assert torch.allclose(server.logits(), server.latent * average)
     server.step(6, RATE, is_frozen=True)
-    assert server.judged.scale.item() == pytest.approx(average)
+    assert server.eval_model.scale.item() == pytest.approx(average)
     again = relay(Echo(), average=0.6)
     again.load_state_dict(server.state_dict())
     assert torch.equal(again.logits(), server.logits())
     assert again.model.scale.item() == course[-1] != pytest.approx(average)
     without = relay(Echo())
-    assert without.judged is without.model and "average" not in without.state_dict()
+    assert without.eval_model is without.model and "average" not in without.state_dict()
 
 
 def test_nobody_with_a_label_has_answered():
