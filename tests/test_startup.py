@@ -17,18 +17,26 @@ from flower_graph.apps.cli.main import main
 ROOT = Path(__file__).resolve().parents[1]
 # What takes longer to import than the commands take
 HEAVY = {
-    *("flwr", "gensim", "igraph", "matplotlib", "mpmath", "networkx", "numba", "numpy", "pandas"),
-    *("ray", "requests", "scipy", "sklearn", "sympy", "torch", "torch._dynamo", "torch_geometric"),
+    *("flwr", "gensim", "igraph", "matplotlib", "mpmath", "nacl", "networkx", "numba", "numpy"),
+    *("pandas", "ray", "requests", "scipy", "sklearn", "sympy", "torch", "torch._dynamo"),
+    "torch_geometric",
 }
 # The method's own YAML, and what it needs besides Flower and PyTorch
 CLIENTS = {
     "nfedgnn": ("model: {hidden: 4}\n", set[str]()),
-    "fedscem": ("partition: {clients: 3, min_nodes: 6}\n", set[str]()),
+    "fedscem": ("partition: {clients: 3, min_nodes: 6}\n", {"nacl"}),
     "fedgls": ("partition: {clients: 3, method: random}\n", set[str]()),
     "ppfl": (
         "judge: {folds: 2, mlp: false}\nmodel: {name: gat}\n"
         "partition: {clients: 3, private_share: 0.2}\n",
-        {"mpmath", "pandas", "scipy", "sklearn", "sympy"},  # all by scikit-learn
+        {
+            "nacl",
+            "mpmath",
+            "pandas",
+            "scipy",
+            "sklearn",
+            "sympy",
+        },  # all but the first by scikit-learn
     ),
 }
 DATA = (
@@ -86,7 +94,7 @@ except SystemExit:
         (["--help"], set()),
         (["list"], set()),
         (["registry", "--help"], set()),
-        (["identity", "new", "key"], {"numpy"}),
+        (["identity", "new", "key"], {"nacl", "numpy"}),
         (["show", "quickstart"], set()),
         (["show", "fedgls/cora", "graph.taw=1"], set()),
         (["run", "quickstart", "strategy.reg_wieght=1"], {"numpy"}),

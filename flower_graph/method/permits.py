@@ -21,7 +21,7 @@ from flower_graph.errors import ConfigError, RefusedError, brief
 from flower_graph.method.trust import TrustSection
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.secure.parties.trust import TRUST
-from flower_graph.secure.sum.client import LEAST_CLIENTS, least_clients
+from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
 
 __all__ = ["Permits"]
 

@@ -18,8 +18,9 @@ from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.sum.client import SumClient, least_clients
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
+from flower_graph.secure.sum.partners import least_clients
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
 from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, VERIFIED

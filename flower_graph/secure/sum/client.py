@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from flower_graph.errors import ConfigError, RefusedError, StateLostError, brief
+from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
@@ -45,18 +45,9 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.secure.sum.partners import LEAST_CLIENTS
 from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
-
-LEAST_CLIENTS = "least-clients"  # of the node config
-
-
-def least_clients(node_config: Mapping[str, object]) -> int:
-    """Return how few clients a SuperNode's node config lets a sum have; 1: as few as may be."""
-    value = node_config.get(LEAST_CLIENTS, 1)
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"node-config {LEAST_CLIENTS}: {brief(value)}; must be 1, 2, 3, ...")
-    return value
 
 
 class SumClient:

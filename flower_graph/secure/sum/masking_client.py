@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import StateLostError
 from flower_graph.secure.ring import encode_sum
-from flower_graph.secure.sum.client import SumClient, least_clients
+from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
+from flower_graph.secure.sum.partners import least_clients
 from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, MASKED_SUM, SUM_STATE
 from flower_graph.wire.numpy_client import Answer, Config, Parameters

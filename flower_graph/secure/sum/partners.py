@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flower_graph.errors import ConfigError, brief
 
 # Chance that the secrets of some client cannot be recovered although no more clients than agreed
 # vanished: the round is skipped. Chance that those who collude learn a client's vector.
@@ -29,6 +32,15 @@ LOST, BROKEN = 2.0**-20, 2.0**-40
 # Below this many partners a client takes all others: few partners are no saving, and a threshold
 # of one or two would put a secret into one or two hands.
 FEWEST = 12
+LEAST_CLIENTS = "least-clients"  # of the node config
+
+
+def least_clients(node_config: Mapping[str, object]) -> int:
+    """Return how few clients a SuperNode's node config lets a sum have; 1: as few as may be."""
+    value = node_config.get(LEAST_CLIENTS, 1)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"node-config {LEAST_CLIENTS}: {brief(value)}; must be 1, 2, 3, ...")
+    return value
 
 
 def check_shares(dropout: float, corrupt: float) -> None:
