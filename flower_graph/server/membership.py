@@ -183,12 +183,11 @@ class Membership:
     ) -> dict[int, str]:
         """Say who of the newcomers takes no part: by the list, as a double, or as one too many."""
         claims, refused = dict[int, list[int]](), dict[int, str]()
+        together = set[frozenset[int]]() if self.admission.listed is None else self._together()
         for node, answer in answers:
             clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
-            # Who hosted just these together before, as the checkpoint has it, still may: the list
-            # of a run with newcomers is of its own cut.
-            is_known = bool(clients) and self._hosted_together(clients)
-            if (reason := self.admission.refusal(node, clients)) and not is_known:
+            reason = self.admission.refusal(node, clients)
+            if reason and frozenset(clients) not in together:
                 refused[node] = reason
             elif not self.refusal(answer):  # else it has no claim, and is told why as it enrols
                 claims[node] = clients
@@ -202,13 +201,12 @@ class Membership:
             {node: local for node, local in claims.items() if node not in refused}, connected
         )
 
-    def _hosted_together(self, clients: list[int]) -> bool:
-        """Say whether clients are all of those that one SuperNode was taken with."""
-        before = {self.bound.get(client) for client in clients}
-        if len(before) != 1 or None in before:
-            return False
-        (node,) = before
-        return clients == sorted(client for client, at in self.bound.items() if at == node)
+    def _together(self) -> set[frozenset[int]]:
+        """Return which clients one SuperNode each was taken with; a newcomers' list differs."""
+        by_node = dict[int, set[int]]()
+        for client, node in self.bound.items():
+            by_node.setdefault(node, set()).add(client)
+        return set(map(frozenset, by_node.values()))
 
     def _too_many(
         self, claims: Mapping[int, list[int]], connected: Collection[int]
