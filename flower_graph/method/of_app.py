@@ -96,15 +96,19 @@ def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> N
     data, how = config.data, f"its node config has {DATA_FOLDER}, {DATA_ROOT}, or {DATA}"
     if data.root is not None and not named_here:
         raise _no_path("data.root", data.root, how)
-    for key, name in (("data.name", data.name), ("data.add", getattr(data, "add", None))):
-        if name and permits.data is not None and not permits.allows_data(name):
-            words = f"{key}: {brief(name)}: is not among the {DATA} that this SuperNode may read"
-            raise RefusedError(words)
-        if not name or permits.data is not None:
-            continue
-        is_path = file_path(name) or folder_path(name) or not NAMED.fullmatch(name)
-        if is_path or key == "data.add":
-            raise _no_path(key, name, how)
+    added = getattr(data, "add", None)
+    if permits.data is not None:
+        named = {"data.name": data.name} | ({"data.add": added} if added else {})
+        for key, name in named.items():
+            if not permits.allows_data(name):
+                words = "is not among the data that this SuperNode may read"
+                raise RefusedError(f"{key}: {brief(name)}: {words}")
+        return
+    is_path = file_path(data.name) is not None or folder_path(data.name) is not None
+    if is_path or not NAMED.fullmatch(data.name):
+        raise _no_path("data.name", data.name, how)
+    if added:
+        raise _no_path("data.add", added, how)
 
 
 def _no_path(key: str, value: str, instead: str) -> ConfigError:

@@ -131,11 +131,8 @@ class Permits:
             (key, floor) for key, floor in zip(KEYS, floors, strict=False) if floor is not None
         )
         if privacy.epsilon is None or not privacy.is_local:
-            why = (
-                "has no budget (privacy.epsilon=null)"
-                if not privacy.is_on
-                else ("leaves the noise to the server (privacy.form=central)")
-            )
+            server = "leaves the noise to the server (privacy.form=central)"
+            why = server if privacy.is_on else "has no budget (privacy.epsilon=null)"
             raise _refused(key, floor, f"this run {why}")
         if self.most_epsilon is not None and privacy.epsilon > self.most_epsilon:
             why = f"this run has privacy.epsilon={privacy.epsilon:g}"
