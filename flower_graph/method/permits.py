@@ -20,6 +20,14 @@ from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, RefusedError, brief
 from flower_graph.method.trust import TrustSection
 from flower_graph.privacy.accountant import multiplier_of
+from flower_graph.secure.align.limits import (
+    HOLDERS,
+    LEAST_HOLDERS,
+    MOST_POINTS,
+    OF_NODE,
+    least_holders,
+    most_points,
+)
 from flower_graph.secure.parties.trust import TRUST
 from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
 
@@ -27,7 +35,8 @@ __all__ = ["Permits"]
 
 MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip"
 ALLOW_TRUST, DATA = "allow-trust", "data"
-KEYS = (MOST_EPSILON, LEAST_NOISE, MOST_CLIP, LEAST_CLIENTS, ALLOW_TRUST, DATA)
+NOISE = (MOST_EPSILON, LEAST_NOISE, MOST_CLIP)
+KEYS = (*NOISE, LEAST_CLIENTS, HOLDERS, OF_NODE, ALLOW_TRUST, DATA)
 # How keys begin that can be nothing but a misspelt floor
 FLOORS = ("least-", "most-", "allow-")
 PLAIN = "plain"  # the server reads what each SuperNode sends
@@ -49,6 +58,11 @@ class Permits:
         ``most-clip``: the longest vector that a client sends before the noise.
     least_clients : int or None
         ``least-clients``: the fewest clients in a sum; no vector leaves outside a masked sum then.
+    least_holders : int
+        ``least-holders``: how many clients must hold a node whose embeddings are summed.
+    most_points : int
+        ``most-points``: points of one SuperNode that this one multiplies as a key-holder, where
+        the server is not trusted.
     allow_trust : tuple of str
         ``allow-trust``: what the server may be, of ``plain`` (it reads what each sends),
         ``semi-honest`` (masked sums, by a server that follows the protocol) and
@@ -62,6 +76,8 @@ class Permits:
     least_noise: float | None = None
     most_clip: float | None = None
     least_clients: int | None = None
+    least_holders: int = LEAST_HOLDERS
+    most_points: int = MOST_POINTS
     allow_trust: tuple[str, ...] = FORMS
     data: tuple[str, ...] | None = None
 
@@ -82,6 +98,8 @@ class Permits:
             least_noise=_number(node_config, LEAST_NOISE),
             most_clip=_number(node_config, MOST_CLIP),
             least_clients=least_clients(node_config) if LEAST_CLIENTS in node_config else None,
+            least_holders=least_holders(node_config),
+            most_points=most_points(node_config),
             allow_trust=FORMS if trust is None else trust,
             data=_words(node_config, DATA),
         )
@@ -95,14 +113,17 @@ class Permits:
             The run, as the server asks for it.
         """
         self._check_noise(config)
-        form = PLAIN
-        if config.masks_sums and isinstance(config.strategy, TrustSection):
-            form = config.strategy.trust
+        form, how = PLAIN, config.strategy
+        if config.masks_sums and isinstance(how, TrustSection):
+            form = how.trust
         if form not in self.allow_trust:
             raise _refused(ALLOW_TRUST, ",".join(self.allow_trust), f"this run is {form}")
         if self.least_clients is not None and form == PLAIN:
             why = "in this run the server reads what each SuperNode sends"
             raise _refused(LEAST_CLIENTS, self.least_clients, why)
+        if isinstance(how, TrustSection) and how.least_holders < self.least_holders:
+            why = f"this run has strategy.least_holders={how.least_holders}"
+            raise _refused(HOLDERS, self.least_holders, why)
 
     def lines(self) -> list[str]:
         """Say in words what is permitted, a line for each key."""
@@ -116,6 +137,8 @@ class Permits:
             key: "any" if floor is None else words.format(floor)
             for key, (floor, words) in noise.items()
         }
+        said[HOLDERS] = f"sums over nodes that at least {self.least_holders} clients hold"
+        said[OF_NODE] = f"as key-holder at most {self.most_points} points of one SuperNode"
         said[ALLOW_TRUST] = ", ".join(self.allow_trust)
         said[DATA] = (
             "no path of the run's and no download" if self.data is None else ", ".join(self.data)
@@ -128,7 +151,7 @@ class Permits:
             return
         privacy = config.privacy
         key, floor = next(
-            (key, floor) for key, floor in zip(KEYS, floors, strict=False) if floor is not None
+            (key, floor) for key, floor in zip(NOISE, floors, strict=True) if floor is not None
         )
         if privacy.epsilon is None or not privacy.is_local:
             server = "leaves the noise to the server (privacy.form=central)"

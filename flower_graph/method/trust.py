@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Self
 
 from flower_graph.config.common import StrategySection
-from flower_graph.config.rules import choice
+from flower_graph.config.rules import at_least, choice
 from flower_graph.config.schema import setting
 from flower_graph.errors import ConfigError
+from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER, SEMI_HONEST, TRUST
 
 
@@ -29,6 +30,12 @@ class TrustSection(StrategySection):
         help="file of the registered keys at the server, `malicious-server` only; null: throw-away "
         "keys, for SuperNodes on the server's own machine",
     )
+    least_holders: int = setting(
+        LEAST_HOLDERS,
+        at_least(LEAST_HOLDERS),
+        help="clients that must hold a node whose embeddings are summed; of two each learns the "
+        "other's",
+    )
 
     @property
     def distrusts(self) -> bool:
@@ -45,6 +52,14 @@ class TrustSection(StrategySection):
         if not self.distrusts or self.registry is not None:
             return self
         return replace(self, registry=str(make()))
+
+    def refuse_holders(self, alignment: str, choosing: str) -> None:
+        """Refuse to ask for more holders of a slot in an alignment that does not choose by them."""
+        if self.least_holders > LEAST_HOLDERS and alignment != choosing:
+            raise ConfigError(
+                f"strategy.least_holders: {self.least_holders} needs strategy.alignment="
+                f"{choosing}; {alignment} takes whatever {LEAST_HOLDERS} clients hold"
+            )
 
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
         """Refuse settings by which a server that deviates could read clients: keys and why."""

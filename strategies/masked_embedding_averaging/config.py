@@ -23,6 +23,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import TrustSection
+from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 APP = "fedscem"
@@ -112,13 +113,21 @@ class StrategyConfig(RobustSection, TrustSection):
     )
     dropout: float = setting(0.3, BORNE, help="share of the clients that may vanish in a round")
     block_cap: int = setting(
-        1 << 14, at_least(16), help="points of a client's block in the blinded alignment, at most"
+        MOST_BLOCK,
+        at_least(16),
+        help="points of a client's block in the blinded alignment, at most",
+    )
+    most_points: int = setting(
+        MOST_POINTS,
+        at_least(16),
+        help="points of one SuperNode's clients in the blinded alignment, at most",
     )
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         self.refuse_robust(self.name, NOT_ROBUST)
         self.refuse_trust(self._readable())
+        self.refuse_holders(self.alignment, "psi")
         good = 0 < self.resolution <= self.limit
         allowed = f"above 0 and at most {self.limit} (strategy.limit)"
         require(good, "strategy.resolution", self.resolution, allowed)

@@ -9,7 +9,8 @@ from typing import NamedTuple, TypeVar
 from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.align.blinded import MAX_CLIENTS, MOST_POINTS
+from flower_graph.secure.align.blinded import MAX_CLIENTS
+from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
@@ -41,7 +42,11 @@ class EgoMembership(Membership):
     """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
 
     def __init__(
-        self, settings: EgoSettings, alignment: str, sums: SumServer, block_cap: int = MOST_POINTS
+        self,
+        settings: EgoSettings,
+        alignment: str,
+        sums: SumServer,
+        limits: Limits | None = None,
     ) -> None:
         super().__init__()
         self.settings, self.alignment, self.sums = settings, alignment, sums
@@ -49,9 +54,9 @@ class EgoMembership(Membership):
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
             self.alignment = VERIFIED
-            self.aligner = VerifiedAlignmentServer(sums.run_id, self.parties.registry, block_cap)
+            self.aligner = VerifiedAlignmentServer(sums.run_id, self.parties.registry, limits)
         elif alignment == "psi":
-            self.aligner = AlignmentServer(block_cap)
+            self.aligner = AlignmentServer(limits)
         elif alignment == "polynomial":
             self.aligner = PolynomialAlignmentServer()
         else:  # idle where nothing is shared

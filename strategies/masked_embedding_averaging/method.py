@@ -69,7 +69,7 @@ SERVERS: dict[str, Callable[..., Server]] = {
 # The settings that its strategy has, and no baseline
 OF_FEDSCEM = (
     *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout", "block_cap"),
+    *("limit", "resolution", "dropout", "block_cap", "most_points", "least_holders"),
 )
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7

@@ -22,7 +22,7 @@ from flwr.app import RecordDict
 
 from flower_graph.errors import AlignmentError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
-from flower_graph.secure.align.blinded import MOST_POINTS
+from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.ring import Ring
@@ -66,14 +66,15 @@ class EgoSession(Session):
         limit: float,
         resolution: float,
         dropout: float,
-        block_cap: int = MOST_POINTS,
+        limits: Limits,
         registry: Path | str | None = None,
         **more: Any,
     ) -> None:
         server = SumServer(dropout=dropout)
         if registry is not None:
-            server = PartySums(registry, dropout=dropout, block_cap=block_cap)
-        members = EgoMembership(settings, alignment, server, block_cap)
+            work = {"block_cap": limits.block_cap, "most_points": limits.most_points}
+            server = PartySums(registry, dropout=dropout, **work)
+        members = EgoMembership(settings, alignment, server, limits)
         super().__init__(members, seed=settings.seed, **more)
         self.min_nodes = max(server.fewest_nodes, self.min_nodes)
         self.sums = SumStages(

@@ -46,7 +46,7 @@ from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.align.blinded import MOST_POINTS
+from flower_graph.secure.align.limits import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS, Limits
 from flower_graph.secure.sum.stages import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
@@ -95,6 +95,11 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
     block_cap : int
         Most points of a client's block in the alignment ``"psi"``: the power of two above the
         number of its identities. A client with more is left out.
+    most_points : int
+        Most points of all clients of one SuperNode; those with which there are more are left out.
+    least_holders : int
+        How many clients must hold a node whose embeddings are summed; 2 or more, above 2 with the
+        alignments ``"psi"`` and ``"plain"``.
     registry : Path or str, optional
         File of the SuperNodes' registered keys, for clients that do not trust the server (their
         ``trust``): masked sums and ``"psi"`` with proofs, from five SuperNodes on.
@@ -124,7 +129,9 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         limit: float = 32.0,
         resolution: float = 2.0**-12,
         dropout: float = 0.3,
-        block_cap: int = MOST_POINTS,
+        block_cap: int = MOST_BLOCK,
+        most_points: int = MOST_POINTS,
+        least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
         **more: object,
     ) -> None:
@@ -149,7 +156,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
                 limit=limit,
                 resolution=resolution if model_sharing == "none" else min(resolution, FINE),
                 dropout=dropout,
-                block_cap=block_cap,
+                limits=Limits(block_cap, most_points, least_holders),
                 registry=registry,
                 **more,
             )

@@ -20,6 +20,7 @@ from typing import Annotated
 import numpy as np
 
 from flower_graph.errors import RefusedError
+from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.channel import framed, rows_of
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
 from flower_graph.secure.parties.registry import Registry
@@ -68,14 +69,16 @@ def fewest_parties(parties: int) -> int:
     return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
 
 
-def agreed_nodes(held: Mapping[int, Mapping[int, IntArray]]) -> IntArray:
+def agreed_nodes(
+    held: Mapping[int, Mapping[int, IntArray]], least: int = LEAST_HOLDERS
+) -> IntArray:
     """Choose the nodes of the sums: those with enough holders, ascending ids."""
-    # held: by party and client
+    # held: by party and client; least: SuperNodes that must hold a node whatever else is so
     each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
     if not each:
         return np.zeros(0, np.int64)
     nodes, counts = np.unique(np.concatenate(each), return_counts=True)
-    return nodes[counts >= fewest_parties(len(each))]
+    return nodes[counts >= max(least, fewest_parties(len(each)))]
 
 
 def digests_of(rows: FloatArray) -> Bytes:
@@ -208,6 +211,7 @@ def check_layout(
     run_id: int,
     parties: Collection[int],
     own: Mapping[int, IntArray],
+    least: int = LEAST_HOLDERS,
 ) -> IntArray:
     """Work out the nodes of a sum of these parties; refuse claims by which it would hide less."""
     count = len(parties)
@@ -223,7 +227,7 @@ def check_layout(
     local = held[trust.identity.party]
     if local.keys() != own.keys() or not all(np.array_equal(local[c], own[c]) for c in own):
         raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
-    return agreed_nodes(held)
+    return agreed_nodes(held, least)
 
 
 def _parts(run_id: int, held: Mapping[int, IntArray]) -> list[bytes]:

@@ -154,6 +154,7 @@ class StrategyConfig(TrustSection):
             "alignment": (self.alignment != SECURE, "every embedding would be in the clear"),
         }
         self.refuse_trust({key: why for key, (is_so, why) in found.items() if is_so})
+        self.refuse_holders(self.alignment, SECURE)
 
 
 @dataclass

@@ -87,7 +87,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
             return LocalEmbedding(participation=how.participation, **shared)
         if how.alignment == SECURE:
             shared |= {"rotations_only": how.rotations_only, "registry": how.registry}
-            return SecureConsensus(**shared)
+            return SecureConsensus(least_holders=how.least_holders, **shared)
         return ProcrustesAlignment(
             alignment=how.alignment,
             rotations_only=how.rotations_only,
@@ -108,7 +108,10 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
             where |= {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
         if config.strategy.name != LOCAL and config.strategy.alignment == SECURE:
             trust = trust_of(context) if config.strategy.distrusts else None
-            return SecureConsensusClient(context, members, trust=trust, **where)
+            least = config.strategy.least_holders
+            return SecureConsensusClient(
+                context, members, trust=trust, least_holders=least, **where
+            )
         return PublicNodeClient(context, members, **where)
 
     def hosted(

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
+from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.sum.results import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
@@ -100,6 +101,8 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         Where and every how many rounds to save everything but keys; 0 for never.
     registry : Path or str, optional
         The file of the SuperNodes' keys, where clients do not trust the server.
+    least_holders : int
+        How many clients, or SuperNodes with keys, must hold a node that is in a sum; 2 or more.
     """
 
     idle = NOT_READY  # all are asked that can be in the sum
@@ -117,6 +120,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
         registry: Path | str | None = None,
+        least_holders: int = LEAST_HOLDERS,
     ) -> None:
         super().__init__(
             alignment=CONSENSUS,
@@ -127,7 +131,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             checkpoint_every=checkpoint_every,
         )
         self._ring: dict[str, Any] = {"limit": limit, "resolution": resolution}
-        self.mean = CommonMean(dropout)
+        self.mean, self._least = CommonMean(dropout), least_holders
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
         self._measured = dict[str, float]()
@@ -175,15 +179,17 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         """Choose the nodes of a sum for these clients; give what shows clients that all do."""
         dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
         if signed is None:
-            nodes, fewest = common_nodes(ids, ready, dropout), fewest_holders(len(ready), dropout)
+            fewest = fewest_holders(len(ready), dropout, self._least)
+            nodes = common_nodes(ids, ready, fewest)
             if len(ready) > 1:
                 require_nodes(nodes, fewest, f"{len(ready)} clients")
             return nodes, None
         assert self._parties is not None
         held = signed.of(self._parties.members)
-        nodes = agreed_nodes(held) if held else self.mean.nodes
+        nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
         if held:
-            require_nodes(nodes, fewest_parties(len(held)), f"{len(held)} SuperNodes")
+            fewest = max(self._least, fewest_parties(len(held)))
+            require_nodes(nodes, fewest, f"{len(held)} SuperNodes")
         return nodes, Claims.of(held, signed.signatures)
 
     def read(self, node: int, content: RecordDict) -> PublicReply:

@@ -22,6 +22,7 @@ from flower_graph.client.state import Tensors
 from flower_graph.errors import RefusedError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
+from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.masking_client import MaskingParty
@@ -73,6 +74,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         The clients; their embedding models are those of ``PublicNodeClient``.
     trust : TrustSettings, optional
         The SuperNode's own key and whom it trusts, where that is not the server.
+    least_holders : int
+        How many SuperNodes must hold a node that is in a sum, where the server is not trusted.
     **folders : Path, optional
         ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
         Checkpoints have the rotations too, and never keys.
@@ -84,10 +87,12 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         members: Sequence[EmbeddingClient],
         *,
         trust: TrustSettings | None = None,
+        least_holders: int = LEAST_HOLDERS,
         **folders: Path | None,
     ) -> None:
         super().__init__(context, members, **folders)
         MaskingParty.__init__(self, context, list(self.members), trust)
+        self._least = least_holders
 
     def enrolment(self) -> EmbeddingEnrolment:
         """Say who is here and what each can share, signed where the server is not trusted."""
@@ -153,7 +158,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         """Name what is where in the sum and what all turn to, once it is what they can agree on."""
         assert self.trust is not None
         claims, parties = Claims.from_config(config), self.keys().epoch.parties.tolist()
-        nodes = check_layout(claims, self.trust, self.context.run_id, parties, self.public)
+        run = self.context.run_id
+        nodes = check_layout(claims, self.trust, run, parties, self.public, self._least)
         for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
             if not np.array_equal(slots, find_slots(ids, nodes)):
                 raise RefusedError("the server lays public nodes elsewhere than their holders do")

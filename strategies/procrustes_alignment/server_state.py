@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.procrustes_alignment.claims import SignedClaims
 from flower_graph.strategies.procrustes_alignment.messages import (
@@ -174,21 +175,21 @@ class CommonMean:
         self.made = int(state["made"])
 
 
-def fewest_holders(clients: int, dropout: float) -> int:
-    """Say how many clients must hold a node for its sum to be asked for."""
+def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
+    """Say how many clients must hold a node for its sum to be asked for; `least` in any case."""
     # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
     # are in the sum of every node then, however unlucky: no row is one client's alone.
-    return 2 + math.floor(dropout * clients)
+    return max(least, 2 + math.floor(dropout * clients))
 
 
-def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], dropout: float) -> IntArray:
-    """Choose the nodes of a sum: those with enough holders among its clients, ascending ids."""
+def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], fewest: int) -> IntArray:
+    """Choose the nodes of a sum: those that so many of its clients hold, ascending ids."""
     if not clients:
         return np.zeros(0, np.int64)
     result, counts = np.unique(
         np.concatenate([ids[client] for client in clients]), return_counts=True
     )
-    return result[counts >= fewest_holders(len(clients), dropout)]
+    return result[counts >= fewest]
 
 
 def require_nodes(nodes: IntArray, fewest: int, of: str) -> None:

@@ -17,7 +17,6 @@ from flower_graph.errors import AlignmentError
 from flower_graph.secure.align import blinded, server
 from flower_graph.secure.align.blinded import (
     MAX_CLIENTS,
-    MOST_POINTS,
     BlindReply,
     BlindRequest,
     cells_for,
@@ -25,6 +24,7 @@ from flower_graph.secure.align.blinded import (
     peel,
 )
 from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.limits import MOST_BLOCK, Limits
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.align.trials import Trials
 from flower_graph.secure.channel import pieces
@@ -200,12 +200,29 @@ def test_a_huge_block_costs_its_client_alone() -> None:
     for node in (1, 2, 3):
         aligner.enroll(node, [node])
     for node, request in aligner.requests().items():
-        block = np.concatenate([small] * (2 * MOST_POINTS // 16)) if node == 3 else small
+        block = np.concatenate([small] * (2 * MOST_BLOCK // 16)) if node == 3 else small
         reply = BlindReply(request.epoch, request.clients, np.array([len(block)]), block)
         aligner.take(node, reply.to_config())
-    why = f"its block has {2 * MOST_POINTS} points, at most {MOST_POINTS} are taken"
+    why = f"its block has {2 * MOST_BLOCK} points, at most {MOST_BLOCK} are taken"
     assert aligner.blamed == [(3, why)]
     assert {len(request.points) for request in aligner.requests().values()} == {32}
+
+
+def test_points_above_a_supernodes_ceiling_cost_their_clients_alone() -> None:
+    """Of three blocks two are taken; who comes again with the third is left out again."""
+    aligner, block = AlignmentServer(Limits(most_points=32)), some_block()
+    nodes = {1: [1], 2: [2], 3: [30, 31, 32]}
+    for joining in (nodes, {3: [32]}):
+        for node, clients in joining.items():
+            aligner.enroll(node, clients)
+        for node, request in aligner.requests().items():
+            sizes = np.full(request.clients.size, 16)
+            points = np.concatenate([block] * sizes.size)
+            reply = BlindReply(request.epoch, request.clients, sizes, points)
+            aligner.take(node, reply.to_config())
+    assert [client for client, _ in aligner.blamed] == [32, 32]
+    assert all("48" in why and "32" in why for _, why in aligner.blamed)
+    assert {len(request.points) for request in aligner.requests().values()} == {4 * 16}
 
 
 def test_key_holders_are_asked_for_so_many_points_at_a_time(monkeypatch: Any) -> None:

@@ -127,6 +127,24 @@ def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
         world.server.take_binding(1000, reply)
 
 
+def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path):
+    """A key-holder multiplies all of them: its own ceiling stands, whatever the server lists."""
+    world = PartyWorld.make(6, tmp_path, points=16)
+    for party in world.parties.values():
+        party.trust = replace(party.trust, most_points=32)
+    greedy = world.parties[1000]
+    greedy.trust, greedy.points = replace(greedy.trust, most_points=64), {0: 16, 1: 32}
+    with pytest.raises(RefusedError, match=r"party 0 .*48.*32.*most-points"):
+        world.begin()
+    world = PartyWorld.make(6, tmp_path, points=16)
+    world.server._most_points = 32
+    world.parties[1000].points = {0: 16, 1: 32}
+    with pytest.raises(MalformedReplyError, match=r"party 0.*48"):
+        world.server.take_binding(1000, world.parties.pop(1000).bind())
+    world.begin()
+    assert world.server.epoch.parties.tolist() == [1, 2, 3, 4, 5]
+
+
 def test_a_graph_is_drawn_at_most_eight_times_a_run(world):
     for _ in range(MOST_LISTS):
         world.begin()

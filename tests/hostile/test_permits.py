@@ -38,6 +38,9 @@ REFUSED = [
     ("fedscem/cora-linqs", ("strategy.aggregation=plain",), {"allow-trust": "semi-honest"}),
     ("fedscem/cora-linqs", (), {"allow-trust": "malicious-server"}),
     ("ppfl/cora-linqs-gat", (), {"allow-trust": "semi-honest,malicious-server"}),
+    ("fedscem/cora-linqs", (), {"least-holders": 3}),
+    ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 4}),
+    ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"least-holders": 3}),
 ]  # fmt: skip
 
 
@@ -55,6 +58,8 @@ TAKEN = [
     ("nfedgnn/cora", (), {}),
     ("fedscem/cora-linqs", (), {"allow-trust": "semi-honest", "least-clients": 2}),
     ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"allow-trust": "semi-honest"}),
+    ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 3}),
+    ("nfedgnn/cora", (), {"least-holders": 3}),
 ]
 
 
@@ -81,6 +86,8 @@ def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]
     ({"most-clip": float("nan")}, "most-clip"), ({"least-noise": True}, "least-noise"),
     ({"least-clients": 2.5}, "least-clients"), ({"allow-trust": "everybody"}, "allow-trust"),
     ({"allow-trust": ""}, "allow-trust"), ({"data": 3}, "data"),
+    ({"least-holders": 1}, "least-holders"), ({"most-points": 0}, "most-points"),
+    ({"most-point": 9}, "most-points"), ({"least-holder": 3}, "least-holders"),
 ])  # fmt: skip
 def test_a_floor_that_cannot_be_read_is_an_error(node: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
@@ -154,11 +161,21 @@ def test_a_sum_of_too_few_clients_is_not_opened() -> None:
     assert least_clients({"least-clients": 4}) == 4 and least_clients({}) == 1
 
 
+@pytest.mark.parametrize("name,alignment", [
+    ("fedscem/cora-linqs", "plain"), ("fedscem/cora-linqs", "polynomial"),
+    ("ppfl/cora-linqs-gat", "pairs"),
+])  # fmt: skip
+def test_more_holders_are_asked_for_where_they_are_counted_alone(name: str, alignment: str) -> None:
+    with pytest.raises(ConfigError, match="least_holders"):
+        load_config(name, ("strategy.least_holders=3", f"strategy.alignment={alignment}"))
+
+
 def test_check_prints_what_a_node_permits(capsys: pytest.CaptureFixture[str]) -> None:
     node = 'most-epsilon=2 data="Cora"'
     assert main(["check", "--node", node]) == 0
     said = capsys.readouterr().out
     assert "most-epsilon" in said and "Cora" in said
+    assert "at least 2 clients" in said and str(1 << 18) in said
     assert main(["check", "nfedgnn/cora", "--node", node]) == 1
     assert "most-epsilon" in capsys.readouterr().out
     assert main(["check", "nfedgnn/cora", "privacy.epsilon=1", "--node", node]) == 0

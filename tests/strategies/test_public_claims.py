@@ -183,6 +183,9 @@ def test_nodes_are_counted_once_a_party() -> None:
     assert agreed_nodes(held).tolist() == [5, 7, 9]
     del held[5]  # five hold each by three at least
     assert agreed_nodes(held).tolist() == [7, 9]
+    assert agreed_nodes(held, least=4).tolist() == []
+    held[2] = {2: np.array([7, 9])}
+    assert agreed_nodes(held, least=4).tolist() == [9]
 
 
 HELD = {i: {i: np.array([10, 11, *([12] if i < 3 else []), 100 + i])} for i in range(6)}

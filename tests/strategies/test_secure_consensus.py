@@ -349,11 +349,11 @@ def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
 def test_nodes_with_enough_holders() -> None:
     ids = {c: np.array(own) for c, own in enumerate([[1, 2, 3], [2, 3], [3, 9, 2], [3, 1]])}
     # Of four clients one may be missing, so three must hold a node: 2 and 3.
-    assert fewest_holders(4, 0.3) == 3
-    assert common_nodes(ids, [0, 1, 2, 3], 0.3).tolist() == [2, 3]
-    assert common_nodes(ids, [0, 1, 2, 3], 0.0).tolist() == [1, 2, 3]
-    assert common_nodes(ids, [1, 2], 0.3).tolist() == [2, 3]
-    assert common_nodes(ids, [], 0.3).tolist() == []
+    assert fewest_holders(4, 0.3) == 3 and fewest_holders(2, 0.3, least=3) == 3
+    assert common_nodes(ids, [0, 1, 2, 3], 3).tolist() == [2, 3]
+    assert common_nodes(ids, [0, 1, 2, 3], 2).tolist() == [1, 2, 3]
+    assert common_nodes(ids, [1, 2], 2).tolist() == [2, 3]
+    assert common_nodes(ids, [], 2).tolist() == []
 
 
 @given(
@@ -366,7 +366,7 @@ def test_no_sum_is_ever_of_one_client_alone(owned, dropout, chance) -> None:
     m = len(owned)
     least = max(2, m - int(dropout * m + 1e-12))  # contributors without which a sum is skipped
     there = chance.sample(range(m), chance.randint(least, m))
-    for node in common_nodes(ids, range(m), dropout).tolist():
+    for node in common_nodes(ids, range(m), fewest_holders(m, dropout)).tolist():
         assert sum(node in ids[client] for client in there) >= 2
 
 

@@ -70,9 +70,6 @@ CELLS_PER_TOKEN, FURTHER_CELLS = 1.45, 128
 # Tables of that size are read in 11 passes at most (50,000 tokens). A crafted one, in which each
 # token lays bare one other, is given up instead of being followed to its end.
 MAX_PASSES = 24
-# Points of one client's block. It bounds the work that a client can give key-holders, and the
-# identities that it can try out.
-MOST_POINTS = 1 << 14
 EPOCH = Whole("align-epoch", "number of the alignment", least=1, most=(1 << 32) - 1)
 CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c", may_be_none=True)
 POINTS = Block("align-points", "blinded identities, or the products", shape=f"n {POINT}")

@@ -21,8 +21,8 @@ the next *epoch*.
 
 from __future__ import annotations
 
-import secrets
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from typing import Generic, TypeVar
@@ -32,7 +32,6 @@ import numpy as np
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.secure.align.blinded import (
     MAX_CLIENTS,
-    MOST_POINTS,
     POINT,
     TOKEN,
     BlindReply,
@@ -49,6 +48,8 @@ from flower_graph.secure.align.blinded import (
     order_tokens,
     peel,
 )
+from flower_graph.secure.align.draw import draw_holders
+from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.trials import Trials
 from flower_graph.wire.fields import split_rows
 
@@ -117,13 +118,14 @@ class AnyAlignmentServer(ABC, Generic[Request]):
 class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     """Leads all clients to one order of the identities that at least two of them hold."""
 
-    def __init__(self, most_points: int = MOST_POINTS) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
         super().__init__()
         self.epoch = 1
-        self._most_points = most_points  # of a client's block
+        self._limits = limits or Limits()
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
         self._blinded: dict[int, Bytes2D] = {}  # clients that wait for the key-holders
         self._evaluated: dict[int, Bytes2D] = {}  # clients that wait for the union
+        self._points = Counter[int]()  # of every SuperNode, as blocks come in
         self._sizes: dict[int, int] = {}  # points of every client whose tokens are in the union
         self._holders: list[int] = []
         self._dropped: set[int] = set()  # clients that failed as key-holders
@@ -214,7 +216,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._sizes[client] = len(block)
             elif block is not None:
                 self._leave_out(client, NO_PART)
-        self._order = order_tokens(self._order, *union)
+        self._order = order_tokens(self._order, *union, self._limits.least_holders)
         if self._trials is not None:
             self._trials.succeeded(self._by_node(self._able))
         self._end_trials("")
@@ -289,6 +291,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     def _next_stage(self) -> dict[int, BlindRequest | EvaluateRequest]:
         if not self._pending:
             return dict(self._evaluate_requests()) if self._blinded else {}
+        self._points = self._brought()
         return {
             node: BlindRequest(self.epoch, np.array(clients, np.int64))
             for node, clients in self._by_node(self._pending).items()
@@ -307,14 +310,23 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     def _take_blind(self, reply: BlindReply) -> None:
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
-            if len(block) > self._most_points:
-                why = f"its block has {len(block)} points, at most {self._most_points} are taken"
+            node = self._node[client]
+            if why := self._limits.fault(len(block), self._points[node]):
                 self._leave_out(client, why)
             elif wrong := invalid_points(block):
                 self._leave_out(client, f"its point {wrong[0]} is not in the group")
             else:
                 del self._pending[client]
                 self._blinded[client] = block
+                self._points[node] += len(block)
+
+    def _brought(self) -> Counter[int]:
+        """Count the points that the clients of each SuperNode have brought."""
+        brought = Counter[int]()
+        for client, node in self._node.items():
+            block = self._blinded.get(client, self._evaluated.get(client, ()))
+            brought[node] += self._sizes.get(client, len(block))
+        return brought
 
     def _evaluate_requests(self) -> dict[int, EvaluateRequest]:
         """Ask the key-holders that have not answered yet."""
@@ -375,19 +387,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
 
     def _choose(self, count: int) -> list[int]:
         """Draw further key-holders, on machines of their own as far as there are any."""
-        draw = secrets.SystemRandom()
         free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
-        nodes = sorted({self._node[client] for client in free})
-        draw.shuffle(free)
-        draw.shuffle(nodes)  # by SuperNode: who hosts more clients is not likelier
-        rank = {node: number for number, node in enumerate(nodes)}
-        drawn = sorted(free, key=lambda client: rank[self._node[client]])
-        chosen: list[int] = []
-        while drawn and len(chosen) < count:
-            taken = {self._node[client] for client in (*self._holders, *chosen)}
-            best = next((c for c in drawn if self._node[c] not in taken), drawn[0])
-            drawn.remove(best)
-            chosen.append(best)
+        chosen = draw_holders(free, self._holders, self._node, count)
         enough = min(FEWEST_HOLDERS, len(self._node))
         if len(self._holders) + len(chosen) < enough:
             raise AlignmentError(

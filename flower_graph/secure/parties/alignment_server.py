@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
-from flower_graph.secure.align.blinded import MOST_POINTS, POINT, BlindRequest, Bytes2D, Words
+from flower_graph.secure.align.blinded import POINT, BlindRequest, Bytes2D, Words
+from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import KEY_HOLDERS, NO_PART, AlignmentServer
 from flower_graph.secure.channel import pieces, rows_of
 from flower_graph.secure.parties.alignment import (
@@ -33,8 +34,8 @@ MOST_FAILED = 2  # unions in a row that too few took part in
 class VerifiedAlignmentServer(AlignmentServer):
     """Leads the verifiable alignment: it forwards what key-holders answer, and adds nothing up."""
 
-    def __init__(self, run_id: bytes, registry: Registry, most_points: int = MOST_POINTS) -> None:
-        super().__init__(most_points)
+    def __init__(self, run_id: bytes, registry: Registry, limits: Limits | None = None) -> None:
+        super().__init__(limits)
         self._run_id, self._registry = run_id, registry
         self._draw: list[int] = []
         self._failed = 0  # unions in a row

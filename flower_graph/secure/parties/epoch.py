@@ -204,6 +204,21 @@ def check_declared(
         raise RefusedError("the points that our clients are to bring are not as we declared them")
 
 
+def check_work(
+    declared: Integers, granted: Mapping[int, Sequence[range]], most_points: int
+) -> None:
+    """Refuse declared points of one party that are more work than a key-holder does for it."""
+    # granted: by party the clients that it may speak for
+    ends = np.concatenate([[0], declared[:, 1].cumsum()])
+    for party, parts in granted.items():
+        bounds = [np.searchsorted(declared[:, 0], (part.start, part.stop)) for part in parts]
+        if (points := int(sum(ends[last] - ends[first] for first, last in bounds))) > most_points:
+            raise RefusedError(
+                f"party {party} is to bring {points} points to an alignment; here {most_points} of "
+                "one SuperNode are taken (most-points)"
+            )
+
+
 def read_head(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Read what a list of commitments and an epoch have alike."""
     number, minimum = arrays[f"{name}/whole"].tolist()

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from flower_graph.errors import ConfigError, IdentityError
+from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS, most_points
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
 from flower_graph.secure.parties.registry import Registry, signed_bytes
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
@@ -32,7 +33,6 @@ IDENTITY_KEY, REGISTRY, BLOCK_CAP = "identity-key", "registry", "block-cap"
 MINIMUM, CORRUPT, RUNS = "trust-minimum", "trust-corrupt", "trust-runs"
 SETTINGS = (IDENTITY_KEY, REGISTRY, MINIMUM, CORRUPT, RUNS, BLOCK_CAP)
 MOST_BEGUN = 24  # times a day that a party begins anew, unless trust-runs says otherwise
-MOST_BLOCK = 1 << 14  # points of a client in an alignment, unless block-cap says otherwise
 
 
 def new_identity(path: Path) -> bytes:
@@ -229,6 +229,8 @@ class TrustSettings:
         ``trust-runs``: how often in 24 hours its sums may begin anew; 24.
     run : bytes
         The run that it is asked in: Flower's number of it.
+    most_points : int
+        ``most-points``: the most points that one SuperNode's clients may bring together.
     """
 
     identity: Identity
@@ -239,6 +241,7 @@ class TrustSettings:
     journal: Path
     runs: int
     run: bytes
+    most_points: int = MOST_POINTS
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run: int) -> TrustSettings | None:
@@ -282,8 +285,8 @@ class TrustSettings:
         cap = _number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
         journal = key_file.with_name(key_file.name + ".journal")
         runs = _number(given, RUNS, MOST_BEGUN, 1, 2**31)
-        named = str(run).encode()
-        return cls(identity, registry, minimum, float(corrupt), cap, journal, runs, named)
+        named, together = str(run).encode(), most_points(node_config)
+        return cls(identity, registry, minimum, float(corrupt), cap, journal, runs, named, together)
 
 
 def _number(given: Mapping[str, object], key: str, default: int, low: int, high: int) -> int:

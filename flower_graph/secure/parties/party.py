@@ -26,6 +26,7 @@ from flower_graph.secure.parties.epoch import (
     Epoch,
     check_declared,
     check_list,
+    check_work,
     commit,
     read_head,
 )
@@ -137,6 +138,9 @@ class PartyClient:
         active = self.trust.registry.active
         if strangers := sorted(set(request.parties.tolist()) - set(active)):
             raise RefusedError(f"party {strangers[0]} is revoked or not in the registry")
+        registered = self.trust.registry.parties
+        granted = {one: registered[one].clients for one in request.parties.tolist()}
+        check_work(request.declared, granted, self.trust.most_points)
         # On the disk before the seed leaves: neither another epoch's run nor a state that is put
         # back gives more draws.
         Journal(self.trust.journal).answer_list(MOST_LISTS, self.trust.runs, self.trust.run)

@@ -12,9 +12,10 @@ from collections.abc import Collection
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
+from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.epoch import MASKS, Epoch, commit, fewest_in_a_sum
-from flower_graph.secure.parties.identity import MOST_BLOCK, SIGNATURE_BYTES, Binding
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Binding
 from flower_graph.secure.parties.messages import (
     BindReply,
     EpochReply,
@@ -73,6 +74,7 @@ class PartyServer:
         dropout: float = 0.3,
         corrupt: float = 0.1,
         block_cap: int = MOST_BLOCK,
+        most_points: int = MOST_POINTS,
     ) -> None:
         for name, share in (("dropout", dropout), ("corrupt", corrupt)):
             if not 0 <= share < 0.5:
@@ -81,7 +83,8 @@ class PartyServer:
         if (active := len(registry.active)) < registry.minimum:
             raise ValueError(f"the registry has {active} parties, a sum needs {registry.minimum}")
         self.registry, self.dropout, self.corrupt = registry, dropout, corrupt
-        self._block_cap = block_cap  # as TrustSettings has it, unless all have another
+        # As TrustSettings has them, unless all have others
+        self._block_cap, self._most_points = block_cap, most_points
         self.run_id = os.urandom(RUN_BYTES)
         self.blamed: list[Reason] = []  # their clients are numbers of parties
         self.excluded: set[int] = set()
@@ -124,6 +127,11 @@ class PartyServer:
             binding.verify(self.registry, reply.signature.tobytes(), self._block_cap)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
+        if sum(blocks) > self._most_points:
+            raise MalformedReplyError(
+                f"party {reply.party}: declares {sum(blocks)} points in all, at most "
+                f"{self._most_points} are taken of one SuperNode"
+            )
         return binding
 
     def take_binding(self, node: int, reply: BindReply) -> None:

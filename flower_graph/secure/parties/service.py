@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from flower_graph.errors import IdentityError, MalformedReplyError, one_line
+from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
 from flower_graph.secure.parties.epoch import MOST_LISTS, Epoch
-from flower_graph.secure.parties.identity import MOST_BLOCK, TrustSettings
+from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import (
     BindReply,
     BindRequest,
@@ -65,6 +66,8 @@ class PartySums(SumServer):
         Shares of the parties that may vanish during a sum, and that may collude with the server.
     block_cap : int
         Most points that a client may declare for an alignment, where the caller has one.
+    most_points : int
+        Most points that the clients of one SuperNode may declare together.
 
     Raises
     ------
@@ -85,11 +88,16 @@ class PartySums(SumServer):
         dropout: float = 0.3,
         corrupt: float = 0.1,
         block_cap: int = MOST_BLOCK,
+        most_points: int = MOST_POINTS,
     ) -> None:
         super().__init__(dropout=dropout, corrupt=corrupt)
         self._registry_file = registry
         self._protocol = PartyServer(
-            Registry.read(registry), dropout=dropout, corrupt=corrupt, block_cap=block_cap
+            Registry.read(registry),
+            dropout=dropout,
+            corrupt=corrupt,
+            block_cap=block_cap,
+            most_points=most_points,
         )
         self.run_id = self._protocol.run_id  # bindings name it
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry

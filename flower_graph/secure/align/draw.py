@@ -1,0 +1,25 @@
+"""Who holds shares of the key: clients drawn by the operating system's chance."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+
+
+def draw_holders(
+    free: Iterable[int], holders: Sequence[int], node_of: Mapping[int, int], count: int
+) -> list[int]:
+    """Draw further key-holders, on machines of their own as far as there are any."""
+    draw, left = secrets.SystemRandom(), list(free)
+    nodes = sorted({node_of[client] for client in left})
+    draw.shuffle(left)
+    draw.shuffle(nodes)  # by SuperNode: who hosts more clients is not likelier
+    rank = {node: number for number, node in enumerate(nodes)}
+    drawn = sorted(left, key=lambda client: rank[node_of[client]])
+    chosen: list[int] = []
+    while drawn and len(chosen) < count:
+        taken = {node_of[client] for client in (*holders, *chosen)}
+        best = next((c for c in drawn if node_of[c] not in taken), drawn[0])
+        drawn.remove(best)
+        chosen.append(best)
+    return chosen
