@@ -6,7 +6,7 @@ import os
 import secrets
 import signal
 import sys
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -146,9 +146,15 @@ VARIANTS = {
 ALL = METHODS | VARIANTS
 
 
-def tried(names: Iterable[str], fast: Iterable[str] = ("nfedgnn", "fedgls")) -> list[Any]:
-    """Give a test's parameters; `make test` has one method with rounds of its own and one mean."""
-    return [pytest.param(n, marks=() if n in fast else pytest.mark.slow) for n in names]
+def tried(names: Iterable[str], fast: Collection[str] = ("nfedgnn",)) -> list[Any]:
+    """Give a test's parameters: `make test` has one, CI all methods, a release all variants."""
+
+    def suite(name: str) -> tuple[pytest.MarkDecorator, ...]:
+        if name in fast:
+            return ()
+        return (pytest.mark.slow if name in METHODS else pytest.mark.release,)
+
+    return [pytest.param(name, marks=suite(name)) for name in names]
 
 
 EVERY = tried(ALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import logging
 import re
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "existing-app.md"
 VARIANTS = ("with_fedgls", "with_fedscem", "with_nfedgnn", "with_ppfl")
+FAST, LONG = "with_fedscem", (5, 20)
 # What a variant may change besides the two apps, and how many lines at most
 CHANGED = {
     "with_fedgls": {"task.py"},
@@ -66,8 +68,13 @@ def on_the_page(name: str) -> list[float]:
     return [float(row[head.index(name)]) for row in cells]
 
 
-@pytest.mark.parametrize(("supernodes", "rounds"), [(2, 3), (5, 20)])
-@pytest.mark.parametrize("name", ["existing_app", *VARIANTS])
+@pytest.mark.parametrize(
+    ("name", "supernodes", "rounds"),
+    [
+        pytest.param(name, *size, marks=[pytest.mark.release] * (size == LONG and name != FAST))
+        for name, size in itertools.product(["existing_app", *VARIANTS], [(2, 3), LONG])
+    ],
+)
 def test_each_runs_with_every_client_in_every_round_and_says_what_federation_gives(
     name: str,
     supernodes: int,

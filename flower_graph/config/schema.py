@@ -23,7 +23,7 @@ import types
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
 from flower_graph.config.rules import Rule
@@ -140,6 +140,8 @@ def _leaves(settings: object, prefix: str) -> Iterator[Setting]:
             yield Setting(key, _words(hint), default, about.get(_RULES, ()), about.get(_HELP, ""))
 
 
+# Cached: resolving the types takes longer than all else, and a table loads hundreds of configs.
+@cache
 def _fields(schema: type) -> list[tuple[str, object, Mapping[str, Any]]]:
     """Give name, type, and rules and meaning of each field."""
     hints = get_type_hints(schema)

@@ -12,7 +12,9 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from itertools import takewhile
@@ -96,9 +98,9 @@ def load_config(
                 _refuse_interpolation(settings, f" (in {source})" * bool(source))
     layers = [*_foreign(layers, runs, given, trust), *given]
     schema = _schema((settings for settings, _ in layers), allowed)
-    tree = OmegaConf.structured(schema)
+    tree, known = deepcopy(_defaults(schema)), known_keys(schema)
     for settings, where in layers:
-        _lay_over(tree, settings, known_keys(schema), where)
+        _lay_over(tree, settings, known, where)
     try:
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:  # an interpolation `${...}` that leads nowhere
@@ -107,6 +109,13 @@ def load_config(
     assert isinstance(config, RunConfig)
     config.validate()
     return config
+
+
+# Cached: it takes six times as long as a copy of the result.
+@cache
+def _defaults(schema: type[RunConfig]) -> DictConfig:
+    """Build OmegaConf's tree of a schema, with the defaults."""
+    return OmegaConf.structured(schema)
 
 
 def to_dict(config: RunConfig) -> dict[str, object]:

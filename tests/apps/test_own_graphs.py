@@ -23,7 +23,15 @@ CONFIGS = [name for name in list_configs() if name.endswith("/own-graph")]
 # Of methods that cut and train as FedGLS does: one graph of each kind says what all do
 FEW, SOME = ("fedgta/own-graph", "fedpub/own-graph"), ("counts", "no features")
 CASES = [
-    pytest.param(config, name, marks=() if (config, name) == FAST else pytest.mark.slow)
+    pytest.param(
+        config,
+        name,
+        marks=()
+        if (config, name) == FAST
+        else pytest.mark.slow
+        if name in SOME
+        else pytest.mark.release,
+    )
     for config in CONFIGS
     for name in (SOME if config in FEW else GRAPHS)
 ]

@@ -59,8 +59,9 @@ def alone(outcome: Attacked) -> dict[int, list[str]]:
     }
 
 
-@pytest.mark.parametrize("method", [FEDSCEM, PSI], ids=["in the clear", "pads"])
-@pytest.mark.parametrize("change", [odd_words, large_words])
+@pytest.mark.parametrize(
+    ("method", "change"), [(FEDSCEM, odd_words), (PSI, large_words)], ids=["in the clear", "pads"]
+)
 def test_one_poisoned_round(method: Any, change: Any) -> None:
     found, clean = attacked(method, change, [2]), method.run({}, ROUNDS)
     assert alone(found).keys() == {2}

@@ -33,6 +33,8 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import initial_we
 from flower_graph.strategies.masked_embedding_averaging.messages import write_settings
 from flower_graph.strategies.structure_fedavg.strategy import initial_arrays
 
+# One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
+FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")
 LEARNING = EGO_SETTINGS._replace(learning_rate=0.02, local_epochs=3)
 
 
@@ -87,7 +89,10 @@ def test_adaptive_clipping_bounds_what_a_client_of_fedgls_sends() -> None:
     assert wrapped.clipping_norm != 0.01  # it has heard from the clients
 
 
-@pytest.mark.parametrize("method", RUNS)
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(name, marks=() if name in FEW else pytest.mark.release) for name in RUNS],
+)
 def test_message_size_mod_around_the_clients_of_every_method(
     method: str,
     tmp_path: Path,
