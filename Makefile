@@ -41,8 +41,9 @@ types: $(STAMP)
 	cd build/types && ../../$(BIN)/mypy --config-file ../../pyproject.toml \
 		--cache-dir ../../.mypy_cache --package flower_graph
 
-# Files in their order: those of deployments, which mostly wait, come early.
-PYTEST = $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Files in their order: those of deployments, which mostly wait, come early. Bytecode is written even
+# where the environment forbids it: each of hundreds of processes would compile the library anew.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 check: $(STAMP)
 	$(PYTEST) -m "not slow"

@@ -12,6 +12,7 @@ from ego_helpers import HIDDEN, SETTINGS
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
+from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
@@ -47,6 +48,7 @@ def session_of(hosted: dict[int, list[int]], **options: Any) -> EgoSession:
         "limit": 8.0,
         "resolution": 2.0**-10,
         "dropout": 0.3,
+        "limits": Limits(),
         "min_nodes": 1,
     }
     session = EgoSession(SETTINGS, **{**given, **options})
