@@ -132,7 +132,8 @@ def settings_of(schema: type) -> list[Setting]:
 
 
 def _leaves(settings: object, prefix: str) -> Iterator[Setting]:
-    for name, hint, about in _fields(type(settings)):
+    # mypy asks for a hash of instances where classes are hashed
+    for name, hint, about in _fields(type(settings)):  # type: ignore[arg-type]
         key, default = prefix + name, getattr(settings, name)
         if is_dataclass(default):
             yield from _leaves(default, f"{key}.")

@@ -98,7 +98,9 @@ def load_config(
                 _refuse_interpolation(settings, f" (in {source})" * bool(source))
     layers = [*_foreign(layers, runs, given, trust), *given]
     schema = _schema((settings for settings, _ in layers), allowed)
-    tree, known = deepcopy(_defaults(schema)), known_keys(schema)
+    # mypy asks for a hash of instances where classes are hashed
+    tree = deepcopy(_defaults(schema))  # type: ignore[arg-type]
+    known = known_keys(schema)
     for settings, where in layers:
         _lay_over(tree, settings, known, where)
     try:
@@ -115,7 +117,8 @@ def load_config(
 @cache
 def _defaults(schema: type[RunConfig]) -> DictConfig:
     """Build OmegaConf's tree of a schema, with the defaults."""
-    return OmegaConf.structured(schema)
+    tree: DictConfig = OmegaConf.structured(schema)
+    return tree
 
 
 def to_dict(config: RunConfig) -> dict[str, object]:
