@@ -7,6 +7,7 @@ parties it takes more than half an hour.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -18,6 +19,7 @@ import numpy as np
 from benchmarks import parties
 from benchmarks.measure import part_main, say
 from benchmarks.secure import TERMS
+from flower_graph.secure.parties.differences import STATE_BYTES
 from flower_graph.secure.parties.messages import EpochRequest, RevealReply
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.server import PartyServer
@@ -112,7 +114,7 @@ class Untrusted:
         """Let a party answer."""
         party = self.hosts[node]
         if stage == "mask":
-            return party.mask(*request, vector, TERMS)
+            return party.mask(*request, vector, TERMS, os.urandom(STATE_BYTES))
         if stage == "list":
             return party.sign_list(request)
         return party.prepare(request) if stage == "prepare" else party.unmask(*request)

@@ -8,6 +8,7 @@ folder of that machine that goes with the run; a SuperNode elsewhere finds none 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,13 +47,15 @@ def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
     return folder / REGISTRY_FILE
 
 
-def trust_of(context: Context) -> TrustSettings:
+def trust_of(context: Context, noised: bool = False) -> TrustSettings:
     """Read the trust settings of a SuperNode that does not trust the server.
 
     Parameters
     ----------
     context : Context
         Its node config says it; in a simulation the keys that were made for its partition.
+    noised : bool
+        Whether noise that its node config asks for is in every vector: sums may then differ by one.
 
     Raises
     ------
@@ -63,18 +66,19 @@ def trust_of(context: Context) -> TrustSettings:
     """
     from flower_graph.secure.parties.identity import IDENTITY_KEY, REGISTRY, TrustSettings
 
-    if (given := TrustSettings.of(context.node_config, context.run_id)) is not None:
-        return given
-    folder, partition = _folder(context.run_id), str(context.node_config.get(PARTITION, ""))
-    if not partition.isdigit() or not (folder / partition).is_file():
-        raise RefusedError(
-            "clients of this run do not trust the server, and this SuperNode has no key of its "
-            f"own: name {IDENTITY_KEY} and {REGISTRY} in its node config"
-        )
-    files = {IDENTITY_KEY: folder / partition, REGISTRY: folder / REGISTRY_FILE}
-    settings = TrustSettings.of({key: str(file) for key, file in files.items()}, context.run_id)
-    assert settings is not None
-    return settings
+    settings = TrustSettings.of(context.node_config, context.run_id)
+    if settings is None:
+        folder, partition = _folder(context.run_id), str(context.node_config.get(PARTITION, ""))
+        if not partition.isdigit() or not (folder / partition).is_file():
+            raise RefusedError(
+                "clients of this run do not trust the server, and this SuperNode has no key of its "
+                f"own: name {IDENTITY_KEY} and {REGISTRY} in its node config"
+            )
+        files = {IDENTITY_KEY: folder / partition, REGISTRY: folder / REGISTRY_FILE}
+        named = {key: str(file) for key, file in files.items()}
+        settings = TrustSettings.of({**context.node_config, **named}, context.run_id)
+        assert settings is not None
+    return replace(settings, differ_by=1) if noised else settings
 
 
 def _folder(run_id: int) -> Path:

@@ -28,7 +28,7 @@ from flower_graph.secure.align.limits import (
     least_holders,
     most_points,
 )
-from flower_graph.secure.parties.trust import TRUST
+from flower_graph.secure.parties.trust import DIFFER_BY, MALICIOUS_SERVER, TRUST, differ_by
 from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
 
 __all__ = ["Permits"]
@@ -36,9 +36,9 @@ __all__ = ["Permits"]
 MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip"
 ALLOW_TRUST, DATA = "allow-trust", "data"
 NOISE = (MOST_EPSILON, LEAST_NOISE, MOST_CLIP)
-KEYS = (*NOISE, LEAST_CLIENTS, HOLDERS, OF_NODE, ALLOW_TRUST, DATA)
+KEYS = (*NOISE, LEAST_CLIENTS, HOLDERS, OF_NODE, DIFFER_BY, ALLOW_TRUST, DATA)
 # How keys begin that can be nothing but a misspelt floor
-FLOORS = ("least-", "most-", "allow-")
+FLOORS = ("least-", "most-", "allow-", "differ-")
 PLAIN = "plain"  # the server reads what each SuperNode sends
 FORMS = (PLAIN, *TRUST)
 HERE = "this SuperNode's node config"
@@ -63,6 +63,9 @@ class Permits:
     most_points : int
         ``most-points``: points of one SuperNode that this one multiplies as a key-holder, where
         the server is not trusted.
+    differ_by : int or None
+        ``differ-by``: how many SuperNodes two sums of a run differ by at least, unless they are of
+        the same ones or noise that this node config asks for is in every vector.
     allow_trust : tuple of str
         ``allow-trust``: what the server may be, of ``plain`` (it reads what each sends),
         ``semi-honest`` (masked sums, by a server that follows the protocol) and
@@ -78,6 +81,7 @@ class Permits:
     least_clients: int | None = None
     least_holders: int = LEAST_HOLDERS
     most_points: int = MOST_POINTS
+    differ_by: int | None = None
     allow_trust: tuple[str, ...] = FORMS
     data: tuple[str, ...] | None = None
 
@@ -100,6 +104,7 @@ class Permits:
             least_clients=least_clients(node_config) if LEAST_CLIENTS in node_config else None,
             least_holders=least_holders(node_config),
             most_points=most_points(node_config),
+            differ_by=differ_by(node_config) if DIFFER_BY in node_config else None,
             allow_trust=FORMS if trust is None else trust,
             data=_words(node_config, DATA),
         )
@@ -124,6 +129,19 @@ class Permits:
         if isinstance(how, TrustSection) and how.least_holders < self.least_holders:
             why = f"this run has strategy.least_holders={how.least_holders}"
             raise _refused(HOLDERS, self.least_holders, why)
+        if self.differ_by is not None and not self.noises:
+            if form != MALICIOUS_SERVER:
+                why = f"in a run that is {form} nothing keeps sums so far apart"
+                raise _refused(DIFFER_BY, self.differ_by, why)
+            assert isinstance(how, TrustSection)
+            if how.differ_by < self.differ_by:
+                why = f"this run has strategy.differ_by={how.differ_by}"
+                raise _refused(DIFFER_BY, self.differ_by, why)
+
+    @property
+    def noises(self) -> bool:
+        """Whether noise is in every vector of a run that is permitted."""
+        return self.least_noise is not None or self.most_epsilon is not None
 
     def lines(self) -> list[str]:
         """Say in words what is permitted, a line for each key."""
@@ -132,6 +150,7 @@ class Permits:
             LEAST_NOISE: (self.least_noise, "noise of at least {:g} times the sensitivity"),
             MOST_CLIP: (self.most_clip, "vectors of length {:g} at most, before the noise"),
             LEAST_CLIENTS: (self.least_clients, "masked sums of at least {:g} clients alone"),
+            DIFFER_BY: (self.differ_by, "sums that differ by {:g} SuperNodes at least, or by none"),
         }
         said = {
             key: "any" if floor is None else words.format(floor)

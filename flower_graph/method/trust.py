@@ -12,7 +12,15 @@ from flower_graph.config.rules import at_least, choice
 from flower_graph.config.schema import setting
 from flower_graph.errors import ConfigError
 from flower_graph.secure.align.limits import LEAST_HOLDERS
-from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER, SEMI_HONEST, TRUST
+from flower_graph.secure.parties.trust import (
+    FEWEST_PARTIES,
+    MALICIOUS_SERVER,
+    SEMI_HONEST,
+    TRUST,
+    USUAL_DIFFERENCE,
+)
+
+OF_PARTIES = ("registry", "differ_by")  # that a strategy takes
 
 
 @dataclass
@@ -35,6 +43,12 @@ class TrustSection(StrategySection):
         at_least(LEAST_HOLDERS),
         help="clients that must hold a node whose embeddings are summed; of two each learns the "
         "other's",
+    )
+    differ_by: int = setting(
+        USUAL_DIFFERENCE,
+        at_least(1),
+        help="SuperNodes that two sums differ by at least, `malicious-server` only; no SuperNode "
+        "takes less than its node config's `differ-by`",
     )
 
     @property
@@ -67,6 +81,11 @@ class TrustSection(StrategySection):
             raise ConfigError(
                 f"strategy.registry: {self.registry!r:.60} is read with strategy.trust="
                 f"{MALICIOUS_SERVER} only; set strategy.registry=null"
+            )
+        if self.differ_by != USUAL_DIFFERENCE and not self.distrusts:
+            raise ConfigError(
+                f"strategy.differ_by: {self.differ_by} is kept with strategy.trust="
+                f"{MALICIOUS_SERVER} only; set strategy.differ_by={USUAL_DIFFERENCE}"
             )
         for key, why in readable.items() if self.distrusts else ():
             raise ConfigError(

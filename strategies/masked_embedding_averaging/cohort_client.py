@@ -309,7 +309,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             total, present, left_out = add_up(chosen, h, measured, writing)
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
             terms = round_terms(request.server_round, request.ring, order)
-            entries, total = put_masks(host, request, total, present, left_out, terms)
+            state = h.detach().cpu().numpy()
+            entries, total = put_masks(host, request, total, present, left_out, terms, state)
         masked = time.perf_counter()
         seconds = trained - started, masked - trained
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)

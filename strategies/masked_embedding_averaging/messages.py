@@ -340,9 +340,10 @@ class PlainEnrolment(Message, up="train"):
             raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
 
 
-def union_terms() -> SumTerms:
+def union_terms(epoch: int) -> SumTerms:
     """Say what the sum of tables of tokens is of; its length is that of the table."""
-    return SumTerms("FedSCem union", None)
+    # Each alignment is under another key, so that its tables have nothing in common with others.
+    return SumTerms(f"FedSCem union {epoch}", None)
 
 
 def round_terms(server_round: int, ring: Ring | None, order: NDArray[np.uint8] | None) -> SumTerms:

@@ -25,6 +25,8 @@ from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import OwnGraphMethod
+from flower_graph.method.permits import Permits
+from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
@@ -101,7 +103,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             averaging.central_noise = central_noise(config.privacy, config.rounds)
             return averaging
         if how.name == FEDSCEM:
-            options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, "registry")}
+            options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, *OF_PARTIES)}
         return SERVERS[how.name](settings, **options)
 
     def build_client(
@@ -119,6 +121,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if config.strategy.name in AVERAGING:
             require_one_client(config.privacy, [ego.client for ego in egos])
             return EgoModelClient(context, egos, **how)
+        noised = config.privacy.is_on and Permits.of(context.node_config).noises
         return EgoNetworkClient(
             context,
             egos,
@@ -126,7 +129,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             noise=embedding_noise(config) if config.privacy.is_on else None,
             masked=config.masks_sums,
             alignment=config.strategy.alignment,
-            trust=trust_of(context) if config.strategy.distrusts else None,
+            trust=trust_of(context, noised) if config.strategy.distrusts else None,
         )
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:

@@ -8,6 +8,7 @@ from flower_graph.errors import RefusedError
 from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
+from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.parties.party import PartyClient
@@ -42,7 +43,7 @@ def add_table(host: SumClient, aligner: AlignmentClient, config: Config) -> Mask
     aligner.finish(union)
     ready = set(aligner.finished)
     present = [client for client in mask.clients.tolist() if client in ready]
-    return host.mask(mask, present, aligner.sketch(union.cells, present), union_terms())
+    return host.mask(mask, present, aligner.sketch(union.cells, present), union_terms(union.epoch))
 
 
 def add_proved_table(
@@ -54,9 +55,8 @@ def add_proved_table(
     # Of two sums of tables in one alignment, one of them without us, the difference is our table.
     Journal(party.trust.journal).contribute(union.epoch, TABLE, party.trust.run)
     table = aligner.sketch(union.cells, aligner.finished)
-    return party.mask(
-        MaskRequest.from_config(config), Ready.from_config(config), table, union_terms()
-    )
+    mask, ready = MaskRequest.from_config(config), Ready.from_config(config)
+    return party.mask(mask, ready, table, union_terms(union.epoch), digest_of([table]))
 
 
 def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:

@@ -25,6 +25,7 @@ from flower_graph.records.participation import NOT_READY, Participation, by_reas
 from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.results import Skipped
@@ -68,12 +69,13 @@ class EgoSession(Session):
         dropout: float,
         limits: Limits,
         registry: Path | str | None = None,
+        differ_by: int = USUAL_DIFFERENCE,
         **more: Any,
     ) -> None:
         server = SumServer(dropout=dropout)
         if registry is not None:
             work = {"block_cap": limits.block_cap, "most_points": limits.most_points}
-            server = PartySums(registry, dropout=dropout, **work)
+            server = PartySums(registry, dropout=dropout, differ_by=differ_by, **work)
         members = EgoMembership(settings, alignment, server, limits)
         super().__init__(members, seed=settings.seed, **more)
         self.min_nodes = max(server.fewest_nodes, self.min_nodes)
@@ -174,8 +176,9 @@ class EgoSession(Session):
             return
         silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
-        length = 3 * next(iter(unions.values())).cells
-        masks = self.sums.masks(length, 64, union_terms())
+        first = next(iter(unions.values()))
+        length = 3 * first.cells
+        masks = self.sums.masks(length, 64, union_terms(first.epoch))
         replies = self.send(
             {
                 node: as_record(unions[node], *parts)

@@ -47,6 +47,7 @@ from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.limits import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS, Limits
+from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
 from flower_graph.secure.sum.stages import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
@@ -103,6 +104,8 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
     registry : Path or str, optional
         File of the SuperNodes' registered keys, for clients that do not trust the server (their
         ``trust``): masked sums and ``"psi"`` with proofs, from five SuperNodes on.
+    differ_by : int
+        SuperNodes that two sums differ by at least there, as of ``PartySums``.
     **more
         ``participation``, the share of the clients asked each round, above 0 and at most 1;
         ``min_nodes``, SuperNodes to wait for before a round; ``checkpoint_dir`` and
@@ -133,6 +136,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         most_points: int = MOST_POINTS,
         least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
+        differ_by: int = USUAL_DIFFERENCE,
         **more: object,
     ) -> None:
         for name, value, allowed in (
@@ -158,6 +162,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
                 dropout=dropout,
                 limits=Limits(block_cap, most_points, least_holders),
                 registry=registry,
+                differ_by=differ_by,
                 **more,
             )
         )

@@ -24,6 +24,7 @@ from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import OutOfRangeError, RefusedError, UnreadableSumError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import SlotTable
+from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
@@ -221,15 +222,18 @@ def put_masks(
     present: list[int],
     left_out: dict[int, str],
     terms: SumTerms,
+    state: NDArray[np.generic],
 ) -> tuple[dict[str, object], NDArray[np.generic]]:
     """Put the sum under masks, if the round has them; return the reply's entries and the sum."""
+    # state: the embeddings that it was made of, which no sum of others has
     if not present:
         raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
     if request.mask is None:
         return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
     if isinstance(host, PartyClient):
         assert request.ready is not None  # the client has seen to it
-        reply = host.mask(request.mask, request.ready, total, terms)
+        content = digest_of([np.array(request.is_last), state])
+        reply = host.mask(request.mask, request.ready, total, terms, content)
     else:
         reply = host.mask(request.mask, present, total, terms)
     reply.left_out.update(left_out)

@@ -20,6 +20,7 @@ from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.method import OwnGraphMethod
+from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.local import require_one_client
 from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
@@ -86,7 +87,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         if how.name == LOCAL:
             return LocalEmbedding(participation=how.participation, **shared)
         if how.alignment == SECURE:
-            shared |= {"rotations_only": how.rotations_only, "registry": how.registry}
+            shared |= {name: getattr(how, name) for name in ("rotations_only", *OF_PARTIES)}
             return SecureConsensus(least_holders=how.least_holders, **shared)
         return ProcrustesAlignment(
             alignment=how.alignment,

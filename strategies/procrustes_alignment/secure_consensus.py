@@ -38,6 +38,7 @@ from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
 from flower_graph.secure.sum.results import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
@@ -103,6 +104,8 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         The file of the SuperNodes' keys, where clients do not trust the server.
     least_holders : int
         How many clients, or SuperNodes with keys, must hold a node that is in a sum; 2 or more.
+    differ_by : int
+        SuperNodes that two sums differ by at least there, as of ``PartySums``.
     """
 
     idle = NOT_READY  # all are asked that can be in the sum
@@ -121,6 +124,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         checkpoint_every: int = 0,
         registry: Path | str | None = None,
         least_holders: int = LEAST_HOLDERS,
+        differ_by: int = USUAL_DIFFERENCE,
     ) -> None:
         super().__init__(
             alignment=CONSENSUS,
@@ -135,8 +139,9 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
         self._measured = dict[str, float]()
-        self._parties = None if registry is None else PartySums(registry, dropout=dropout)
-        if self._parties is not None:
+        self._parties = None
+        if registry is not None:
+            self._parties = PartySums(registry, dropout=dropout, differ_by=differ_by)
             self.clients.claims = SignedClaims(self._parties.registry, lambda: self._run_id)
 
     @cached_property

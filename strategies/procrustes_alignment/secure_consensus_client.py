@@ -141,7 +141,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         vectors = {client: one.vector for client, one in rotated.items()}
         if self.trust is not None:
             vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
-        masked, entries = self.masked(config, vectors, MEANS, layout)
+        # Turned otherwise, the same embeddings are the same state.
+        state = [one for one in reply.embeddings if one is not None]
+        masked, entries = self.masked(config, vectors, MEANS, layout, state)
         if self.trust is not None and masked.left_out:
             # Who is out of the sum may leave others alone in it, and means may push somebody out.
             raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")

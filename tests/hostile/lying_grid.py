@@ -147,6 +147,8 @@ SUMS = (
         "a minimum of 2 of"),
     Lie("nobody colludes", "reveal-run", changed(RevealRequest, lambda m: replace(m, corrupt=0.0)),
         "corrupt is 0.0"),
+    Lie("sums that differ by one", "reveal-run",
+        changed(RevealRequest, lambda m: replace(m, differ_by=1)), "differ-by is 2"),
     Lie("another's commitment", "reveal-run",
         changed(RevealRequest, lambda m: replace(m, commitments=m.commitments[::-1])),
         "own commitment is not on the list"),

@@ -29,7 +29,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 
-VICTIM = 3
+VICTIM, STATE = 3, bytes(16)
 
 
 def stories(partners: np.ndarray, threshold: int) -> dict[int, np.ndarray]:
@@ -144,7 +144,7 @@ def test_who_was_ready_is_signed_too(tmp_path):
         if seen[place]:
             lie = replace(request, live=kept[None], **fewer)
             told = replace(ready, ready=seen, signatures=ready.signatures[kept])
-            replies[node] = world.parties[node].mask(lie, told, world.words[place], TERMS)
+            replies[node] = world.parties[node].mask(lie, told, world.words[place], TERMS, STATE)
     assert len(replies) == 12
     both = np.ones(12, bool)
     both[[0, 11]] = False
@@ -194,4 +194,4 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
         one.keys[node - 1000] = signed.signature
     request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"8.*partners"):
-        world.parties[1000].mask(request, ready, world.words[0], TERMS)
+        world.parties[1000].mask(request, ready, world.words[0], TERMS, STATE)

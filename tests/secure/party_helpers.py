@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sum_helpers import LENGTH, RING, TERMS, wire
 
+from flower_graph.secure.parties.differences import STATE_BYTES
 from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.registry import RegisteredParty, Registry
@@ -54,6 +56,8 @@ class PartyWorld:
     words: np.ndarray
     tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
     refused: list[str] = field(default_factory=list)
+    # What vectors are said to be made of, by SuperNode; by default something else each time
+    states: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
     def make(cls, n: int, folder: Path, corrupt: float = 0.1, points: int = 0) -> PartyWorld:
@@ -99,7 +103,8 @@ class PartyWorld:
         for node, (request, ready) in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
             total = self.words[node - 1000]
             request, ready = self.send(node, request), self.send(node, ready)
-            reply = self.restart(node).mask(request, ready, total, TERMS)
+            state = self.states.get(node) or os.urandom(STATE_BYTES)
+            reply = self.restart(node).mask(request, ready, total, TERMS, state)
             if node not in lost:
                 self.server.take_masked(node, wire(reply))
 

@@ -68,7 +68,7 @@ def test_the_graph_is_symmetric_and_of_all_seeds(tmp_path):
 @pytest.mark.parametrize("corrupt", [0.0, 0.1])
 def test_partners_on_a_list_are_counted_as_the_graph_has_them(n, corrupt):
     none = np.zeros((n, 32), np.uint8)
-    epoch = Epoch(bytes(16), b"", 0, np.arange(n), none, none, 0.3, corrupt, 5, none)
+    epoch = Epoch(bytes(16), b"", 0, np.arange(n), none, none, 0.3, corrupt, 5, 2, none)
     for present in np.random.default_rng(0).random((20, n)) < 0.75:
         enough = present[epoch.partners].sum(1) >= epoch.threshold
         if present.sum() >= 5 and enough[present].all():

@@ -175,24 +175,25 @@ def test_clients_without_keys_take_no_part(parties):
 def test_a_supernode_that_is_gone_for_a_round_is_missing_in_its_sum_alone(parties):
     script = {(5, "gone", 2): "gone"}
     done = run(**parties, rounds=3, make_grid=faulty(script))
-    assert done.answered == [11, 11, 12]  # in its absence it was not prepared for the next
-    assert_same(done, run(supernodes=6, deal=DEAL, make_grid=faulty(script)), atol=0)
+    # From then on one other is left out, as twelve clients would be one SuperNode more.
+    assert done.answered == [11, 11, 11] and not any(report.skipped for report in done.reports)
 
 
-@pytest.mark.parametrize("stage", ["train", "both"])
-def test_a_supernode_that_vanishes_in_a_round(parties, stage):
+@pytest.mark.parametrize(("stage", "missed"), [("train", 0), ("both", 1)])
+def test_a_supernode_that_vanishes_in_a_round(parties, stage, missed):
+    """Of six SuperNodes none may be missing: sums differ by two, and five must be in each."""
     script = {(3, stage, 2): "silent"}
     done = run(**parties, rounds=3, make_grid=faulty(script))
-    trusted = run(supernodes=6, deal=DEAL, make_grid=faulty(script))
-    assert_same(done, trusted, atol=0)
+    assert [bool(report.skipped) for report in done.reports] == [n == missed for n in range(3)]
 
 
 def test_who_joins_later_is_aligned_with_all(parties):
     script = {(5, "gone", 1): "gone"}
     done = run(**parties, rounds=3, make_grid=faulty(script))
-    assert_same(done, run(supernodes=6, deal=DEAL, make_grid=faulty(script)), atol=0)
     sums = done.strategy.session.sums
-    assert done.answered[-1] == 12 and sums.server.epoch.number == 1
+    # All are aligned; of each sum one is left out, as six SuperNodes differ from five by one.
+    assert done.answered == [11, 11, 11] and sums.server.epoch.number == 1
+    assert len(sums.server.members) == 6
 
 
 def test_two_of_six_missing_are_too_many(parties):
@@ -202,7 +203,7 @@ def test_two_of_six_missing_are_too_many(parties):
 
 
 @pytest.mark.slow
-def test_a_supernode_that_has_lost_its_state_begins_anew_as_with_a_trusted_server(tmp_path):
+def test_a_supernode_that_has_lost_its_state_begins_anew(tmp_path):
     runs = [
         setup.run(
             tmp_path / name, "rounds=5", restarts={2: [1]}, state_dir=None, final="train.unmask"
@@ -211,8 +212,9 @@ def test_a_supernode_that_has_lost_its_state_begins_anew_as_with_a_trusted_serve
     ]
     ours, theirs = runs
     assert ours.grid.restarted == theirs.grid.restarted == 1
-    assert ours.figures == theirs.figures
-    assert [report.answered for report in ours.reports] == [r.answered for r in theirs.reports]
+    # While it is away there is no sum: it would differ by one SuperNode.
+    assert sum(bool(report.skipped) for report in ours.reports) == 1
+    assert ours.reports[-1].answered == theirs.reports[-1].answered
 
 
 @pytest.mark.slow

@@ -24,8 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import RefusedError
-from flower_graph.secure.channel import framed
+from flower_graph.errors import IdentityError, RefusedError
+from flower_graph.secure.channel import framed, pieces
+from flower_graph.secure.parties.identity import Binding
+from flower_graph.secure.parties.messages import EpochRequest
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
@@ -55,12 +58,14 @@ class Epoch:
     dropout: float
     corrupt: float
     minimum: int  # parties in a sum
+    differ_by: int  # parties that two sums differ by, unless they are of the same ones
     declared: Integers  # [b, 2] clients that are to be aligned, ascending, and the points of each
 
     @cached_property
     def digest(self) -> bytes:
         """The hash of everything in it."""
-        head = struct.pack("<qqdd", self.number, self.minimum, self.dropout, self.corrupt)
+        whole = struct.pack("<qqq", self.number, self.minimum, self.differ_by)
+        head = whole + struct.pack("<dd", self.dropout, self.corrupt)
         numbers = self.parties.astype("<i8"), self.declared.astype("<i8")
         rows = (*numbers, self.commitments, self.seeds)
         parts = [DOMAIN, self.run_id, self.registry, head, *(part.tobytes() for part in rows)]
@@ -219,13 +224,40 @@ def check_work(
             )
 
 
+def check_partners(epoch: Epoch, own: int, request: EpochRequest, registry: Registry) -> None:
+    """Check the bindings of a party's partners against the registry."""
+    row = epoch.partners_of(epoch.index(own))
+    keys, count = request.channel_keys.shape[0], request.counts.sum()
+    if keys != row.size or count != request.clients.size:
+        raise RefusedError("there are not as many bindings as partners")
+    if (request.counts < 1).any():
+        raise RefusedError("a partner hosts no clients")
+    ends = np.cumsum(request.counts)[:-1]
+    for index, key, signature, clients in zip(
+        row.tolist(),
+        pieces(request.channel_keys),
+        pieces(request.signatures),
+        np.split(request.clients, ends),
+        strict=True,
+    ):
+        party, promised = int(epoch.parties[index]), epoch.commitments[index].tobytes()
+        hosted = tuple(clients.tolist())
+        blocks = tuple(epoch.points[client] for client in hosted if client in epoch.points)
+        binding = Binding(epoch.run_id, party, hosted, key, promised, blocks)
+        try:
+            binding.verify(registry, signature)
+        except IdentityError as error:
+            raise RefusedError(str(error)) from error
+
+
 def read_head(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Read what a list of commitments and an epoch have alike."""
-    number, minimum = arrays[f"{name}/whole"].tolist()
+    number, minimum, differ_by = arrays[f"{name}/whole"].tolist()
     dropout, corrupt = arrays[f"{name}/real"].tolist()
     return {
         "number": number,
         "minimum": minimum,
+        "differ_by": differ_by,
         "dropout": dropout,
         "corrupt": corrupt,
         "parties": arrays[f"{name}/parties"],

@@ -20,7 +20,7 @@ from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS, most_points
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
 from flower_graph.secure.parties.registry import Registry, signed_bytes
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.parties.trust import FEWEST_PARTIES, USUAL_DIFFERENCE, differ_by
 from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
 
 __all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
@@ -231,6 +231,8 @@ class TrustSettings:
         The run that it is asked in: Flower's number of it.
     most_points : int
         ``most-points``: the most points that one SuperNode's clients may bring together.
+    differ_by : int
+        ``differ-by``: how many SuperNodes two sums differ by, unless they are of the same ones; 2.
     """
 
     identity: Identity
@@ -242,6 +244,7 @@ class TrustSettings:
     runs: int
     run: bytes
     most_points: int = MOST_POINTS
+    differ_by: int = USUAL_DIFFERENCE
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run: int) -> TrustSettings | None:
@@ -286,7 +289,9 @@ class TrustSettings:
         journal = key_file.with_name(key_file.name + ".journal")
         runs = _number(given, RUNS, MOST_BEGUN, 1, 2**31)
         named, together = str(run).encode(), most_points(node_config)
-        return cls(identity, registry, minimum, float(corrupt), cap, journal, runs, named, together)
+        files = identity, registry
+        counted = journal, runs, named, together, differ_by(node_config)
+        return cls(*files, minimum, float(corrupt), cap, *counted)
 
 
 def _number(given: Mapping[str, object], key: str, default: int, low: int, high: int) -> int:

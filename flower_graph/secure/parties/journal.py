@@ -20,12 +20,14 @@ import secrets
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
+from flower_graph.secure.parties.differences import check_difference
 from flower_graph.secure.parties.registry import read_numbers, write_numbers
+from flower_graph.secure.parties.trust import DIFFER_BY
 from flower_graph.storage.files import replaced
 from flower_graph.storage.reading import read_json, reading
 
@@ -36,6 +38,10 @@ MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of the
 DAY = 24 * 3600.0  # seconds
 # Alignments of a run, each under another key: so many blocks of a client a key-holder evaluates
 MOST_ALIGNMENTS = 8
+# What is kept of who was in sums: hexadecimal digits of a run's sets, its newest states, and the
+# newest runs; of an older one nothing is known, so it is over
+MOST_DIGITS, MOST_STATES, MOST_COMPARED = 1 << 19, 4096, 8
+OVER = 1 << 62
 
 
 @dataclass
@@ -49,6 +55,15 @@ class Kept:
     alignments: int = 0  # how many there were
     served: str = ""  # whose blocks in the newest one, as the registry writes clients
     lists: int = 0  # of commitments that were answered: each is another draw of the partners
+    # By purpose the sets of parties in its sums, as hexadecimal numbers; by state which of these
+    # it was in
+    sums: dict[str, list[str]] = field(default_factory=dict)
+    states: dict[str, int] = field(default_factory=dict)
+
+    def parties_with(self, purpose: str, state: bytes) -> int | None:
+        """Return with whom a state was in a sum; None if it was in none."""
+        place = self.states.get(f"{purpose} {state.hex()}")
+        return None if place is None else int(self.sums[purpose][place], 16)
 
 
 @dataclass
@@ -164,6 +179,74 @@ class Journal:
                 book.begin(kept, most)
             kept.lists += 1
 
+    def check_state(self, purpose: str, state: bytes, ready: int, *run: bytes) -> None:
+        """Refuse, before it is sent, a state that was in a sum which cannot be had again.
+
+        Parameters
+        ----------
+        purpose : str
+            Which sum it is, as in `SumTerms`.
+        state : bytes
+            The state, as `digest_of` names it.
+        ready : int
+            The set of parties that may be in the sum, as `set_of` writes it.
+        run
+            As of `contribute`.
+
+        Raises
+        ------
+        RefusedError, IdentityError
+            It was in one with others; the journal cannot be read.
+        """
+        before = self._read().runs.get(_name(run), Kept()).parties_with(purpose, state)
+        if before is not None and before & ~ready:
+            raise _unchanged(purpose)
+
+    def enter(
+        self,
+        number: int,
+        purpose: str,
+        state: bytes,
+        parties: int,
+        differ_by: int,
+        *run: bytes,
+    ) -> None:
+        """Note, before the list is signed, who is in a sum and the state that is in it.
+
+        Parameters
+        ----------
+        number, run
+            As of `contribute`.
+        purpose, state
+            As of `check_state`.
+        parties : int
+            The set of those in the sum, as `set_of` writes it.
+        differ_by : int
+            How many parties two sums of a purpose differ by, unless they are of the same ones.
+
+        Raises
+        ------
+        RefusedError, IdentityError
+            As of `contribute`; and the parties are neither those of an earlier sum nor enough
+            others; the state was in a sum of others; more sets were in sums than are kept.
+        """
+        with self._changed(run) as (_, kept):
+            _go_up(kept, number)
+            earlier = kept.sums.setdefault(purpose, [])
+            check_difference(parties, [int(one, 16) for one in earlier], differ_by)
+            if f"{parties:x}" not in earlier:
+                earlier.append(f"{parties:x}")
+            if sum(len(one) for sets in kept.sums.values() for one in sets) > MOST_DIGITS:
+                raise RefusedError(
+                    "the journal keeps no further set of SuperNodes of this run, with which the "
+                    f"next sums are compared ({DIFFER_BY}): only those again that were in one"
+                )
+            if kept.parties_with(purpose, state) not in (None, parties):
+                raise _unchanged(purpose)
+            place = earlier.index(f"{parties:x}")
+            known = list(kept.states.items())[1 - MOST_STATES :]
+            kept.states = dict(known) | {f"{purpose} {state.hex()}": place}
+
     def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
         """Note, before answers leave, whose blocks are evaluated: one of a client an alignment.
 
@@ -208,6 +291,8 @@ class Journal:
             kept = book.runs.pop(name, Kept())
             yield book, kept
             book.runs = dict(list(book.runs.items())[1 - MOST_RUNS :]) | {name: kept}
+            for old in [one for one in book.runs.values() if one.sums][:-MOST_COMPARED]:
+                old.sums, old.states, old.number = {}, {}, OVER
             self._write(book)
 
     def _read(self) -> Book:
@@ -228,6 +313,11 @@ class Journal:
             )
         ):
             raise IdentityError(f"journal {self._path}: is not one of rounds by run")
+        with reading(f"journal {self._path}", IdentityError, "is not one of rounds by run"):
+            for kept in book.runs.values():
+                _ = [int(one, 16) for sets in kept.sums.values() for one in sets]
+                for name, place in kept.states.items():
+                    _ = kept.sums[name.rpartition(" ")[0]][place]
         return book
 
     def _write(self, book: Book) -> None:
@@ -258,6 +348,13 @@ def _go_up(kept: Kept, number: int) -> None:
             "to in this run: it sends nothing for a round that it has been beyond"
         )
     kept.number = int(number)
+
+
+def _unchanged(purpose: str) -> RefusedError:
+    return RefusedError(
+        f"what is to be sent has not changed since another {purpose}, of other SuperNodes: a state "
+        "enters one sum, as two could be compared"
+    )
 
 
 def _ranges(numbers: Collection[int]) -> list[range]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flwr.app import Context
 from flwr.client import NumPyClient
+from numpy.typing import ArrayLike
 
 from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindRequest, Ready
 from flower_graph.secure.parties.party import PartyClient
@@ -107,5 +109,9 @@ class MaskingParty(PartyActions, MaskingClient):
     def _asked(self, request: MaskRequest) -> list[int]:
         return super()._asked(request) if self.trust is None else list(self.clients)
 
-    def _beside(self, config: Config, present: list[int]) -> object:
-        return present if self.trust is None else Ready.from_config(config)
+    def _beside(
+        self, config: Config, present: list[int], state: Iterable[ArrayLike]
+    ) -> dict[str, object]:
+        if self.trust is None:
+            return super()._beside(config, present, state)
+        return {"ready": Ready.from_config(config), "state": digest_of(state)}

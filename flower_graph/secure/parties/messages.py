@@ -81,6 +81,9 @@ class RevealRequest(Message, down="sum_reveal"):
     dropout: Annotated[float, Real("reveal-dropout", "share of parties that may vanish")]
     corrupt: Annotated[float, Real("reveal-corrupt", "share of parties that may collude")]
     minimum: Annotated[int, Whole("reveal-minimum", "parties without whom nothing is revealed")]
+    differ_by: Annotated[
+        int, Whole("reveal-differ-by", "parties that two sums differ by at least", least=1)
+    ]
     parties: Annotated[Integers, Clients("reveal-parties", "whose they are, ascending", shape="n")]
     commitments: Annotated[Bytes, Block("reveal-commitments", "of all", shape=f"n {SEED_BYTES}")]
     declared: Annotated[

@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from flower_graph.errors import IdentityError, RefusedError, StateLostError
+from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
+from flower_graph.secure.parties.differences import STATE_BYTES, set_of
 from flower_graph.secure.parties.epoch import (
     MASKS,
     MOST_LISTS,
     Epoch,
     check_declared,
     check_list,
+    check_partners,
     check_work,
     commit,
     read_head,
@@ -45,6 +47,7 @@ from flower_graph.secure.parties.messages import (
     Signatures,
     SignedKey,
 )
+from flower_graph.secure.parties.trust import DIFFER_BY
 from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import (
@@ -92,6 +95,7 @@ class PartyClient:
         self._ready: dict[int, MASKS] = {}
         self._signed: dict[int, MASKS] = {}
         self._terms: dict[int, bytes] = {}  # what the sum is of, hashed
+        self._sent: dict[int, tuple[str, bytes]] = {}  # its purpose, and the state that was sent
 
     @property
     def party(self) -> int:
@@ -134,6 +138,11 @@ class PartyClient:
                 f"corrupt is {request.corrupt} and dropout {request.dropout}; here at least "
                 f"{self.trust.corrupt} of the parties may collude, and fewer than half vanish"
             )
+        if request.differ_by < self.trust.differ_by:
+            raise RefusedError(
+                f"two sums may differ by {request.differ_by} SuperNodes, and here {DIFFER_BY} is "
+                f"{self.trust.differ_by}"
+            )
         check_declared(request.declared, self.clients, self.points, self.trust.block_cap)
         active = self.trust.registry.active
         if strangers := sorted(set(request.parties.tolist()) - set(active)):
@@ -165,13 +174,14 @@ class PartyClient:
             shown.dropout,
             shown.corrupt,
             shown.minimum,
+            shown.differ_by,
             shown.declared,
         )
         epoch.check_seeds()
-        self._check_partners(epoch, request)
+        check_partners(epoch, self.party, request, self.trust.registry)
         self.epoch, self._keys, self._epochs = epoch, request.channel_keys, epoch.number
         self.sums = SumClient(epoch.id, [self.party], (self._private, self._public))
-        self._ready, self._signed, self._terms = {}, {}, {}
+        self._ready, self._signed, self._terms, self._sent = {}, {}, {}, {}
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
 
     def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
@@ -191,16 +201,22 @@ class PartyClient:
             raise RefusedError("a partner's channel key is not the one that it signed")
         reply = sums.prepare(request)
         for older in sorted(self._ready)[: 1 - KEPT_ROUNDS]:
-            del self._ready[older], self._terms[older]
+            del self._ready[older], self._terms[older], self._sent[older]
             self._signed.pop(older, None)
         key = epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
         signature = self.trust.identity.sign(ROUND_KEY, *key)
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
 
     def mask(
-        self, request: MaskRequest, ready: Ready, total: RingArray, terms: SumTerms
+        self,
+        request: MaskRequest,
+        ready: Ready,
+        total: RingArray,
+        terms: SumTerms,
+        state: bytes,
     ) -> MaskedReply:
         """Mask the own sum, once it is checked who is ready and that the keys are theirs."""
+        # state: what the sum was made of, as digest_of names it: no sum of others has it
         epoch, sums = self._begun()
         index = epoch.index(self.party)
         epoch.check_present(ready.ready, "are ready")
@@ -209,6 +225,8 @@ class PartyClient:
             raise RefusedError("the partners who are ready are not those of the list")
         if ready.signatures.shape[0] != request.round_keys.shape[0]:
             raise RefusedError("a partner's round key is not signed")
+        who = set_of(epoch.parties[ready.ready].tolist())
+        Journal(self.trust.journal).check_state(terms.purpose, state, who, LIST, self.trust.run)
         terms.check_guard(max(len(epoch.points), epoch.minimum))
         reply = sums.mask(request, [self.party], total, terms)
         # A packet that opens shows that the key beside it is the partner's. One that does not may
@@ -224,6 +242,7 @@ class PartyClient:
             request.server_round, self._mark, self.trust.runs, self.trust.run
         )
         self._ready[request.server_round] = ready.ready
+        self._sent[request.server_round] = terms.purpose, state
         self._terms[request.server_round] = terms.digest(
             request.length, request.word, epoch.threshold, epoch.minimum
         )
@@ -247,8 +266,10 @@ class PartyClient:
                 "it would have our masks opened"
             )
         # Who has two lists signed, our state put back between them, gets both secrets of whom one
-        # of them leaves out.
-        Journal(self.trust.journal).contribute(number, LIST, self.trust.run)
+        # of them leaves out; who has two sums, that of which they differ.
+        who = set_of(epoch.parties[listed].tolist())
+        journal, run = Journal(self.trust.journal), (LIST, self.trust.run)
+        journal.enter(number, *self._sent[number], who, epoch.differ_by, *run)
         self._signed[number] = listed
         parts = epoch.signed_parts(number, ready, listed, self._terms[number])
         signature = self.trust.identity.sign(LIST, *parts)
@@ -270,7 +291,7 @@ class PartyClient:
             raise RefusedError(f"{request.contributors} contributors, the list has {listed.sum()}")
         self._check_signed(epoch, number, row, signed)
         reply = sums.unmask(request)
-        del self._signed[number], self._ready[number], self._terms[number]
+        del self._signed[number], self._ready[number], self._terms[number], self._sent[number]
         return reply
 
     def to_bytes(self) -> bytes:
@@ -287,7 +308,8 @@ class PartyClient:
         }
         for name, head in (("shown", shown), ("epoch", epoch)):
             if head is not None:
-                arrays[f"{name}/whole"] = np.array([head.number, head.minimum], np.int64)
+                whole = [head.number, head.minimum, head.differ_by]
+                arrays[f"{name}/whole"] = np.array(whole, np.int64)
                 arrays[f"{name}/real"] = np.array([head.dropout, head.corrupt])
                 arrays[f"{name}/parties"] = np.ascontiguousarray(head.parties)
                 arrays[f"{name}/commitments"] = np.ascontiguousarray(head.commitments)
@@ -301,6 +323,8 @@ class PartyClient:
                 arrays[f"{name}/{number}"] = present.astype(np.uint8)
         for number, digest in self._terms.items():
             arrays[f"terms/{number}"] = np.frombuffer(digest, np.uint8)
+        for number, (purpose, content) in self._sent.items():
+            arrays[f"sent/{number}"] = np.frombuffer(content + purpose.encode(), np.uint8)
         return bytes(save(arrays))
 
     @classmethod
@@ -335,6 +359,9 @@ class PartyClient:
             for key in [key for key in arrays if key.startswith(f"{name}/")]:
                 lists[int(key.partition("/")[2])] = arrays[key].astype(np.bool_)
         self._terms = {number: arrays[f"terms/{number}"].tobytes() for number in self._ready}
+        for number in self._ready:
+            sent = arrays[f"sent/{number}"].tobytes()
+            self._sent[number] = sent[STATE_BYTES:].decode(), sent[:STATE_BYTES]
 
     def _check_signed(self, epoch: Epoch, number: int, row: Integers, signed: Signatures) -> None:
         """Refuse unless as many listed partners as the threshold signed our own list."""
@@ -354,31 +381,6 @@ class PartyClient:
             f"{good} partners that are on the list of round {number} signed it, at least "
             f"{epoch.threshold} must: others were told otherwise, nothing is revealed"
         )
-
-    def _check_partners(self, epoch: Epoch, request: EpochRequest) -> None:
-        """Check the partners' bindings against the registry."""
-        row = epoch.partners_of(epoch.index(self.party))
-        keys, clients = request.channel_keys.shape[0], request.counts.sum()
-        if keys != row.size or clients != request.clients.size:
-            raise RefusedError("there are not as many bindings as partners")
-        if (request.counts < 1).any():
-            raise RefusedError("a partner hosts no clients")
-        ends = np.cumsum(request.counts)[:-1]
-        for index, key, signature, clients in zip(
-            row.tolist(),
-            pieces(request.channel_keys),
-            pieces(request.signatures),
-            np.split(request.clients, ends),
-            strict=True,
-        ):
-            party, promised = int(epoch.parties[index]), epoch.commitments[index].tobytes()
-            hosted = tuple(clients.tolist())
-            blocks = tuple(epoch.points[client] for client in hosted if client in epoch.points)
-            binding = Binding(self.run_id, party, hosted, key, promised, blocks)
-            try:
-                binding.verify(self.trust.registry, signature)
-            except IdentityError as error:
-                raise RefusedError(str(error)) from error
 
     def _verify(
         self, party: int, signature: Bytes, purpose: bytes, parts: tuple[bytes, ...]

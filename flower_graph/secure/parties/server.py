@@ -14,8 +14,8 @@ import numpy as np
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.parties.epoch import MASKS, Epoch, commit, fewest_in_a_sum
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Binding
+from flower_graph.secure.parties.epoch import Epoch, commit, fewest_in_a_sum
+from flower_graph.secure.parties.identity import Binding
 from flower_graph.secure.parties.messages import (
     BindReply,
     EpochReply,
@@ -29,7 +29,9 @@ from flower_graph.secure.parties.messages import (
     SignedKey,
 )
 from flower_graph.secure.parties.party import LIST, ROUND_KEY
+from flower_graph.secure.parties.party_round import PartyRound, warn_of_few
 from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     MaskedReply,
@@ -49,16 +51,6 @@ LOG = logging.getLogger(__name__)
 ABSENT = -1  # and below: ids of parties of the epoch that are not connected
 
 
-class PartyRound:
-    """One round: ``SumRound``, with the signatures that travel beside it."""
-
-    def __init__(self, epoch: Epoch, inner: SumRound) -> None:
-        n, self.epoch, self.inner = epoch.parties.size, epoch, inner
-        self.keys = np.zeros((n, SIGNATURE_BYTES), np.uint8)
-        self.lists = np.zeros((n, SIGNATURE_BYTES), np.uint8)
-        self.signed: MASKS = np.zeros(n, np.bool_)
-
-
 class PartyServer:
     """Carries out secure sums over parties, SuperNodes with keys that the registry has."""
 
@@ -75,6 +67,7 @@ class PartyServer:
         corrupt: float = 0.1,
         block_cap: int = MOST_BLOCK,
         most_points: int = MOST_POINTS,
+        differ_by: int = USUAL_DIFFERENCE,
     ) -> None:
         for name, share in (("dropout", dropout), ("corrupt", corrupt)):
             if not 0 <= share < 0.5:
@@ -82,9 +75,13 @@ class PartyServer:
         check_shares(dropout, corrupt)
         if (active := len(registry.active)) < registry.minimum:
             raise ValueError(f"the registry has {active} parties, a sum needs {registry.minimum}")
+        if differ_by < 1:
+            raise ValueError(f"differ_by is {differ_by}, must be at least 1")
         self.registry, self.dropout, self.corrupt = registry, dropout, corrupt
         # As TrustSettings has them, unless all have others
         self._block_cap, self._most_points = block_cap, most_points
+        self._differ_by = differ_by
+        self._earlier: dict[str, list[int]] = {}  # who was in sums, by purpose
         self.run_id = os.urandom(RUN_BYTES)
         self.blamed: list[Reason] = []  # their clients are numbers of parties
         self.excluded: set[int] = set()
@@ -185,6 +182,7 @@ class PartyServer:
             self.dropout,
             self.corrupt,
             fewest_in_a_sum(len(parties), self.dropout, self.corrupt, self.minimum),
+            self._differ_by,
             numbers,
             rows,
             np.array(sorted(points), np.int64).reshape(-1, 2),
@@ -221,9 +219,11 @@ class PartyServer:
             self.dropout,
             self.corrupt,
             request.minimum,
+            request.differ_by,
             request.declared,
         )
         self._rounds = {}
+        warn_of_few(len(parties), request.minimum, self._differ_by)
         return {self.homes[party]: self._epoch_request(party) for party in parties}
 
     def _epoch_request(self, party: int) -> EpochRequest:
@@ -294,7 +294,7 @@ class PartyServer:
         """Ask every party that prepared for its masked sum."""
         one = self._round(number)
         epoch = one.epoch
-        requests = one.inner.mask_requests(length, word, terms)
+        requests = one.mask_requests(length, word, terms, self._earlier.get(terms.purpose, ()))
         ready = one.inner.live.copy()
         result = {}
         for node, request in requests.items():
@@ -306,13 +306,14 @@ class PartyServer:
 
     def take_masked(self, node: int, reply: MaskedReply) -> None:
         """Add a masked sum."""
-        self._round(reply.server_round).inner.take(node, reply)
+        self._round(reply.server_round).take_masked(node, self._party(node), reply)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
         """Ask the parties in the sum to sign the list of them."""
         one = self._round(number)
         epoch = one.epoch
-        if one.inner.skipped is not None:
+        earlier = self._earlier.setdefault(one.purpose, [])
+        if one.inner.skipped is not None or (who := one.settle(earlier)) is None:
             return {}
         listed = one.inner.contributed.copy()
         try:
@@ -320,6 +321,8 @@ class PartyServer:
         except RefusedError as error:
             one.inner.skip(f"{error}; nothing is revealed")
             return {}
+        if who not in earlier:
+            earlier.append(who)
         request = ListRequest(epoch.id, number, listed)
         return {self.homes[party]: request for party in epoch.parties[listed].tolist()}
 

@@ -34,6 +34,7 @@ from flower_graph.secure.parties.messages import (
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
 from flower_graph.secure.sum.messages import (
     MaskedReply,
     MaskRequest,
@@ -68,6 +69,9 @@ class PartySums(SumServer):
         Most points that a client may declare for an alignment, where the caller has one.
     most_points : int
         Most points that the clients of one SuperNode may declare together.
+    differ_by : int
+        SuperNodes that two sums of a purpose differ by at least, unless they are of the same ones;
+        the server leaves out more to comply. No party takes less than its own ``differ-by``.
 
     Raises
     ------
@@ -89,6 +93,7 @@ class PartySums(SumServer):
         corrupt: float = 0.1,
         block_cap: int = MOST_BLOCK,
         most_points: int = MOST_POINTS,
+        differ_by: int = USUAL_DIFFERENCE,
     ) -> None:
         super().__init__(dropout=dropout, corrupt=corrupt)
         self._registry_file = registry
@@ -98,6 +103,7 @@ class PartySums(SumServer):
             corrupt=corrupt,
             block_cap=block_cap,
             most_points=most_points,
+            differ_by=differ_by,
         )
         self.run_id = self._protocol.run_id  # bindings name it
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry

@@ -1,6 +1,22 @@
-"""Whom clients take the server for, and how few of them a sum may have."""
+"""Whom clients take the server for, how few of them a sum may have, and how far sums differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flower_graph.errors import ConfigError, brief
 
 # Whom clients trust whose vectors are summed hidden, and the fewest SuperNodes of such a sum where
 # it is not the server: with fewer, a partner or two and the sum tell what one sent.
 SEMI_HONEST, MALICIOUS_SERVER = TRUST = ("semi-honest", "malicious-server")
 FEWEST_PARTIES = 5
+DIFFER_BY = "differ-by"  # of the node config: SuperNodes that two sums of a run differ by
+USUAL_DIFFERENCE = 2
+
+
+def differ_by(node_config: Mapping[str, object]) -> int:
+    """Return by how many SuperNodes two sums differ at least, as a node config says; usually 2."""
+    value = node_config.get(DIFFER_BY, USUAL_DIFFERENCE)
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"node-config {DIFFER_BY}: {brief(value)}; must be 1, 2, 3, ...")
+    return value

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
 from flwr.client import NumPyClient
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from flower_graph.errors import StateLostError
 from flower_graph.secure.ring import encode_sum
@@ -50,17 +50,19 @@ class MaskingClient(NumPyClient):
         vectors: Mapping[int, FloatArray],
         purpose: str = SECURE_SUM,
         detail: bytes = b"",
+        state: Iterable[ArrayLike] | None = None,
     ) -> tuple[MaskedReply, Config]:
         """Add up clients' vectors and mask the sum, as the request's entries say."""
+        # state: what the vectors were made of, if not the vectors: it enters one sum
         request, ring = MaskRequest.from_config(config), RING.from_config(config)
         host, clients = self.keys(), self._asked(request)
         total, left_out = encode_sum(ring, vectors, clients, request.length)
         present = [client for client in clients if client not in left_out]
         if not present:
             raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
-        reply: MaskedReply = host.mask(
-            request, self._beside(config, present), total, SumTerms(purpose, ring, detail)
-        )
+        state = (vectors[client] for client in sorted(vectors)) if state is None else state
+        terms, beside = SumTerms(purpose, ring, detail), self._beside(config, present, state)
+        reply: MaskedReply = host.mask(request, total=total, terms=terms, **beside)
         reply.left_out = left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
@@ -69,9 +71,11 @@ class MaskingClient(NumPyClient):
         """Return the clients whose vectors are asked for."""
         return [int(client) for client in request.clients]
 
-    def _beside(self, config: Config, present: list[int]) -> object:
-        """Return what ``SumClient.mask`` takes besides the request: the clients in the sum."""
-        return present
+    def _beside(
+        self, config: Config, present: list[int], state: Iterable[ArrayLike]
+    ) -> dict[str, object]:
+        """Return what ``SumClient.mask`` takes besides the sum: the clients in it."""
+        return {"present": present}
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of one sum, prepare the next, or both."""

@@ -177,6 +177,12 @@ class SumRound:
         for client in sorted(reply.left_out.keys() & set(local.tolist())):
             self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
 
+    def leave_out(self, row: int, total: RingArray, why: str) -> None:
+        """Take a client's masked sum out of the total again: it counts as vanished."""
+        self.total -= total
+        self.contributed[row] = False
+        self._note(Cause.LEFT_OUT, int(self.clients[row]), why)
+
     def _read_refused(self, rows: Integers, pairs: Integers) -> tuple[Integers, Integers]:
         """Find packets that holders say they cannot open; none twice, none that was not sent."""
         index, column = np.nonzero(self.live[self.partners[rows]] & self.is_foreign[rows])

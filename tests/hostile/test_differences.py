@@ -1,0 +1,270 @@
+"""Two sums that differ in one SuperNode tell what it sent: no party takes part in the second."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import combinations, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from party_helpers import PartyWorld, write_keys
+
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.errors import ConfigError, RefusedError
+from flower_graph.method.load import load_config
+from flower_graph.method.permits import Permits
+from flower_graph.secure.client import SecureSumClient
+from flower_graph.secure.parties.differences import (
+    check_difference,
+    choose,
+    members_of,
+    set_of,
+)
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.messages import ListRequest
+from flower_graph.secure.parties.party import LIST, PartyClient
+from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.service import SecureSum
+from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.exchange import Exchange
+
+COUNT, VICTIM = 12, 3
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> PartyWorld:
+    world = PartyWorld.make(COUNT, tmp_path)
+    world.begin()
+    return world
+
+
+def asked_without(world: PartyWorld, number: int, gone: list[int]) -> None:
+    """Have everybody sign a list without some, whom the server claims to have vanished."""
+    world.prepare(number)
+    world.mask(number)
+    listed = np.ones(COUNT, np.bool_)
+    listed[gone] = False
+    request = ListRequest(world.server.epoch.id, number, listed)
+    for node, party in world.parties.items():
+        if node - 1000 not in gone:
+            party.sign_list(request)
+
+
+# What parties refuse ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["at once", "state put back", "another epoch", "another list too"])
+def test_a_sum_without_one_is_refused_by_all(world: PartyWorld, how: str) -> None:
+    states = {node: party.to_bytes() for node, party in world.parties.items()}
+    world.check(world.round(0), range(COUNT))
+    if how == "state put back":
+        for node, state in states.items():
+            trust = world.parties[node].trust
+            world.parties[node] = PartyClient.from_bytes(state, trust)
+    elif how == "another epoch":
+        world.begin()
+    elif how == "another list too":
+        asked_without(world, 1, [5, 6])  # two others: that is far enough
+    with pytest.raises(RefusedError, match="differ-by"):
+        asked_without(world, 2, [VICTIM])
+
+
+def test_the_first_to_be_asked_and_the_last_refuse(world: PartyWorld) -> None:
+    world.check(world.round(0), range(COUNT))
+    world.prepare(1)
+    world.mask(1)
+    listed = np.arange(COUNT) != VICTIM
+    request = ListRequest(world.server.epoch.id, 1, listed)
+    for node, party in world.parties.items():
+        if node - 1000 != VICTIM:
+            with pytest.raises(RefusedError, match="differ-by"):
+                party.sign_list(request)
+
+
+def test_a_sum_with_one_more_is_refused_too(world: PartyWorld) -> None:
+    asked_without(world, 0, [VICTIM])
+    with pytest.raises(RefusedError, match="differ-by"):
+        asked_without(world, 1, [])
+
+
+@pytest.mark.parametrize("how", ["listed", "ready"])
+def test_a_state_enters_one_sum(world: PartyWorld, how: str) -> None:
+    """Or again one of the same parties, of which nothing new can be told."""
+    world.states = {node: bytes([node % 256]) * 16 for node in world.parties}
+    world.prepare(0)
+    world.mask(0)  # of this one nobody signs a list: it was no sum
+    world.check(world.round(1), range(COUNT))
+    world.check(world.round(2), range(COUNT))
+    with pytest.raises(RefusedError, match="one sum"):
+        if how == "listed":
+            asked_without(world, 3, [5, 6])
+        else:
+            world.round(3, prepare=[1005, 1006])
+    world.states = {}
+    asked_without(world, 4, [5, 6])  # other vectors may be summed
+
+
+def test_an_epoch_whose_sums_may_differ_by_less_than_the_node_says_is_refused(
+    tmp_path: Path,
+) -> None:
+    world = PartyWorld.make(COUNT, tmp_path)
+    party = world.parties[1000]
+    party.trust = replace(party.trust, differ_by=3)
+    with pytest.raises(RefusedError, match="differ-by"):
+        world.begin()
+
+
+def test_the_journal_of_an_old_run_lets_nobody_back_into_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    for run in range(9):
+        journal.enter(0, "sum", bytes(16), 7, 2, LIST, b"%d" % run)
+    with pytest.raises(RefusedError):
+        journal.enter(1, "sum", bytes([1] * 16), 7, 2, LIST, b"0")
+    journal.enter(1, "sum", bytes([1] * 16), 7, 2, LIST, b"8")
+
+
+# What an honest server does -----------------------------------------------------------------------
+
+
+def apart(sets: list[set[int]], least: int = 2) -> bool:
+    return all(one == two or len(one ^ two) >= least for one, two in combinations(sets, 2))
+
+
+def test_a_run_in_which_one_drops_out_goes_on(world: PartyWorld) -> None:
+    sets: list[set[int]] = []
+    for number, lost in enumerate([[], [1003], [1003], [1003], [], [1003, 1007], [1007], []]):
+        found = world.round(number, mask=lost)
+        world.check(found, found.contributors)
+        sets.append(set(found.contributors.tolist()))
+    assert apart(sets)
+    assert [len(one) for one in sets] == [12, 10, 10, 10, 12, 10, 10, 12]
+    assert sets[1] | sets[2] == set(range(12)) - {3}  # who is left out takes turns
+    assert sets[1] == sets[3]  # with few sets, as each further one tells more
+
+
+def test_where_too_few_would_be_left_the_sum_is_skipped_and_the_log_says_so_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = PartyWorld.make(6, tmp_path)
+    world.begin()
+    assert "differ-by" in caplog.text
+    world.check(world.round(0), range(6))
+    found = world.round(1, mask=[1002])
+    assert isinstance(found, Skipped) and "differ-by" in str(found.reason)
+    world.check(world.round(2), range(6))
+
+
+@pytest.mark.parametrize("differ_by", [1, 2, 3])
+def test_sets_that_are_chosen_pass_the_check_and_are_large(differ_by: int) -> None:
+    rng, parties = np.random.default_rng(differ_by), np.arange(30)
+    earlier, lost = list[int](), list[int]()
+    for number in range(200):
+        present = set_of(parties[rng.random(30) < 0.93].tolist())
+        spare = members_of(present)
+        chosen = choose(present, earlier, differ_by, spare=spare, fewest=20, number=number)
+        assert chosen is not None and chosen & ~present == 0
+        check_difference(chosen, earlier, differ_by)
+        lost.append((present & ~chosen).bit_count())
+        earlier += [] if chosen in earlier else [chosen]
+    assert np.mean(lost) < differ_by and (differ_by > 1 or not any(lost))
+
+
+# Over Flower's messages ---------------------------------------------------------------------------
+
+
+class Static(SecureSumClient):
+    """Has the same vector each time, unless the config moves it."""
+
+    def vectors(self, config: Any) -> Any:
+        moved = float(config.get("moved", 0.0))
+        return {c: np.random.default_rng(c).normal(size=8) + moved for c in self.clients}
+
+
+def summing(folder: Path) -> tuple[InProcessGrid, SecureSum]:
+    registry, keys = write_keys(10, folder)
+
+    def client_fn(context: Any) -> Static:
+        place = context.node_config["partition-id"]
+        context.node_config |= {"identity-key": str(keys[place]), "registry": str(registry)}
+        return Static(context, [2 * place])
+
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=10)
+    return grid, SecureSum(Exchange(grid), limit=100.0, server=PartySums(registry))
+
+
+def test_eleven_sums_do_not_give_ten_vectors(tmp_path: Path, monkeypatch: Any) -> None:
+    grid, secure = summing(tmp_path)
+    nodes, opened = sorted(grid.get_node_ids()), []
+    there = list(nodes)
+    monkeypatch.setattr(grid, "get_node_ids", lambda: there)
+    for number in range(1, 12):
+        there = [node for place, node in enumerate(nodes) if place != number - 2]
+        summed = secure.sum(number, 8)
+        opened += [] if isinstance(summed, Skipped) else [summed]
+    assert len(opened) == 1 and opened[0].contributors.size == 10
+    assert any("one sum" in entry.reason for entry in secure.rejected)
+
+
+def test_the_documented_example_cannot_be_differenced(monkeypatch: Any) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "secure-sum.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(page.split("```python\n")[1].split("```")[0], names)  # it has made one sum
+    assert names["summed"].contributors.size == names["NODES"] * names["HOSTED"]
+    nodes, secure = sorted(names["grid"].get_node_ids()), names["secure"]
+    for number, gone in enumerate(nodes, 2):
+        there = [node for node in nodes if node != gone]
+        monkeypatch.setattr(names["grid"], "get_node_ids", lambda there=there: there)
+        assert isinstance(secure.sum(number, names["CLASSES"] + 2), Skipped)
+
+
+def test_vectors_that_change_are_summed_over_members_that_differ_by_two(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    grid, secure = summing(tmp_path)
+    nodes, sets = sorted(grid.get_node_ids()), []
+    there = list(nodes)
+    monkeypatch.setattr(grid, "get_node_ids", lambda: there)
+    for number in range(1, 9):
+        there = [node for place, node in enumerate(nodes) if place != number - 2]
+        summed = secure.sum(number, 8, {"moved": float(number)})
+        assert not isinstance(summed, Skipped)
+        sets.append(set(summed.contributors.tolist()))
+    assert apart(sets) and len(sets[0]) == 10 and any(one != two for one, two in pairwise(sets))
+
+
+# Node config --------------------------------------------------------------------------------------
+
+DISTRUSTING = ("strategy.trust=malicious-server",)
+
+
+@pytest.mark.parametrize(("overrides", "node"), [
+    ((), {"differ-by": 2}), (("strategy.aggregation=plain",), {"differ-by": 2}),
+    (DISTRUSTING, {"differ-by": 3}),
+    ((*DISTRUSTING, "strategy.differ_by=1"), {"differ-by": 2}),
+])  # fmt: skip
+def test_a_run_whose_sums_may_differ_by_less_is_refused(
+    overrides: tuple[str, ...], node: dict[str, Any]
+) -> None:
+    config = load_config("fedscem/cora-linqs", overrides)
+    with pytest.raises(RefusedError, match="differ-by"):
+        Permits.of(node).check(config)
+    Permits.of({}).check(config)
+
+
+def test_noise_of_the_nodes_own_config_stands_in_for_it() -> None:
+    noisy = ("privacy.epsilon=2", "privacy.clipping_norm=5", "strategy.differ_by=1")
+    config = load_config("fedscem/cora-linqs", (*DISTRUSTING, *noisy))
+    with pytest.raises(RefusedError, match="differ-by"):
+        Permits.of({"differ-by": 2}).check(config)
+    Permits.of({"differ-by": 2, "most-epsilon": 2}).check(config)
+
+
+def test_a_difference_that_is_no_number_is_an_error() -> None:
+    for wrong in (0, -1, 1.5, "2", True):
+        with pytest.raises(ConfigError, match="differ-by"):
+            Permits.of({"differ-by": wrong})
+    with pytest.raises(ConfigError, match=r"strategy\.differ_by"):
+        load_config("fedscem/cora-linqs", ("strategy.differ_by=3",))
