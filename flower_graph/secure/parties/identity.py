@@ -288,10 +288,18 @@ class TrustSettings:
         cap = _number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
         journal = key_file.with_name(key_file.name + ".journal")
         runs = _number(given, RUNS, MOST_BEGUN, 1, 2**31)
-        named, together = str(run).encode(), most_points(node_config)
-        files = identity, registry
-        counted = journal, runs, named, together, differ_by(node_config)
-        return cls(*files, minimum, float(corrupt), cap, *counted)
+        return cls(
+            identity,
+            registry,
+            minimum,
+            float(corrupt),
+            cap,
+            journal,
+            runs,
+            str(run).encode(),
+            most_points(node_config),
+            differ_by(node_config),
+        )
 
 
 def _number(given: Mapping[str, object], key: str, default: int, low: int, high: int) -> int:
