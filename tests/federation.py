@@ -157,6 +157,11 @@ def tried(names: Iterable[str], fast: Collection[str] = ("nfedgnn",)) -> list[An
     return [pytest.param(name, marks=suite(name)) for name in names]
 
 
+def one_fast(names: Iterable[str], fast: str) -> list[Any]:
+    """Give parameters of which `make test` has one, and CI all."""
+    return [pytest.param(one, marks=() if one == fast else pytest.mark.slow) for one in names]
+
+
 EVERY = tried(ALL)
 EACH = tried(METHODS)
 ONCE = tried(name for name in METHODS if name != "deepwalk")  # for what no model changes

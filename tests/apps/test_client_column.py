@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from federation import one_fast
 from own_graphs import alike
 
 from flower_graph.apps.cli.main import main
@@ -27,7 +28,7 @@ def graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.save(alike(client=owners), "graph.pt")
 
 
-@pytest.mark.parametrize("app", CUT)
+@pytest.mark.parametrize("app", one_fast(CUT, "fedpub"))
 def test_a_method_runs_with_the_clients_of_the_column(app: str, capsys: Captured) -> None:
     assert main(["run", f"{app}/own-graph", *WORDS, "--out", "out", "--quiet"]) == 0
     assert f"{app}/own-graph: 4 " in capsys.readouterr().out

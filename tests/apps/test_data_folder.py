@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from app_helpers import context_of
-from federation import tried
+from federation import one_fast, tried
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
@@ -149,7 +149,7 @@ def forbid_whole_data(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "cached_clients", refuse)
 
 
-@pytest.mark.parametrize("app", YAML)
+@pytest.mark.parametrize("app", one_fast(YAML, "fedgls"))
 def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
     app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,7 +173,7 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
         assert line.endswith(f"logistic regression on features alone {figure:.3f}")
 
 
-@pytest.mark.parametrize("name", tried(RUNS, fast=YAML))
+@pytest.mark.parametrize("name", tried(RUNS, fast=("nfedgnn", "fedscem")))
 def test_results_are_those_of_the_simulation(
     name: str,
     config_of: MakeConfig,
@@ -463,7 +463,7 @@ def test_clients_that_a_method_cannot_work_with(
 # Two SuperNodes with one client, and other versions ----------------------------------------------
 
 
-@pytest.mark.parametrize("app", YAML)
+@pytest.mark.parametrize("app", one_fast(YAML, "ppfl"))
 def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(
     app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -519,7 +519,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (tmp_path / MEMBERS).stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("app", YAML)
+@pytest.mark.parametrize("app", one_fast(YAML, "fedscem"))
 def test_another_message_format_is_refused_by_name(
     app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from federation import one_fast
 from torch import nn
 
 from flower_graph.apps.cli.main import main
@@ -40,7 +41,7 @@ def half_labelled(**changes: Any) -> dict[str, Any]:
     return {"x": graph.x, "edge_index": edges, "y": y, **changes}
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", one_fast(METHODS, "fedscem"))
 def test_unlabelled_nodes_and_gaps_run_in_every_method(
     method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -57,7 +57,7 @@ STAGES = {
     "FedSCem": (METHODS["fedscem"], ("train", "train.unmask")),
     "PPFL-GNN": (ALL["deepwalk, secure"], ("train", "train.sum_unmask")),
 }
-FAST = {("FedSCem", "train", 0.001), ("FedSCem", "train.unmask", 0.1)}
+FAST = {("FedSCem", "train.unmask", 0.1)}
 CASES = [
     pytest.param(*case, marks=() if case in FAST else pytest.mark.slow)
     for method, (_, stages) in STAGES.items()
