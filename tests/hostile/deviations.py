@@ -1,0 +1,399 @@
+"""Every field of every request of a sum, told otherwise: what the server then has of one SuperNode.
+
+Fields come from the messages' declarations. A cell is a field and how it is told; it is run for two
+vectors of the victim, and what the server got of the one is compared with what it got of the other.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from party_helpers import write_keys
+
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.secure.client import SecureSumClient
+from flower_graph.secure.parties import messages as of_parties
+from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.ring import SIGNED
+from flower_graph.secure.sum import messages as of_sums
+from flower_graph.secure.sum.results import SumResult
+from flower_graph.secure.sum.service import ARRAYS, MASKED_SUM, SecureSum
+from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.codec import Message as Declared
+from flower_graph.wire.codec import Part
+from flower_graph.wire.exchange import Exchange
+from flower_graph.wire.keys import CONFIG
+
+COUNT, LENGTH, SUMS, LIMIT = 6, 4096, 2, 100.0
+VICTIM = 0  # its partition
+SIGMA = 5.0
+HOW = ("one", "all", "replayed", "round", "run")
+# Of the form in which the server is trusted: a SuperNode with a key of its own is never asked
+NEVER_SENT = {of_sums.KeyRequest}
+
+
+class Cell(NamedTuple):
+    """A field's entry, how it is told, and which of the other values."""
+
+    key: str
+    how: str
+    value: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.how} {self.value}"
+
+
+def requests() -> dict[str, tuple[Any, str]]:
+    """Give every entry that a request of a sum declares: what reads it, and its attribute."""
+    found: dict[str, tuple[Any, str]] = {}
+    for module in (of_sums, of_parties):
+        for one in vars(module).values():
+            if isinstance(one, type) and issubclass(one, Declared) and one.down:
+                found |= {} if one in NEVER_SENT else _entries(one, one.layout)
+            elif isinstance(one, Part):
+                found |= _entries(one, one)
+    return found
+
+
+def _entries(reader: Any, part: Part) -> dict[str, tuple[Any, str]]:
+    return {one.key: (reader, name) for name, one in part.parts.items()}
+
+
+def others(value: Any) -> list[Any]:
+    """Give other values than an honest one, by its type."""
+    chance = np.random.default_rng(3)
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, value - 1, 2 * value + 10]
+    if isinstance(value, float):
+        return [value / 2, value * 2]
+    if isinstance(value, bytes):
+        return [chance.bytes(len(value))]
+    rows = np.array(value)
+    if not rows.size:
+        return [np.ones((1, *rows.shape[1:]), rows.dtype)]
+    one = rows.copy()
+    one.flat[0] = not one.flat[0] if rows.dtype == bool else one.flat[0] ^ 1
+    found = [one, rows[..., ::-1].copy(), rows[:-1], np.concatenate([rows, rows[:1]])]
+    return [each for each in found if not np.array_equal(each, rows)]
+
+
+def cells(table: Table, key: str) -> list[Cell]:
+    """Give all cells of an entry, one for each other value."""
+    reader, name = requests()[key]
+    value = getattr(reader.from_config(table.honest(key)), name)
+    made = range(len(others(value)))
+    return [
+        Cell(key, how, number)
+        for how in HOW
+        for number in (made if how in ("one", "all", "replayed") else (0,))
+    ]
+
+
+def other_value(key: str, entries: Mapping[str, Any], number: int) -> Any:
+    """Write another value of an entry."""
+    reader, name = requests()[key]
+    message = reader.from_config(dict(entries))
+    values = others(getattr(message, name))
+    changed = values[number % len(values)]
+    if isinstance(reader, Part):  # numbers as they are
+        return changed
+    return replace(message, **{name: changed}).to_config()[key]
+
+
+# What is done -------------------------------------------------------------------------------------
+
+
+class DeviatingGrid(InProcessGrid):
+    """Tells one entry otherwise; notes what the victim is sent and answers."""
+
+    cell: Cell | None = None
+    known: dict[str, list[Any]]  # of another run: values of each entry, as they came
+    home: dict[int, int]  # partition of each SuperNode
+
+    def begin(
+        self, cell: Cell | None, known: dict[str, list[Any]], often: Mapping[str, int]
+    ) -> None:
+        """Set what is told, with how often each entry comes in an honest run."""
+        self.cell, self.known, self.told = cell, known, 0
+        self.at = 0 if cell is None else min(1, often.get(cell.key, 1) - 1)
+        self.came: dict[int, dict[str, list[Any]]] = {}  # honest values, by SuperNode
+        self.answers: list[tuple[str, bool, int]] = []  # the victim's: type, whether an error, size
+        self.altered: list[bool] = []  # of what was told otherwise: whether it was refused
+        self.masked: list[Any] = []
+        self.messages: list[dict[str, Any]] = []  # entries, as the victim was to have them
+        self._altered: set[str] = set()  # their ids
+        self._changed: list[Message] = []
+        self._later: list[str] = []  # what is told again, after an honest message
+
+    @property
+    def victim(self) -> int:
+        return sorted(self.get_node_ids())[0]
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        honest, again = list(messages), []
+        for place, message in enumerate(honest):
+            changed = self._told_otherwise(message)
+            if changed is not None and self.cell is not None and self.cell.how == "replayed":
+                again.append(changed)
+            elif changed is not None:
+                honest[place] = changed
+        ids = list(super().push_messages(honest))
+        self._later = list(super().push_messages(again)) if again else []
+        changed = {id(one) for one in self._changed}
+        self._altered |= {n for one, n in zip(honest, ids, strict=True) if id(one) in changed}
+        self._altered |= set(self._later)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = list(super().pull_messages(message_ids))
+        later = list(super().pull_messages(self._later)) if self._later else []
+        self._later = []
+        for reply in (*replies, *later):
+            if reply.metadata.src_node_id == self.victim:
+                self._note(reply)
+        return replies
+
+    def _told_otherwise(self, message: Message) -> Message | None:
+        entries = dict(message.content.config_records.get(CONFIG, {}))
+        node, cell = message.metadata.dst_node_id, self.cell
+        came = self.came.setdefault(node, {})
+        self.messages += [entries] if node == self.victim else []
+        for key, value in entries.items():
+            came.setdefault(key, []).append(value)
+        if cell is None or len(came.get(cell.key, ())) != self.at + 1 or cell.key not in entries:
+            return None
+        if cell.how != "all" and node != self.victim:
+            return None
+        if cell.how == "round":
+            value = came[cell.key][self.at - 1] if self.at else entries[cell.key]
+        elif cell.how == "run":
+            value = self.known[cell.key][self.at]
+        else:
+            value = other_value(cell.key, entries, cell.value)
+        if value == entries[cell.key]:
+            return None
+        self.told += 1
+        records = {name: one for name, one in message.content.items() if name != CONFIG}
+        content = RecordDict(records | {CONFIG: ConfigRecord(entries | {cell.key: value})})
+        about = message.metadata
+        changed = Message(content, node, about.message_type, group_id=about.group_id)
+        self._changed.append(changed)
+        return changed
+
+    def _note(self, reply: Message) -> None:
+        refused = reply.has_error()
+        size = 0
+        if not refused:
+            arrays = reply.content.array_records.get(ARRAYS)
+            if arrays is not None and MASKED_SUM in arrays:
+                self.masked.append(decode_array(MASKED_SUM, arrays[MASKED_SUM]).copy())
+            entries = reply.content.config_records.get(CONFIG, {})
+            size = sum(len(v) if isinstance(v, bytes | str | list) else 1 for v in entries.values())
+        self.answers.append((reply.metadata.message_type, refused, size))
+        if reply.metadata.reply_to_message_id in self._altered:
+            self.altered.append(refused)
+
+
+def vector(place: int, number: int, kind: int = 0) -> Any:
+    """Draw a SuperNode's numbers in a sum; the victim has two kinds, within the limit."""
+    draw = np.random.default_rng((place, number, kind)).normal(size=LENGTH)
+    return draw * 15 if kind else draw
+
+
+@dataclass
+class Had:
+    """What the server had of a run: of each sum the words, and what came of the victim."""
+
+    totals: list[Any]  # words, or None
+    contributors: list[Any]
+    ended: str  # by which error of its own code the server stopped
+    grid: DeviatingGrid = field(repr=False)
+
+    @property
+    def views(self) -> dict[str, Any]:
+        """Give all arrays of words that may tell of the victim's numbers."""
+        masked = self.grid.masked
+        found = {f"masked {i}": words for i, words in enumerate(masked)}
+        for i, one in enumerate(masked):
+            for j, other in enumerate(masked[:i]):
+                if one.shape == other.shape and one.dtype == other.dtype:
+                    found[f"masked {i} - {j}"] = one - other
+        return found | {f"sum {i}": one for i, one in enumerate(self.totals) if one is not None}
+
+
+class Table:
+    """Runs cells, each with keys that have never been used."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._runs = folder, 0
+        self._pristine = folder / "keys"
+        self._pristine.mkdir()
+        write_keys(COUNT, self._pristine)
+        self.often, self.known = dict[str, int](), dict[str, list[Any]]()
+        reference = self.run(None)
+        self.sent = reference.grid.came[reference.grid.victim]
+        self.often = {key: len(values) for key, values in self.sent.items()}
+        self.known, self.messages = self.sent, reference.grid.messages
+
+    def honest(self, key: str) -> dict[str, Any]:
+        """Give the entries of an honest message that has this one."""
+        return next(entries for entries in self.messages if key in entries)
+
+    def run(self, cell: Cell | None, kind: int = 0) -> Had:
+        """Do the sums, told otherwise in one place."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as there:
+            keys = shutil.copytree(self._pristine, Path(there) / "keys")
+            return self._run(keys, cell, kind)
+
+    def _run(self, keys: Path, cell: Cell | None, kind: int) -> Had:
+        home: dict[int, int] = {}
+        rounds = [0]
+
+        class Vectors(SecureSumClient):
+            def vectors(self, config: Any) -> Any:
+                (place,) = {client // 2 for client in self.clients}
+                whose = kind if self.context.node_id == grid.victim else 0
+                numbers = vector(place, rounds[0], whose)
+                return {self.clients[0]: numbers, self.clients[1]: np.zeros(LENGTH)}
+
+        def client_fn(context: Any) -> Vectors:
+            place = int(context.node_config["partition-id"])
+            home[context.node_id] = place
+            files = {"identity-key": f"key-{place}", "registry": "registry.json"}
+            context.node_config |= {key: str(keys / name) for key, name in files.items()}
+            return Vectors(context, [2 * place, 2 * place + 1])
+
+        grid = DeviatingGrid(make_client_app(client_fn), num_supernodes=COUNT)
+        grid.begin(cell, self.known, self.often)
+        server = PartySums(keys / "registry.json")
+        # Whoever lies does not mind what is signed for the honest run
+        server._protocol._verify = lambda *_: None  # type: ignore[method-assign]
+        secure = SecureSum(Exchange(grid), limit=LIMIT, server=server, guard=True, timeout=20)
+        totals: list[Any] = [None] * SUMS
+        contributors: list[Any] = [None] * SUMS
+        end = secure.result
+
+        def noted() -> Any:
+            found = end()
+            if isinstance(found, SumResult):
+                totals[rounds[0]] = found.total.copy()
+                contributors[rounds[0]] = sorted({c // 2 for c in found.contributors.tolist()})
+            return found
+
+        secure.result = noted  # type: ignore[method-assign]
+        ended = ""
+        for number in range(SUMS):
+            rounds[0] = number
+            try:
+                secure.sum(number + 1, LENGTH)
+            except (
+                RuntimeError,
+                ValueError,
+                AssertionError,
+                LookupError,
+            ) as error:  # of its own code: it sends lies
+                ended = type(error).__name__
+                break
+        grid.home = home
+        return Had(totals, contributors, ended, grid)
+
+
+# What comes of it ---------------------------------------------------------------------------------
+
+
+def explained(had: Had, number: int, kind: int) -> tuple[bool, bool]:
+    """Say whether a sum is that of its contributors or of all others, and has the victim in it."""
+    total, who = had.totals[number], had.contributors[number]
+    victim = had.grid.home[had.grid.victim]
+    words = total.view(SIGNED[8 * total.itemsize]).astype(np.float64)
+    every = [p for p in who if p != victim]
+    for places in ([*every, victim], every):
+        whole = sum(vector(p, number, kind if p == victim else 0) for p in places)
+        if whole.shape == words.shape and np.corrcoef(whole, words)[0, 1] > 0.99999:
+            return True, victim in places
+    return False, False
+
+
+def statistics(words: Any, numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Give figures that are about normal, of variance one, where words tell nothing."""
+    bits = 8 * words.itemsize
+    unsigned = words.view(f"u{words.itemsize}").astype(np.uint64)
+    half = np.uint64(bits // 2)
+    low, high = unsigned & np.uint64((1 << bits // 2) - 1), unsigned >> half
+    ones = np.unpackbits(words.view(np.uint8)).reshape(words.size, -1).sum(1, dtype=np.int64)
+    reads = {
+        "whole": words.view(f"i{words.itemsize}").astype(np.float64) / 2.0 ** (bits - 1),
+        "low": low.astype(np.float64) / 2.0 ** (bits // 2 - 1) - 1,
+        "high": high.astype(np.float64) / 2.0 ** (bits // 2 - 1) - 1,
+    }
+    root = np.sqrt(words.size)
+    yield "ones", float((ones.mean() - bits / 2) / np.sqrt(bits / 4) * root)
+    for name, read in reads.items():
+        yield f"{name} mean", float(read.mean() * np.sqrt(3) * root)
+        yield f"{name} size", float((np.square(read).mean() - 1 / 3) / np.sqrt(4 / 45) * root)
+        yield f"{name} next", float((read[1:] * read[:-1]).mean() * 3 * root)
+        yield f"{name} equal", float((np.diff(np.sort(read)) == 0).sum() > words.size / 2) * 1e6
+        for what, given in numbers.items():
+            if given.size == read.size and read.std():
+                yield f"{name} with {what}", float(np.corrcoef(read, given)[0, 1] * root)
+
+
+def told_apart(one: Had, other: Had) -> list[str]:
+    """Name what tells the one vector of the victim from the other: figures, and whether it came."""
+    bits = {
+        "answers": [had.grid.answers for had in (one, other)],
+        "contributors": [had.contributors for had in (one, other)],
+        "end": [had.ended for had in (one, other)],
+        "views": [sorted(had.views) for had in (one, other)],
+    }
+    found = [name for name, (a, b) in bits.items() if a != b]
+    place = one.grid.home[one.grid.victim]
+    numbers = {}
+    for n in range(SUMS):
+        pair = vector(place, n), vector(place, n, 1)
+        numbers |= {f"{n}a": pair[0], f"{n}b": pair[1], f"{n}|b|": np.abs(pair[1])}
+    theirs = other.views
+    for name, words in one.views.items():
+        if name.startswith("sum") and sum_known(one, other, int(name[4:])):
+            continue
+        if name not in theirs or theirs[name].shape != words.shape:
+            continue
+        pairs = zip(statistics(words, numbers), statistics(theirs[name], numbers), strict=False)
+        for (what, a), (_, b) in pairs:
+            if abs(a - b) > SIGMA * np.sqrt(2):
+                found.append(f"{name}: {what} {a:.1f}, {b:.1f}")
+    return found
+
+
+def sum_known(one: Had, other: Had, number: int) -> bool:
+    """Whether a sum is just that of whoever is in it."""
+    pair = [(had, kind) for kind, had in enumerate((one, other)) if had.totals[number] is not None]
+    return all(explained(had, number, kind)[0] for had, kind in pair)
+
+
+def outcome(table: Table, cell: Cell) -> str:
+    """Run a cell and say what came of it: ``-`` where the value cannot be another."""
+    found: list[str] = []
+    for _ in range(2):  # figures that chance sends over the bound once, it does not send twice
+        one, other = table.run(cell, 0), table.run(cell, 1)
+        if not one.grid.told:
+            return "-"
+        found = told_apart(one, other)
+        if not found:
+            break
+    if found:
+        return "told apart: " + "; ".join(found[:4])
+    if one.grid.altered and all(one.grid.altered):
+        return "refused"
+    at = [n for n in range(SUMS) if one.totals[n] is not None and explained(one, n, 0)[1]]
+    return "summed" if len(at) == SUMS else "no readable sum"
