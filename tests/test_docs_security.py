@@ -38,3 +38,11 @@ def test_the_packages_to_audit_are_those_with_hashes() -> None:
     text = (ROOT / "constraints-hashes.txt").read_text(encoding="utf-8")
     pinned = re.findall(r"^[A-Za-z0-9._-]+==", text, re.MULTILINE)
     assert f"Of the {len(pinned)} packages that it has" in PAGE
+
+
+def test_the_tests_that_the_table_of_liars_names_are_there() -> None:
+    table = PAGE.partition("## Who lies")[2].partition("\n## ")[0]
+    named = re.findall(r"`(tests/[\w/]+\.py)`", table)
+    assert len(named) > 12
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+    assert "(docs/security.md#who-lies-and-what-follows)" in (ROOT / "SECURITY.md").read_text()
