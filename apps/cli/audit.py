@@ -32,6 +32,7 @@ from flower_graph.method.registry import method_named, method_of
 from flower_graph.report.result import versions
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.storage.files import new_folder, write_json, write_text
+from flower_graph.storage.reading import Tree
 
 JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
 INDEX = "README.md"
@@ -223,7 +224,7 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def _write(out: Path, record: dict[str, Any]) -> None:
+def _write(out: Path, record: Tree) -> None:
     from flower_graph.report.plots.compared import save_audit  # slow to import
 
     write_json(out / JSON, record)

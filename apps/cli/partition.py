@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.config.common import RunConfig
@@ -16,6 +16,7 @@ from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.report.result import join
 from flower_graph.storage.files import new_folder, write_json, write_text
+from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
@@ -123,7 +124,7 @@ def _record(
     seeds: list[int],
     statistics: Sequence[PartitionStatistics],
     paper: Mapping[str, int],
-) -> dict[str, Any]:
+) -> Tree:
     """Collect what ``partition.json`` holds; figures are lists in the order of the seeds."""
     return {
         "config": config,

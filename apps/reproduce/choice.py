@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.experiments import Run, Runs, kept_runs
 from flower_graph.apps.reproduce.page import formatted, markdown
 from flower_graph.apps.reproduce.rows import VALIDATION, best_experiment, row, to_the_end
 from flower_graph.storage.files import write_json, write_text
+from flower_graph.storage.reading import Tree
 
 TEXT = """# How settings were chosen
 
@@ -57,7 +57,7 @@ def write_choices(out: Path, asked: Asked, runs: Runs) -> None:
     write_text(out / "choices.md", "\n".join([TEXT, *markdown(columns, lines)]) + "\n")
 
 
-def choices(group: Group, runs: Runs) -> list[dict[str, Any]]:
+def choices(group: Group, runs: Runs) -> list[Tree]:
     """List the settings that were tried for a row, each with its validation accuracy."""
     taken = group.experiments.index(best_experiment(group, runs)) if is_made(group, runs) else None
     result = []

@@ -27,6 +27,7 @@ from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.files import plain, write_text
+from flower_graph.storage.reading import Tree
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
 MAX_WORKERS = 8
@@ -167,7 +168,7 @@ def read_curves(stored: Mapping[str, object]) -> Curves:
         return math.nan if value is None else value
 
     names = {one.name for one in fields(Curves)}  # An older version had more
-    read: dict[str, Any] = {key: number(value) for key, value in stored.items() if key in names}
+    read: Tree = {key: number(value) for key, value in stored.items() if key in names}
     return Curves(**read)
 
 

@@ -25,6 +25,7 @@ from flower_graph.apps.reproduce.significance import correct, differences, paire
 from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
+from flower_graph.storage.reading import Tree
 
 # Metrics of a row.
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
@@ -32,7 +33,7 @@ SECONDS, WHOLE = "seconds-per-round", "run-seconds"
 WITHIN, END = "test-accuracy-within", "the end"
 PATIENCE = 50  # Rounds without improvement, where a config has none of its own
 
-Row = dict[str, Any]
+Row = Tree
 BySeed = Mapping[int, Curves]
 # A figure of a run, by the keys of its row and the run's config; none where it has none
 Figure = Callable[[Curves, Values, object], float | None]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
-from typing import Any
 
 from scipy.stats import ttest_1samp
+
+from flower_graph.storage.reading import Tree
 
 MOST_CHANCE = 0.05  # of a difference between seeds that counts as one
 
@@ -38,10 +39,10 @@ def holm(chances: Sequence[float | None]) -> list[float | None]:
     return result
 
 
-def correct(rows: Sequence[dict[str, Any]]) -> None:
+def correct(rows: Sequence[Tree]) -> None:
     """Add `holm` to each tested row: p, corrected for all tests of its table and metric."""
     # One family: whoever looks for a gain in a table looks at all its data sets and methods.
-    families: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    families: dict[tuple[str, str], list[Tree]] = {}
     for row in rows:
         if "p" in row:
             families.setdefault((row["table"], row["metric"]), []).append(row)

@@ -16,7 +16,7 @@ from flower_graph.config.rules import nearest, refuse_key
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import TABLES, is_file_name
 from flower_graph.method.registry import known_apps, method_named
-from flower_graph.storage.reading import MOST_SETTINGS, check_yaml, read_text, reading
+from flower_graph.storage.reading import MOST_SETTINGS, Tree, check_yaml, read_text, reading
 
 BLOCKS = "blocks"  # Name of the file with parts of pages that several tables have
 PRIVACY = "privacy"  # Name of the table that is a curve
@@ -142,7 +142,7 @@ def read_table(name: str) -> Table:
         return _table_of(name, tree)
 
 
-def _table_of(name: str, tree: dict[str, Any]) -> Table:
+def _table_of(name: str, tree: Tree) -> Table:
     """Build the tables that a file says, and check them."""
     tree.pop("shared", None)  # Anchors of what is there more than once
     for kind in ("data", "models", "methods"):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from torch import Tensor
 from flower_graph.data.graph import Graph, HeldGraph, row_entries, take_rows
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.logistic_regression import fit, scores
+from flower_graph.storage.reading import Tree
 
 JUDGED = ("test", "val")
 MAJORITY, OWN_MAJORITY, REGRESSION = "majority", "majority-per-client", "logistic-regression"
@@ -40,7 +41,7 @@ STRENGTHS = (1.0, 10.0)
 # Shares of the neighbours in each step of label propagation: the best one by validation
 KEPT, STEPS = (0.9, 0.95, 0.99), 50
 LARGEST = 10_000_000  # non-zero features of training nodes times classes: some seconds
-Figures = dict[str, dict[str, Any]]
+Figures = dict[str, Tree]
 # What clients' commonest classes reach where those that train alone may reach more: methods were
 # more than two points below local training on such graphs alone (docs/results/own-graph.md)
 ALONE = 0.6

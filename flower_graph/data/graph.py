@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from flower_graph.config.common import PRESENCE, PRESENCE_ROW, ROW, STANDARDISE
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -51,7 +52,7 @@ class Treatment(NamedTuple):
         return record
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Treatment:
+    def from_json(cls, record: Tree) -> Treatment:
         """Read what :meth:`to_json` gave."""
         mean, scale = (
             None

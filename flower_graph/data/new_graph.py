@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from flower_graph.data.description import describe_graph, read_edges, read_featu
 from flower_graph.data.graph import Treatment
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
+from flower_graph.storage.reading import Tree
 
 __all__ = ["DataForm", "NewGraph", "new_graph", "read_new_graph"]
 
@@ -35,7 +36,7 @@ class DataForm(NamedTuple):
         }
 
     @classmethod
-    def from_json(cls, record: dict[str, Any]) -> DataForm:
+    def from_json(cls, record: Tree) -> DataForm:
         """Read it back."""
         classes = record["classes"]
         return cls(

@@ -15,6 +15,7 @@ from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.graph import Graph
 from flower_graph.data.partition.statistics import counts
 from flower_graph.data.sources.datasets import load_graph
+from flower_graph.storage.reading import Tree
 
 DOMINANT = 0.8  # share of the labelled nodes from which one class counts as dominating
 FEW = 0.5  # share of labelled nodes below which a warning says so
@@ -25,7 +26,7 @@ LEAST = 100  # nodes below which accuracies are coarse
 class Survey(NamedTuple):
     """What was found."""
 
-    figures: dict[str, Any]  # numbers; ``classes`` has the number of nodes by name of the class
+    figures: Tree  # numbers; ``classes`` has the number of nodes by name of the class
     distributions: dict[str, dict[int, int]]  # how often which whole number occurs, by name
     notes: list[str]  # what was done to the data
     warnings: list[str]  # what makes results poor or hard to read
@@ -133,7 +134,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.1 or not share else f"{100 * share:.2g} %"
 
 
-def _warnings(f: dict[str, Any], x: Tensor) -> list[str]:
+def _warnings(f: Tree, x: Tensor) -> list[str]:
     """Say what to beware of."""
     name, most = max(f["classes"].items(), key=lambda one: one[1])
     share, labelled = most / max(1, f["labelled"]), f["labelled"] / f["nodes"]

@@ -34,6 +34,7 @@ from flower_graph.errors import ConfigError, brief, one_line
 from flower_graph.method.registry import DEFAULT, schema_of
 from flower_graph.storage.reading import (
     MOST_SETTINGS,
+    Tree,
     check_yaml,
     open_text,
     read_text,
@@ -163,7 +164,7 @@ def _foreign(
     return result
 
 
-def _located(settings: dict[str, Any], source: str) -> dict[str, object]:
+def _located(settings: Tree, source: str) -> dict[str, object]:
     """Write paths of data in full: those in a file start from its folder, others from here."""
     # So a run can be gone on with, and Flower can run it, from anywhere.
     folder = Path(source).expanduser().parent if is_file_name(source) else Path()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
@@ -29,7 +29,7 @@ from flower_graph.outputs.files import (
     read_predictions,
 )
 from flower_graph.outputs.frames import Rounds
-from flower_graph.storage.reading import read_json, read_lines, reading
+from flower_graph.storage.reading import Tree, read_json, read_lines, reading
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -355,7 +355,7 @@ def latest_in(data_folder: Path | str, *, trust: bool | Trust = False) -> Run:
     return load_run(max(runs, key=lambda one: (one.stat().st_mtime_ns, one.name)), trust=trust)
 
 
-def _read_json(path: Path, hint: str) -> dict[str, Any]:
+def _read_json(path: Path, hint: str) -> Tree:
     with reading(path, OutputError):
         try:
             found = read_json(path)

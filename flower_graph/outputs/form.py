@@ -6,7 +6,7 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flower_graph import models
 from flower_graph.data.graph import HeldGraph, called
 from flower_graph.outputs.files import Predictions, SavedModels, role_of
+from flower_graph.storage.reading import Tree
 
 
 class Form(NamedTuple):
@@ -82,7 +83,7 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
     return SavedModels(f"{kind.__module__}.{kind.__qualname__}", arguments, [client], {}, own)
 
 
-def _plain(bound: dict[str, Any], signature: inspect.Signature) -> dict[str, Any] | None:
+def _plain(bound: Tree, signature: inspect.Signature) -> Tree | None:
     """Give arguments by name as JSON has them; None if it cannot have them."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = dict[str, object]()

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.errors import OutputError
+from flower_graph.storage.reading import Tree
 
 KINDS = ("shared", "own", "rows")  # of the tensors of models of several forms
 
@@ -91,7 +92,7 @@ class SavedModels:
     """
 
     module: str
-    arguments: dict[str, Any]
+    arguments: Tree
     clients: list[int]
     shared: dict[str, Tensor]
     own: dict[str, Tensor]
@@ -165,7 +166,7 @@ class SavedModels:
         )
 
 
-def saved_models(said: list[dict[str, Any]], tensors: dict[str, Tensor]) -> list[SavedModels]:
+def saved_models(said: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
     """Put models of several forms together of what files have of them."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

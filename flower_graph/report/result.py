@@ -16,6 +16,7 @@ from flower_graph import __version__
 from flower_graph.config.common import BEST, NOTHING
 from flower_graph.records.rounds import WAYS, RoundReport, format_bytes
 from flower_graph.storage.files import plain, write_json
+from flower_graph.storage.reading import Tree
 
 # What `baselines` has, as people read it
 GUESSES = {
@@ -37,7 +38,7 @@ def make_result(
     last = reports[-1]
     best = best_round(reports)
     # Only of methods that make graphs or align embeddings: for others the keys would say nothing.
-    of_some: dict[str, dict[str, Any]] = {"structure": last.structure, "alignment": last.alignment}
+    of_some: dict[str, Tree] = {"structure": last.structure, "alignment": last.alignment}
     of_some["participation"] = summarise_participation(one.participation for one in reports)
     local = {name: figures for name, figures in of_some.items() if figures}
     return {
@@ -131,7 +132,7 @@ def join(values: list[Any]) -> Any:
 
 def describe_result(
     name: str,
-    result: Mapping[str, Any],
+    result: Tree,
     out: Path,
     called: tuple[str, str] = ("client", "clients"),
 ) -> str:
@@ -162,7 +163,7 @@ def describe_result(
     )
 
 
-def describe_kept(result: Mapping[str, Any]) -> list[str]:
+def describe_kept(result: Tree) -> list[str]:
     """Say which round was saved and what it has; nothing where none was."""
     config, last, best = result["config"], result["rounds"], result["best-round"]
     if config.get("save", NOTHING) == NOTHING:
@@ -186,14 +187,14 @@ def _tested(result: Mapping[str, object], key: str) -> str:
     return f" (test {_share(result[key])})" if math.isfinite(_mean(result[key])) else ""
 
 
-def tested(result: Mapping[str, Any]) -> dict[str, float]:
+def tested(result: Tree) -> dict[str, float]:
     """Give the baselines' test accuracies by what people call them, as far as they are known."""
     given = result.get("baselines") or {}
     means = {name: _mean(given.get(key, {}).get("test")) for key, name in BASELINES.items()}
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
-def baseline_figures(baselines: Mapping[str, Any]) -> list[str]:
+def baseline_figures(baselines: Tree) -> list[str]:
     """Name the baselines with their test accuracies, and why there is none where it is known."""
     reached = tested({"baselines": baselines}).items()
     figures = [f"{name} {value:.3f}" for name, value in reached]
@@ -203,7 +204,7 @@ def baseline_figures(baselines: Mapping[str, Any]) -> list[str]:
     return figures
 
 
-def describe_baselines(result: Mapping[str, Any]) -> list[str]:
+def describe_baselines(result: Tree) -> list[str]:
     """Say what is reached without the method, and in words where the method is not better."""
     # A line of figures and, where there is something to say, one of words; none without figures.
     reached = tested(result)

@@ -9,7 +9,6 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -32,6 +31,7 @@ from flower_graph.storage.files import (
     saying,
     write_json,
 )
+from flower_graph.storage.reading import Tree
 
 LOG = logging.getLogger(__name__)
 RISE = 10  # times the lowest loss so far: one above that, and above its first, is warned of
@@ -209,7 +209,7 @@ def _write_weights(path: Path, state: Mapping[str, object]) -> None:
         raise OutputError(f"cannot write {path}: {error}") from error
 
 
-def _title(config: Mapping[str, Any]) -> str:
+def _title(config: Tree) -> str:
     data, model, strategy = (
         config.get(key, {}).get("name") for key in ("data", "model", "strategy")
     )

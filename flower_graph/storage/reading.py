@@ -30,6 +30,7 @@ __all__ = [
     "MOST_RECORD",
     "MOST_SETTINGS",
     "MOST_TENSORS",
+    "Tree",
     "check_yaml",
     "open_regular",
     "open_text",
@@ -40,6 +41,9 @@ __all__ = [
     "read_text",
     "reading",
 ]
+
+# What JSON and YAML hold. The values are open: whoever reads a key checks what it has.
+Tree = dict[str, Any]
 
 MIB, GIB = 1 << 20, 1 << 30
 # The most bytes of a file, by what it is. The first four are read as a whole and unfold in memory,

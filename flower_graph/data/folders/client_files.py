@@ -28,6 +28,7 @@ from flower_graph.data.sources.names import (
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
+from flower_graph.storage.reading import Tree
 
 IDENTITIES = ("identity", "n_id", "names")  # what says who a node is, the first that is there
 OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
@@ -104,7 +105,7 @@ def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[st
         yield f"file {path}, client {name}", part
 
 
-def _owners(values: dict[str, Any]) -> list[object]:
+def _owners(values: Tree) -> list[object]:
     """Give the client of each node, None of nobody's."""
     given = values.get(CLIENT)
     if given is None:

@@ -23,7 +23,14 @@ from flower_graph.data.sources.names import GRAPH_FILES
 from flower_graph.errors import DataError, told
 from flower_graph.storage.files import saying
 from flower_graph.storage.places import DATA_FOLDER
-from flower_graph.storage.reading import MOST_RECORD, MOST_TENSORS, parse_json, read_bytes, reason
+from flower_graph.storage.reading import (
+    MOST_RECORD,
+    MOST_TENSORS,
+    Tree,
+    parse_json,
+    read_bytes,
+    reason,
+)
 from flower_graph.storage.tensors import load_tensors
 
 T = TypeVar("T")
@@ -59,7 +66,7 @@ class Manifest:
     num_clients: int  # Clients of the whole run
     features: int  # Of the whole run
     classes: int
-    details: dict[str, Any] = field(default_factory=dict)  # What one method needs besides
+    details: Tree = field(default_factory=dict)  # What one method needs besides
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file, by name
     versions: dict[str, str] = field(default_factory=dict)  # Of what wrote it
     format: int = FORMAT

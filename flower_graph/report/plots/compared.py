@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -25,6 +25,7 @@ from flower_graph.report.plots.base import (
     save,
     staying,
 )
+from flower_graph.storage.reading import Tree
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LABEL_WIDTH = 42  # letters of an attack's name in a line
@@ -264,7 +265,7 @@ def _percent(values: Values) -> tuple[float, float]:
     return 100 * float(np.mean(values)), 100 * float(np.std(values))
 
 
-def save_audit(path: Path, findings: Sequence[Mapping[str, Any]], *, title: str) -> None:
+def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
     """Draw one bar for each attack and setting, and a line where a guess would be."""
     if not findings:
         raise ValueError("findings: empty; at least one attack is needed")
@@ -290,9 +291,7 @@ def save_audit(path: Path, findings: Sequence[Mapping[str, Any]], *, title: str)
     save(figure, path)
 
 
-def _draw_attack(
-    axes: Axes, one: Mapping[str, Any], attack: int, setting: int, settings: int
-) -> None:
+def _draw_attack(axes: Axes, one: Tree, attack: int, setting: int, settings: int) -> None:
     position = attack * (settings * BAR + GAP) + setting * BAR
     axes.barh(
         position,
