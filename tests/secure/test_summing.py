@@ -114,11 +114,10 @@ def test_in_four_steps_with_some_of_the_nodes():
 
 
 def test_the_documents_example(capsys):
-    run_blocks(DOC, 2)
-    draws = [np.random.default_rng(client) for client in range(20)]
+    run_blocks(DOC, 1)
+    draws = [np.random.default_rng(client) for client in range(32)]
     labels = np.concatenate([draw.integers(3, size=10) for draw in draws])
     measured = np.concatenate([draw.normal(20.0, 2.0, size=10) for draw in draws])
-    first, second, third = capsys.readouterr().out.splitlines()
-    assert first == f"20 clients, classes {np.bincount(labels)}"
-    assert third == f"20 clients, {np.bincount(labels)}"  # under a server that may lie
-    assert second == f"mean of 200 measurements: {measured.mean():.3f}"
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"32 clients, classes {np.bincount(labels)}"
+    assert second == f"mean of 320 measurements: {measured.mean():.3f}"
