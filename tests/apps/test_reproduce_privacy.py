@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from app_helpers import own_graph
+from federation import one_fast
 
 from flower_graph.apps.reproduce import command, privacy
 from flower_graph.apps.reproduce.command import main
@@ -41,7 +42,7 @@ def small(name: str, **changes: Any) -> dict[str, Any]:
     return spec | {"epsilons": [10.0, 1e6], "constants": {}} | changes
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_fast(NAMES, "nfedgnn"))
 def test_the_first_seed_chooses_and_the_others_run_what_is_chosen(
     name: str, tmp_path: Path, ran: list[RunConfig]
 ) -> None:

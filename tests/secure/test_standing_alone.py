@@ -78,7 +78,7 @@ def test_a_server_that_is_trusted_needs_nothing_of_parties(tmp_path: Path) -> No
 
 
 def test_the_bar_is_closed(tmp_path: Path) -> None:
-    done = run("import flower_graph.server.session", tmp_path)
+    done = run("import flower_graph.server", tmp_path)
     assert done.returncode != 0 and "barred: flower_graph.server" in done.stderr
     done = run(PARTIES, tmp_path, "flower_graph.secure.parties")
     assert done.returncode != 0 and "barred: flower_graph.secure.parties" in done.stderr
