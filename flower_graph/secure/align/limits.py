@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flower_graph.errors import ConfigError, brief
+from flower_graph.secure.node_config import whole_number
 
 # Points of one client's block. It bounds the work that a client can give key-holders, and the
 # identities that it can try out.
@@ -59,18 +59,9 @@ class Limits:
 
 def most_points(node_config: Mapping[str, object]) -> int:
     """Return how many points of one SuperNode a key-holder's node config takes."""
-    return _whole(node_config, OF_NODE, MOST_POINTS, 1)
+    return whole_number(node_config, OF_NODE, MOST_POINTS, 1)
 
 
 def least_holders(node_config: Mapping[str, object]) -> int:
     """Return how many clients must hold what a SuperNode's clients put into sums."""
-    return _whole(node_config, HOLDERS, LEAST_HOLDERS, LEAST_HOLDERS)
-
-
-def _whole(node_config: Mapping[str, object], key: str, default: int, least: int) -> int:
-    value = node_config.get(key, default)
-    if type(value) is not int or value < least:
-        raise ConfigError(
-            f"node-config {key}: {brief(value)}; must be a whole number of at least {least}"
-        )
-    return value
+    return whole_number(node_config, HOLDERS, LEAST_HOLDERS, LEAST_HOLDERS)

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from flower_graph.errors import ConfigError, IdentityError
 from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS, most_points
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
+from flower_graph.secure.node_config import whole_number
 from flower_graph.secure.parties.registry import Registry, signed_bytes
 from flower_graph.secure.parties.trust import FEWEST_PARTIES, USUAL_DIFFERENCE, differ_by
 from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
@@ -279,15 +280,15 @@ class TrustSettings:
                 f"registry {given[REGISTRY]}: has {count} parties that are not revoked, at least "
                 f"{FEWEST_PARTIES} are needed"
             )
-        minimum = _number(given, MINIMUM, registry.minimum, FEWEST_PARTIES, count)
+        minimum = whole_number(given, MINIMUM, registry.minimum, FEWEST_PARTIES, count)
         corrupt = given.get(CORRUPT, 0.1)
         if isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5:
             raise ConfigError(
                 f"node-config {CORRUPT}: {corrupt!r:.60}; must be from 0 to below 0.5"
             )
-        cap = _number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
+        cap = whole_number(given, BLOCK_CAP, MOST_BLOCK, 1, 2**31)
         journal = key_file.with_name(key_file.name + ".journal")
-        runs = _number(given, RUNS, MOST_BEGUN, 1, 2**31)
+        runs = whole_number(given, RUNS, MOST_BEGUN, 1, 2**31)
         return cls(
             identity,
             registry,
@@ -300,12 +301,3 @@ class TrustSettings:
             most_points(node_config),
             differ_by(node_config),
         )
-
-
-def _number(given: Mapping[str, object], key: str, default: int, low: int, high: int) -> int:
-    value = given.get(key, default)
-    if type(value) is not int or not low <= value <= high:
-        raise ConfigError(
-            f"node-config {key}: {value!r:.60}; must be a whole number from {low} to {high}"
-        )
-    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flower_graph.errors import ConfigError, brief
+from flower_graph.secure.node_config import whole_number
 
 # Whom clients trust whose vectors are summed hidden, and the fewest SuperNodes of such a sum where
 # it is not the server: with fewer, a partner or two and the sum tell what one sent.
@@ -16,7 +16,4 @@ USUAL_DIFFERENCE = 2
 
 def differ_by(node_config: Mapping[str, object]) -> int:
     """Return by how many SuperNodes two sums differ at least, as a node config says; usually 2."""
-    value = node_config.get(DIFFER_BY, USUAL_DIFFERENCE)
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"node-config {DIFFER_BY}: {brief(value)}; must be 1, 2, 3, ...")
-    return value
+    return whole_number(node_config, DIFFER_BY, USUAL_DIFFERENCE, 1)

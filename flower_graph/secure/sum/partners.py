@@ -24,7 +24,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import ConfigError, brief
+from flower_graph.secure.node_config import whole_number
 
 # Chance that the secrets of some client cannot be recovered although no more clients than agreed
 # vanished: the round is skipped. Chance that those who collude learn a client's vector.
@@ -37,10 +37,7 @@ LEAST_CLIENTS = "least-clients"  # of the node config
 
 def least_clients(node_config: Mapping[str, object]) -> int:
     """Return how few clients a SuperNode's node config lets a sum have; 1: as few as may be."""
-    value = node_config.get(LEAST_CLIENTS, 1)
-    if type(value) is not int or value < 1:
-        raise ConfigError(f"node-config {LEAST_CLIENTS}: {brief(value)}; must be 1, 2, 3, ...")
-    return value
+    return whole_number(node_config, LEAST_CLIENTS, 1, 1)
 
 
 def check_shares(dropout: float, corrupt: float) -> None:
