@@ -15,7 +15,7 @@ from pathlib import Path
 
 from flwr.app import UserConfigValue
 
-from flower_graph.config.common import RunConfig
+from flower_graph.config.common import RunConfig, StrategySection
 from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, RefusedError, brief
 from flower_graph.method.trust import TrustSection
@@ -129,14 +129,7 @@ class Permits:
         if isinstance(how, TrustSection) and how.least_holders < self.least_holders:
             why = f"this run has strategy.least_holders={how.least_holders}"
             raise _refused(HOLDERS, self.least_holders, why)
-        if self.differ_by is not None and not self.noises:
-            if form != MALICIOUS_SERVER:
-                why = f"in a run that is {form} nothing keeps sums so far apart"
-                raise _refused(DIFFER_BY, self.differ_by, why)
-            assert isinstance(how, TrustSection)
-            if how.differ_by < self.differ_by:
-                why = f"this run has strategy.differ_by={how.differ_by}"
-                raise _refused(DIFFER_BY, self.differ_by, why)
+        self._check_differences(form, how)
 
     @property
     def noises(self) -> bool:
@@ -163,6 +156,17 @@ class Permits:
             "no path of the run's and no download" if self.data is None else ", ".join(self.data)
         )
         return [f"{key:13}  {words}" for key, words in said.items()]
+
+    def _check_differences(self, form: str, how: StrategySection) -> None:
+        if self.differ_by is None or self.noises:
+            return
+        if form != MALICIOUS_SERVER:
+            why = f"in a run that is {form} nothing keeps sums so far apart"
+            raise _refused(DIFFER_BY, self.differ_by, why)
+        assert isinstance(how, TrustSection)
+        if how.differ_by < self.differ_by:
+            why = f"this run has strategy.differ_by={how.differ_by}"
+            raise _refused(DIFFER_BY, self.differ_by, why)
 
     def _check_noise(self, config: RunConfig) -> None:
         floors = (self.most_epsilon, self.least_noise, self.most_clip)

@@ -82,9 +82,8 @@ class PartyRound:
         return chosen
 
     def _choose(self, present: int, earlier: Collection[int], spare: list[int]) -> int | None:
-        epoch, number = self.epoch, self.inner.number
-        fewest = epoch.minimum
-        return choose(present, earlier, epoch.differ_by, spare=spare, fewest=fewest, number=number)
+        apart, fewest, number = self.epoch.differ_by, self.epoch.minimum, self.inner.number
+        return choose(present, earlier, apart, spare=spare, fewest=fewest, number=number)
 
 
 def warn_of_few(parties: int, fewest: int, differ_by: int) -> None:
