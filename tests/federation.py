@@ -146,20 +146,24 @@ VARIANTS = {
 ALL = METHODS | VARIANTS
 
 
-def tried(names: Iterable[str], fast: Collection[str] = ("nfedgnn",)) -> list[Any]:
+def tried(
+    names: Iterable[str],
+    fast: Collection[str] = ("nfedgnn",),
+    slow: Collection[str] = METHODS.keys(),
+) -> list[Any]:
     """Give a test's parameters: `make test` has one, CI all methods, a release all variants."""
 
     def suite(name: str) -> tuple[pytest.MarkDecorator, ...]:
         if name in fast:
             return ()
-        return (pytest.mark.slow if name in METHODS else pytest.mark.release,)
+        return (pytest.mark.slow if name in slow else pytest.mark.release,)
 
     return [pytest.param(name, marks=suite(name)) for name in names]
 
 
-def one_fast(names: Iterable[str], fast: str) -> list[Any]:
+def one_fast(names: Collection[str], fast: str) -> list[Any]:
     """Give parameters of which `make test` has one, and CI all."""
-    return [pytest.param(one, marks=() if one == fast else pytest.mark.slow) for one in names]
+    return tried(names, [fast], slow=names)
 
 
 EVERY = tried(ALL)
