@@ -10,6 +10,10 @@ E = TypeVar("E", bound=Exception)
 class ConfigError(ValueError):
     """A setting that is unknown, of the wrong type or impossible."""
 
+    def __init__(self, words: str, *, key: str = "") -> None:
+        super().__init__(words)
+        self.key = key  # the setting that the words begin with, where they name one
+
 
 class DataError(ValueError):
     """A data set that is missing, unreadable or unfit for training."""

@@ -63,7 +63,7 @@ class Choice(Rule):
             return
         close = nearest(value, self.allowed)
         hint = f"; did you mean {close}?" if close else ""
-        raise ConfigError(f"{key}: {value!r} is not one of {self.words}{hint}")
+        raise ConfigError(f"{key}: {value!r} is not one of {self.words}{hint}", key=key)
 
 
 def choice(*allowed: str, also: str = "", pattern: str = "") -> Choice:
@@ -117,18 +117,20 @@ def require(good: bool, key: str, value: object, allowed: str) -> None:
     """Refuse a value unless it is good."""
     # Conditions say what is good, not what is bad: NaN then fails them as it should.
     if not good:
-        raise ConfigError(f"{key}: {show(value)} is not allowed; it must be {allowed}")
+        words = f"{key}: {show(value)} is not allowed; it must be {allowed}"
+        raise ConfigError(words, key=key)
 
 
 def refuse_key(key: str, known: Sequence[str], where: str = "") -> NoReturn:
     """Raise the error for a key that is not known, naming the nearest one that is."""
     inside = [other for other in known if other.startswith(f"{key}.")]
     if inside:
-        raise ConfigError(f"{key}: a section, not a setting; set {', '.join(inside)}{where}")
+        words = f"a section, not a setting; set {', '.join(inside)}{where}"
+        raise ConfigError(f"{key}: {words}", key=key)
     section = [other for other in known if other.rpartition(".")[0] == key.partition(".")[0]]
     close = suggest(key, known, ".")
     hint = f"did you mean {close}?" if close else f"known keys are {', '.join(section or known)}"
-    raise ConfigError(f"{key}: unknown key; {hint}{where}")
+    raise ConfigError(f"{key}: unknown key; {hint}{where}", key=key)
 
 
 def suggest(word: str, known: Sequence[str], separator: str) -> str | None:

@@ -108,7 +108,7 @@ def load_config(
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:  # an interpolation `${...}` that leads nowhere
         key = getattr(error, "full_key", None) or name_or_path
-        raise ConfigError(f"{key}: {message_of(error)}") from error
+        raise ConfigError(f"{key}: {message_of(error)}", key=key) from error
     assert isinstance(config, RunConfig)
     config.validate()
     return config
@@ -140,7 +140,8 @@ def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
         if "${" in _REFERENCE.sub("", repr(value)):
             raise ConfigError(
                 f"{key}: {brief(value)} is not allowed in a run config: there ${{...}} may name "
-                f"other settings, as ${{strategy.name}}, and nothing else{where}"
+                f"other settings, as ${{strategy.name}}, and nothing else{where}",
+                key=key,
             )
 
 
@@ -195,7 +196,8 @@ def _lay_over(
         try:
             OmegaConf.update(tree, key, value)
         except OmegaConfBaseException as error:
-            raise ConfigError(f"{key}: {show(value)} is not {known[key]}{where}") from error
+            words = f"{key}: {show(value)} is not {known[key]}{where}"
+            raise ConfigError(words, key=key) from error
 
 
 def list_configs() -> list[str]:

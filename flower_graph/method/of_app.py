@@ -146,12 +146,12 @@ def _configuration(
     try:
         return load_config(name, [*given, *settings], allowed=allowed, environment=False)
     except ConfigError as error:
-        blamed = [key for key, _ in keys if str(error).startswith(f"{SETTINGS[key]}: ")]
-        if not blamed:
+        blamed = next((key for key, _ in keys if SETTINGS[key] == error.key), None)
+        if blamed is None:
             raise
         # What is wrong without these keys is told as it is, and not as theirs.
-        _require_known(blamed[0], load_config(name, given, allowed=allowed, environment=False))
-        raise ConfigError(f"{blamed[0]} in the run config: {error}") from error
+        _require_known(blamed, load_config(name, given, allowed=allowed, environment=False))
+        raise ConfigError(f"{blamed} in the run config: {error}", key=error.key) from error
 
 
 def _require_known(key: str, config: RunConfig) -> None:

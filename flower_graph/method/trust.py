@@ -90,5 +90,6 @@ class TrustSection(StrategySection):
         for key, why in readable.items() if self.distrusts else ():
             raise ConfigError(
                 f"strategy.{key}: {getattr(self, key)} is not allowed with strategy.trust="
-                f"{MALICIOUS_SERVER}: {why}"
+                f"{MALICIOUS_SERVER}: {why}",
+                key=f"strategy.{key}",
             )

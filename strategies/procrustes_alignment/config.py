@@ -196,7 +196,8 @@ class PPFLConfig(RunConfig):
             key = "participation" if how.participation < 1 else "absent"
             raise ConfigError(
                 f"strategy.{key}: {getattr(how, key)} is not allowed with "
-                f"strategy.alignment={SECURE}: sums over changing clients could be compared"
+                f"strategy.alignment={SECURE}: sums over changing clients could be compared",
+                key=f"strategy.{key}",
             )
         good = self.model.dimension % self.gat.heads == 0
         if self.model.name == GAT and not good:

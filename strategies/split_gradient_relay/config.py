@@ -93,7 +93,8 @@ class StrategyConfig(StrategySection):
                 f"strategy.participation: {self.participation} is not allowed with "
                 "strategy.average_over=all, which averages the weights of all users: set "
                 "strategy.participation=1, strategy.average_over=holders or "
-                "strategy.average_every=0"
+                "strategy.average_every=0",
+                key="strategy.participation",
             )
 
 

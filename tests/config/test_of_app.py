@@ -113,6 +113,15 @@ def test_without_keys_everything_is_as_in_the_config() -> None:
         ("num-server-rounds='ten'", "num-server-rounds in the run config: rounds: 'ten'"),
         ("fraction-train=1.5", "fraction-train in the run config: strategy.participation: 1.5"),
         ("strategy-name='fedavg'", "strategy-name in the run config: strategy.name: 'fedavg'"),
+        (
+            "config='nfedgnn/cora-averaged' fraction-train=0.5 "
+            "overrides='strategy.average_over=all'",
+            "fraction-train in the run config: strategy.participation: 0.5",
+        ),
+        (
+            "config='ppfl/cora-linqs-gat' fraction-train=0.5 overrides='strategy.alignment=secure'",
+            "fraction-train in the run config: strategy.participation: 0.5",
+        ),
         # What is wrong with the overrides is not blamed on a key.
         ("num-server-rounds=2 overrides='rounds=2 strategy.nmae=x'", "strategy.nmae: "),
         ("local-epochs=2 overrides='sede=1'", "sede: "),
