@@ -6,7 +6,6 @@ It runs a config with a recording grid and plays the curious server.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import math
 import shlex
@@ -32,7 +31,7 @@ from flower_graph.method.registry import method_named, method_of
 from flower_graph.report.result import versions
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.storage.files import new_folder, write_json, write_text
-from flower_graph.storage.reading import Tree
+from flower_graph.storage.reading import MOST_RECORD, Tree, read_json, read_text, reading
 
 JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
 INDEX = "README.md"
@@ -133,7 +132,7 @@ def audit_command(args: argparse.Namespace) -> int:
         check_run(one.config)
     with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
         _write(out, _audit(args, plans))
-        print((out / PAGE).read_text(encoding="utf-8"), f"written to {out}", sep="\n", flush=True)
+        print(read_text(out / PAGE, MOST_RECORD), f"written to {out}", sep="\n", flush=True)
     return 0
 
 
@@ -152,12 +151,10 @@ def write_index(folder: Path) -> Path:
     """Write one page about all audits in the sub-folders of a folder."""
     parts = []
     for path in sorted(folder.glob(f"*/{JSON}")):
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path, OutputError, "not the result of an audit"):
+            record = read_json(path)
             picture = f"![{record['config']}]({path.parent.name}/{PICTURE})"
             parts.append(f"{page(record, _notes(record), level=2)}\n{picture}\n")
-        except (ValueError, KeyError) as error:
-            raise OutputError(f"{path}: not the result of an audit ({error!r})") from error
     if not parts:
         raise OutputError(f"--page {folder}: no sub-folder has {JSON}; run an audit first")
     head = f"# Privacy audit\n\nWritten by `flower-graph audit --page`. {EVERYWHERE}\n"

@@ -29,8 +29,10 @@ from types import FrameType
 import psutil
 
 import flower_graph
+from flower_graph.errors import OutputError
 from flower_graph.method.of_app import RUN_CONFIG
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
+from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
 
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers  # of a signal
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
@@ -86,7 +88,8 @@ def flwr_run(
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
         raise RuntimeError(_failure("the run failed", log))
-    payload: dict[str, object] = json.loads(result.read_text(encoding="utf-8"))
+    with reading(result, OutputError):
+        payload: dict[str, object] = read_json(result)
     return payload
 
 
@@ -257,8 +260,10 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _superlink_log(home: Path) -> list[str]:
     path = home / "local-superlink" / "superlink.log"
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return text.splitlines()[-TAIL:]
+    if not path.exists():
+        return []
+    with reading(path, OutputError):
+        return read_bytes(path, MOST_LINES).decode(errors="replace").splitlines()[-TAIL:]
 
 
 def _failure(what: str, tail: Sequence[str]) -> str:

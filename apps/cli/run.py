@@ -25,6 +25,7 @@ from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.storage.files import holds_something, new_folder, remove_empty
+from flower_graph.storage.reading import read_json, reading
 
 
 @dataclass
@@ -216,14 +217,12 @@ def _run(job: Job, args: Options) -> dict[str, object]:
 def _done(job: Job) -> dict[str, object] | None:
     """Read the result of a job if it was completed before with the same settings."""
     path = job.out / "result.json"
-    try:
-        result: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.exists():
         return None
-    except ValueError as error:
-        raise OutputError(f"{path}: not the result of a run ({error})") from error
-    if not isinstance(result, dict):
-        raise OutputError(f"{path}: not the result of a run (it is no mapping)")
+    with reading(path, OutputError, "not the result of a run"):
+        result: dict[str, object] = read_json(path)
+        if not isinstance(result, dict):
+            raise ValueError("it is no mapping")
     return result if result.get("config") == to_dict(job.config) else None
 
 

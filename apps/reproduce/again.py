@@ -6,7 +6,6 @@ row by runs whose initial weights differ by 1e-7.
 
 from __future__ import annotations
 
-import json
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -33,6 +32,7 @@ from flower_graph.engine.processor import processor
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.rng import generator
 from flower_graph.storage.files import write_json, write_text
+from flower_graph.storage.reading import read_json, reading
 
 SIZE = 1e-7  # of a change of the initial weights: about one rounding of a number near 1
 DRAWS = 3  # changed runs of each cell
@@ -47,7 +47,8 @@ def main(
     path = folder / "table.json"
     if not path.is_file():
         raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
-    cells = cells_of(json.loads(path.read_text(encoding="utf-8")), only, seeds)
+    with reading(path, DataError, "not the table of a `reproduce`"):
+        cells = cells_of(read_json(path), only, seeds)
     if not cells:
         raise ConfigError(f"--only, --seeds: no such row of {path} can be run again")
     results: list[Row] = []

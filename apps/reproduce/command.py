@@ -48,6 +48,7 @@ from flower_graph.report.plots.compared import (
     plot_spent,
 )
 from flower_graph.storage.files import write_json, write_text
+from flower_graph.storage.reading import MOST_RECORD, read_text
 
 
 def main(
@@ -96,7 +97,7 @@ def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     run_stages(stages, folder, write, in_place(asked))
     if measured := measured_rows(asked):
         write(measured)
-    if "\n| " not in (out / "table.md").read_text(encoding="utf-8"):
+    if "\n| " not in read_text(out / "table.md", MOST_RECORD):
         raise ConfigError(
             f"page: no row of {out / 'table.json'} matches what it lists; the tables are "
             f"{', '.join(sorted({group.part.table for group in asked.groups()}))}"

@@ -23,11 +23,12 @@ from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RunConfig
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.memory import peak_memory
+from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.files import plain, write_text
-from flower_graph.storage.reading import Tree
+from flower_graph.storage.reading import Tree, read_json, reading
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
 MAX_WORKERS = 8
@@ -243,9 +244,11 @@ def kept_runs(runs: Sequence[Run], folder: Path) -> Runs:
     """Read the runs that were done before from the folder."""
     result: Runs = {}
     for run in runs:
-        if _is_kept(_path(folder, run), run):
-            stored = json.loads(_path(folder, run).read_text())
-            result.setdefault(run.experiment, {})[run.seed] = read_curves(stored["curves"])
+        path = _path(folder, run)
+        if _is_kept(path, run):
+            with reading(path, OutputError, "not a kept run"):
+                curves = read_curves(read_json(path)["curves"])
+            result.setdefault(run.experiment, {})[run.seed] = curves
     return result
 
 
@@ -269,7 +272,9 @@ def _is_kept(path: Path, run: Run) -> bool:
     """Return whether a run was kept with the settings of today's config."""
     if not path.exists():
         return False
-    return is_same(json.loads(path.read_text()).get("settings", {}), settings_of(config_of(run)))
+    with reading(path, OutputError, "not a kept run"):
+        settings = dict(read_json(path).get("settings", {}))
+    return is_same(settings, settings_of(config_of(run)))
 
 
 def is_same(kept: Mapping[str, object], now: Mapping[str, object]) -> bool:

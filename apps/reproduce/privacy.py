@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -14,11 +13,13 @@ from flower_graph.apps.reproduce.page import markdown
 from flower_graph.apps.reproduce.rows import Row
 from flower_graph.apps.reproduce.templates import Values, fill, function, make
 from flower_graph.apps.run import simulate
+from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config
 from flower_graph.privacy.accountant import spent
 from flower_graph.report.plots.compared import Panel, plot_budgets
 from flower_graph.report.result import best_round
 from flower_graph.storage.files import prepare_folder, write_json, write_text
+from flower_graph.storage.reading import read_json, reading
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def privacy_curve(
     curve = make(Curve, tree, "privacy")
     seeds = seeds or curve.seeds
     file = prepare_folder(out, may_exist=True) / "privacy.json"
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    with reading(file, OutputError, "no earlier curve"):
+        kept = read_json(file) if file.exists() else []
     panels = {
         title: _groups(curve, one, kept, rounds, overrides) for title, one in curve.configs.items()
     }

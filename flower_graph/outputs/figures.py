@@ -9,8 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_graph.errors import OutputError
 from flower_graph.outputs.files import write_lines
 from flower_graph.storage.files import replaced
+from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading
 
 __all__ = ["CLIENTS", "CURVES", "FigureLog", "write_figures"]
 
@@ -53,11 +55,12 @@ class FigureLog:
             rows.tofile(file)
 
     def read(self, last: int | None = None) -> Rows:
-        """Give the rows up to a round, by round and client."""
-        if not self._path.is_file():
+        """Give the rows up to a round, by round and client; ``OutputError`` if it is no file."""
+        if not self._path.exists():
             return np.zeros(0, ROW)
-        size = self._path.stat().st_size // ROW.itemsize  # a process may have died as it wrote
-        rows = np.fromfile(self._path, ROW, size)
+        with reading(self._path, OutputError), open_regular(self._path, MOST_TENSORS) as stream:
+            whole = os.fstat(stream.fileno()).st_size // ROW.itemsize  # it may have died in one
+            rows = np.fromfile(stream, ROW, whole)
         rows = rows if last is None else rows[rows["round"] <= last]
         backwards = rows[::-1]
         _, first = np.unique(backwards[["round", "client"]], return_index=True)
@@ -65,7 +68,7 @@ class FigureLog:
 
     def cut(self, last: int) -> None:
         """Forget what comes after a round: the run goes on from there, or anew."""
-        if self._path.is_file():
+        if self._path.exists():
             rows = self.read(last)
             with replaced(self._path) as part:
                 rows.tofile(part)

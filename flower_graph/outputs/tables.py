@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from flower_graph.config.common import KEEP
+from flower_graph.errors import OutputError
 from flower_graph.outputs.client import IN_RUN
 from flower_graph.outputs.figures import CLIENTS, CURVES, HEAD
 from flower_graph.outputs.files import write_lines
+from flower_graph.storage.reading import MOST_GRAPH, open_text, read_text, reading
 from flower_graph.wire.keys import ROLES
 
 
@@ -22,9 +25,11 @@ def merge_clients(out: Path) -> dict[str, object]:
     for name in (CLIENTS, CURVES):
         tables = [_read(folder / name) for folder in folders if (folder / name).is_file()]
         if tables:
-            head, places = tables[0][0], [0, 1] if name == CURVES else [0]
-            lines = [line for table in tables for line in table[1:]]
-            lines.sort(key=lambda line: [int(line[column]) for column in places])
+            places = [0, 1] if name == CURVES else [0]
+            with reading(out / IN_RUN, OutputError, f"a client's {name} is no such table"):
+                lines = [line for table in tables for line in table[1:]]
+                lines.sort(key=lambda line: [int(line[column]) for column in places])
+                head = tables[0][0]
             write_lines(out / name, head, lines)
     return spread(out / CLIENTS)
 
@@ -37,11 +42,21 @@ def spread(path: Path) -> dict[str, object]:
     dict
         By ``last`` and ``best`` and by role: ``worst-tenth``, the mean accuracy of the worst tenth
         of the clients that have such nodes, at least one; ``deviation``, the standard deviation.
+
+    Raises
+    ------
+    OutputError
+        If the file is no such table.
     """
-    if not path.is_file():
+    if not path.exists():
         return {}
+    with reading(path, OutputError):
+        return _spread(path)
+
+
+def _spread(path: Path) -> dict[str, object]:
     columns = [HEAD.index(name) for name in ("at", *(f"{role}-accuracy" for role in ROLES))]
-    with path.open(encoding="utf-8") as file:
+    with open_text(path, MOST_GRAPH) as file:
         lines = file.readlines()[1:]
     if not lines:
         return {}
@@ -64,5 +79,5 @@ def spread(path: Path) -> dict[str, object]:
 
 
 def _read(path: Path) -> Sequence[list[str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.reader(file))
+    with reading(path, OutputError):
+        return list(csv.reader(io.StringIO(read_text(path, MOST_GRAPH), newline="")))

@@ -6,7 +6,6 @@ round costs a client, against the size of its ego-network (FedSCem, Figure 8).
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import time
@@ -25,6 +24,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Epoch
+from flower_graph.storage.reading import MOST_LINES, read_json
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings, Shared
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
 from flower_graph.strategies.masked_embedding_averaging.method import METHOD, ego_settings
@@ -132,7 +132,7 @@ def _peak(profiler: profile) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+        events = read_json(path, MOST_LINES)["traceEvents"]
     result = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
     totals = [event["args"]["Total Allocated"] for event in result]
     # PyTorch counts on from profile to profile, and what is freed between two it never learns.

@@ -19,6 +19,8 @@ from flwr.app import ConfigRecord, RecordDict
 from run_folders import GRAPH, make_run
 
 from flower_graph import errors
+from flower_graph.apps.cli.run import Job
+from flower_graph.apps.cli.run import _done as done
 from flower_graph.apps.reproduce.table import read_table
 from flower_graph.client.adaptor import read_state, write_state
 from flower_graph.data.folders.run_folder import CLIENTS, Manifest, open_folder, write_folder
@@ -27,6 +29,9 @@ from flower_graph.data.splits import geom_gcn_split
 from flower_graph.errors import StateLostError
 from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run
+from flower_graph.outputs.client import IN_RUN
+from flower_graph.outputs.figures import CLIENTS as CLIENTS_TABLE
+from flower_graph.outputs.figures import CURVES, FigureLog, write_figures
 from flower_graph.outputs.files import (
     Embeddings,
     SavedModels,
@@ -35,6 +40,7 @@ from flower_graph.outputs.files import (
     read_models,
     write_outputs,
 )
+from flower_graph.outputs.tables import merge_clients
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.parties.identity import Identity, Registry, new_identity, read_public
 from flower_graph.secure.parties.journal import Journal
@@ -152,7 +158,24 @@ def make_all(place: Path) -> list[Target]:
     masks = {f"{part}_mask": np.ones(5, bool) for part in ("train", "val", "test")}
     np.savez_compressed(place / "split.npz", **masks)
     targets.append(Target(place / "split.npz", lambda: geom_gcn_split(place / "split.npz", 5)))
-    return targets + of_parties(place) + of_supernode(place)
+    return targets + of_figures(place) + of_parties(place) + of_supernode(place)
+
+
+def of_figures(place: Path) -> list[Target]:
+    """Write what clients of a simulation measured, and the result of the command line's run."""
+    out, log = place / "simulated", FigureLog(place / "figures")
+    for number in range(3):
+        log.add(number, [0, 1], loss=[0.5, 0.25], accuracy=np.eye(2, 3), nodes=[4, 5])
+    tables = out / IN_RUN / "0"
+    tables.mkdir(parents=True)
+    write_figures(tables, log.read(), {"last": 2, "best": 1}, 1)
+    job = Job("fedgls", [], load_config("quickstart"), out)
+    (out / "result.json").write_text('{"config": {"rounds": 3}}')
+    return [
+        Target(place / "figures", lambda: FigureLog(place / "figures").read(2)),
+        *(Target(tables / name, lambda: merge_clients(out)) for name in (CLIENTS_TABLE, CURVES)),
+        Target(out / "result.json", lambda: done(job)),
+    ]
 
 
 def of_parties(place: Path) -> list[Target]:
