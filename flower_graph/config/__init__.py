@@ -1,4 +1,4 @@
-"""Schemas of settings and their rules: what may stand in a YAML file.
+"""Schemas of settings and their rules: which keys and values a YAML file may have.
 
 Names are imported on first use: engines read schemas on machines without OmegaConf.
 """

@@ -21,7 +21,7 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import check_settings, section, setting
 from flower_graph.errors import ConfigError
 
-# What a run keeps, and of which round
+# What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
 LAST, BEST = KEEP = ("last", "best")
 SPLITS = ("auto", "public", "geom-gcn", "random")
@@ -42,7 +42,7 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass
 class DataConfig:
-    """Which graph, which nodes train, and for ``csbm`` what to generate."""
+    """The graph, the nodes that train, and for ``csbm`` the graph to generate."""
 
     name: str = setting(
         "cora-linqs",
@@ -106,7 +106,7 @@ class DataConfig:
     )
 
     def draws(self, seed: int) -> int:
-        """Give the seed of splits and graphs in a run of a seed."""
+        """Return the seed of splits and graphs in a run with this seed."""
         return seed if self.split_seed is None else self.split_seed
 
     def validate(self) -> None:
@@ -124,7 +124,7 @@ class DataConfig:
 
 @dataclass
 class PartitionSection:
-    """How one graph is cut into clients, and which of a client's nodes train."""
+    """How one graph is divided among clients, and which of a client's nodes train."""
 
     method: str = setting("louvain", choice(*PARTITIONS), help="how the graph is cut")
     clients: int = setting(
@@ -163,7 +163,7 @@ class PartitionSection:
     )
 
     def validate(self) -> None:
-        """Refuse clients that METIS parts do not give; ``ConfigError`` names key and value."""
+        """Refuse numbers of clients that do not fit METIS parts; ``ConfigError`` names the key."""
         if self.train_share is not None:
             good, most = self.train_share <= self.ratios[0], f"{self.ratios[0]:g}"
             allowed = f"at most {most} (the first of partition.ratios)"
@@ -208,12 +208,12 @@ class PrivacyConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a budget at all."""
+        """Whether there is a privacy budget."""
         return self.epsilon is not None
 
     @property
     def is_central(self) -> bool:
-        """Whether it is the server that clips and adds noise."""
+        """Whether the server clips and adds noise."""
         return self.is_on and self.form == CENTRAL_FORM
 
     @property
@@ -223,7 +223,7 @@ class PrivacyConfig:
 
     @property
     def withholds(self) -> bool:
-        """Whether clients keep what they measure of their own data to themselves."""
+        """Whether clients send no measurements of their own data."""
         return self.is_on and self.measurements == WITHHOLD
 
     def refuse_checkpoints(self, checkpoint_every: int) -> None:
@@ -254,7 +254,7 @@ class PrivacyConfig:
 
 
 class Robust(NamedTuple):
-    """Which average, and what it needs to know."""
+    """The kind of average, and its parameters."""
 
     name: str = NO_DEFENCE  # none, krum, trimmed-mean or median
     num_malicious: int = 1  # SuperNodes that may be hostile; krum only
@@ -263,7 +263,7 @@ class Robust(NamedTuple):
 
 @dataclass
 class RobustSection:
-    """What the section ``strategy`` of a method has whose clients' weights are averaged."""
+    """The section ``strategy`` of methods that average clients' weights."""
 
     robust: str = setting(
         NO_DEFENCE, choice(*ROBUST), help="what stands for the mean of the clients' weights"
@@ -277,11 +277,11 @@ class RobustSection:
 
     @property
     def average(self) -> Robust:
-        """What stands for the mean of the clients' weights."""
+        """The average that is used instead of the mean of the clients' weights."""
         return Robust(self.robust, self.num_malicious, self.beta)
 
     def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
-        """Refuse another average than the mean with methods for which it would be wrong."""
+        """Refuse an average other than the mean for methods that it does not fit."""
         if self.robust != NO_DEFENCE and method in not_with:
             raise ConfigError(
                 f"strategy.robust: {self.robust} is not allowed with strategy.name={method}, where "
@@ -291,7 +291,7 @@ class RobustSection:
 
 @dataclass
 class StrategySection:
-    """What the section ``strategy`` of every method has; a method's own adds its keys."""
+    """The keys that the section ``strategy`` of every method has; a method adds its own."""
 
     name: str = setting("", help="what server and clients do")
     participation: float = setting(1.0, SHARE, help="share of the SuperNodes asked each round")
@@ -303,17 +303,17 @@ class StrategySection:
 
     @property
     def distrusts(self) -> bool:
-        """Whether clients take the server for one that may deviate from the protocol."""
+        """Whether clients expect that the server may deviate from the protocol."""
         return False
 
     def with_registry(self, make: Callable[[], Path]) -> Self:
-        """Name a registry of throw-away keys, where one is needed and none is named."""
+        """Set a registry of throw-away keys if one is needed and none is named."""
         return self
 
 
 @dataclass
 class RunConfig:
-    """What the schemas of all methods start with."""
+    """The keys that the schemas of all methods have."""
 
     app: str = setting("", help="the method, which decides what keys there are")
     seed: int = setting(0, SEED, help="of weights, dropout, sampling and splits")
@@ -352,7 +352,7 @@ class RunConfig:
 
     @property
     def masks_sums(self) -> bool:
-        """Whether clients hide what they send in each other's masks."""
+        """Whether clients hide what they send under masks."""
         return False
 
     def validate(self) -> None:
@@ -368,14 +368,14 @@ class RunConfig:
 
 @dataclass
 class CutRunConfig(RunConfig):
-    """What the schemas start with whose clients' graphs are cut by the common section."""
+    """The schema of methods whose clients' graphs are made by the section ``partition``."""
 
     partition: PartitionSection = section(PartitionSection)
 
 
 # Left open: they are handed on, beside others, to whichever strategy
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
-    """Say where and how often a strategy saves; a run without a folder saves nothing."""
+    """Return where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:
         return {"checkpoint_dir": None, "checkpoint_every": 0}
     return {"checkpoint_dir": out / CHECKPOINTS, "checkpoint_every": config.checkpoint_every}

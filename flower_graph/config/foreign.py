@@ -1,9 +1,9 @@
 """Which code the files of a run may name: one rule for all that reads a run.
 
-A run's folder may come from anybody, so what stands in it makes this process import nothing but
-classes that ship and methods that the user has: those that ship, that installed packages announce,
-that are given by file (``--app FILE``), and that the process has imported already. Anything else
-needs trust in the whole folder, and what is then imported is said before it is.
+A run's folder may come from anybody, so its files may name only classes of this package and methods
+that the user has: those of this package, those that installed packages announce, those given by
+file (``--app FILE``), and those that the process has imported already. Anything else needs trust in
+the whole folder, and its import is announced first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flower_graph.storage.places import data_root
 LOG = logging.getLogger(__name__)
 CONFIG, DATA = "config.yaml", "data.json"  # of a run's folder: its settings, and its data's form
 RUN_OF = "# run of "  # how the settings that a run keeps begin: the config that it was run with
-# What a run leaves beside its settings; by one of these a folder is known to be a run's
+# Files that a run writes beside its settings; any of them shows that a folder is a run's
 LEFT = (
     *("metrics.jsonl", "result.json", DATA, "checkpoints"),
     *("predictions.npz", "embeddings.npz", "model.json", "models.json", "clients"),
@@ -47,7 +47,7 @@ class Trust:
     code : bool
         Whether they may.
     say : callable
-        What is told before something is imported.
+        Called with a message before something is imported.
     reads : bool
         Whether the settings are only read: no data are then loaded by them.
     """
@@ -57,13 +57,13 @@ class Trust:
     reads: bool = False
 
     def admit(self, name: str, refusal: Exception) -> None:
-        """Say what is imported, or raise the refusal where the folder is not trusted."""
+        """Announce an import, or refuse it if the folder is not trusted."""
         if not self.code:
             raise refusal
         self.say(f"trusted: importing {name}, which a file of the run names")
 
     def admit_settings(self, settings: Mapping[str, object], where: str) -> None:
-        """Refuse what a run's settings name that could run code: ``ConfigError``."""
+        """Refuse settings of a run that could run code: ``ConfigError``."""
         app, root = settings.get("app"), settings.get("data.root")
         if isinstance(app, str) and not has_method(app):
             said = f"app: {show(app)} is no method that you have, and a run imports none{where}"
@@ -82,15 +82,15 @@ OWN = Trust(code=True, say=lambda text: None)  # what this process has just writ
 
 
 def is_of_run(name: str) -> bool:
-    """Say whether a file is the settings of a run: ``config.yaml`` beside what runs leave."""
+    """Return whether a file is a run's settings: ``config.yaml`` beside a run's other files."""
     path = Path(name).expanduser()
     return path.name == CONFIG and any((path.parent / one).exists() for one in LEFT)
 
 
 def as_text(value: object) -> Any:
-    """Write a value so that OmegaConf takes ``${...}`` in it for text."""
+    """Escape a value so that OmegaConf reads ``${...}`` in it as text."""
     if isinstance(value, str):
-        # A backslash before it is one that escapes, unless it is itself doubled.
+        # A backslash before it escapes it, unless the backslash is doubled.
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, Mapping):
         return {key: as_text(one) for key, one in value.items()}

@@ -1,4 +1,4 @@
-"""Names of the methods that the user has, and the modules that their code is in.
+"""Names of the methods that the user has, and the modules of their code.
 
 Names and module strings only, apart from what is given by file or imported already.
 """
@@ -12,8 +12,8 @@ from types import ModuleType
 
 GROUP = "flower_graph.methods"  # of entry points, each of a module that has METHOD
 
-# Looked up first: looking through entry points would cost every deployed message. Where the schema
-# is, which is read without the rest of the method; a package has its METHOD in `method` beside it.
+# Looked up first, since reading entry points would slow every deployed message. These modules have
+# the schema, which is read without the rest of the method; METHOD is in `method` beside it.
 SHIPPED = {
     "nfedgnn": "split_gradient_relay.config:NFedGNNConfig",
     "fedscem": "masked_embedding_averaging.config:FedSCemConfig",
@@ -27,23 +27,23 @@ GIVEN: dict[str, ModuleType] = {}  # modules of the files that the user gave, by
 
 @lru_cache(maxsize=1)
 def announced() -> dict[str, str]:
-    """Look through the entry points: module by name."""
+    """Read the entry points: module by name."""
     from importlib.metadata import entry_points
 
     return {one.name: one.module for one in entry_points(group=GROUP)}
 
 
 def has_method(app: str) -> bool:
-    """Say whether the user has a method, so that naming it brings no code that is not theirs."""
+    """Return whether the user has a method, so that importing it runs no foreign code."""
     if app in SHIPPED or app in GIVEN or app in announced():
         return True
     return "METHOD" in vars(sys.modules.get(app) or ModuleType(app))  # imported already
 
 
 def code_of_methods(place: str) -> ModuleType | None:
-    """Import a module if it is of a method that the user has and that does not ship; else None.
+    """Import a module of a method that the user has and that is not of this package; else None.
 
-    Of an announced method that is its package; of a given or imported one its module alone.
+    For an announced method any module of its package; for a given or imported one its module only.
     """
     if place in GIVEN:
         return GIVEN[place]

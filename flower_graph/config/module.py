@@ -32,11 +32,11 @@ class TrainingSection(StrategySection):
 
 @dataclass
 class ModuleRunConfig(CutRunConfig):
-    """What the schema of such a method starts with; it gives ``app`` and its own ``strategy``."""
+    """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
 
     rounds: int = 100
-    # The graph's own split plays no part: clients split their nodes by ``partition``. Features stay
-    # as they are: scaled down, they learn slowly.
+    # The graph's own split is not used: clients split their nodes by ``partition``. Features stay
+    # as they are: models learn slowly from scaled ones.
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
     partition: PartitionSection = section(PartitionSection, clients=10, every_node=True)
     model: GCNSection = section(GCNSection)

@@ -1,7 +1,8 @@
-"""Rules of settings: what a value must be, in the words of refusals and of the documentation.
+"""Rules of settings: what a value must be, in words for errors and documentation.
 
 A schema names them in its fields (``flower_graph.config.schema``); a constructor that takes the
-same value may ask the same rule. A refusal names key, value and what is allowed or was meant.
+same value may ask the same rule. An error names key, value and what is allowed, or the nearest
+allowed word.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ class Rule:
     words : str
         What is allowed, such as ``"at least 1"``: "it must be ...".
     admits : callable
-        Whether a value of the setting's type is allowed. It says what is good and not what is bad:
-        NaN then fails as it should.
+        Whether a value of the setting's type is allowed. It must say what is good, not what is bad,
+        so that NaN fails.
     """
 
     words: str
@@ -103,7 +104,7 @@ ABOVE_ZERO = Rule("above 0 and finite", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Rule("at least 0 and finite", lambda value: 0 <= value < math.inf)
 # What PyTorch's generators take
 SEED = Rule("at least 0 and below 2^63", lambda value: 0 <= value < 2**63)
-# A share of a whole that has something in it; one that may be nothing; one that leaves something,
+# A share above 0; a share that may be 0; a share below 1,
 # such as a dropout
 SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 FRACTION = Rule("at least 0 and at most 1", lambda value: 0 <= value <= 1)
@@ -134,20 +135,20 @@ def refuse_key(key: str, known: Sequence[str], where: str = "") -> NoReturn:
 
 
 def suggest(word: str, known: Sequence[str], separator: str) -> str | None:
-    """Find what was meant: known words that end like the word, else the one most like it."""
+    """Find the known words that end like the given one, else the one most like it."""
     # `reg_weight` for `strategy.reg_weight` is a slip of its own; `name` is in three sections.
     same_end = [other for other in known if other.endswith(separator + word)]
     return " or ".join(same_end) or nearest(word, known)
 
 
 def nearest(word: str, known: Sequence[str]) -> str | None:
-    """Find the known word that a mistyped one is most like, if any is alike at all."""
+    """Find the known word that is most like a mistyped one, if any is."""
     close = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
     return close[0] if close else None
 
 
 def show(value: object) -> str:
-    """Write a value as YAML would have it, so that the user knows their own words again."""
+    """Write a value as in YAML, so that users recognise their own words."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else repr(value)

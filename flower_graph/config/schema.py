@@ -152,7 +152,7 @@ def _fields(schema: type) -> list[tuple[str, object, Mapping[str, Any]]]:
 
 
 def _about(schema: type, name: str) -> Mapping[str, object]:
-    """Find rules and meaning: a subclass that gives another default keeps its parent's."""
+    """Find rules and meaning; a subclass that only sets another default keeps its parent's."""
     result = (vars(kind).get("__dataclass_fields__", {}).get(name) for kind in schema.__mro__)
     return next((one.metadata for one in result if one is not None and one.metadata), {})
 
@@ -162,7 +162,7 @@ def _is_optional(hint: object) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """Say what values a type has."""
+    """Describe the values of a type in words."""
     if _is_optional(hint):
         kept = [kind for kind in get_args(hint) if kind is not type(None)]
         return " or ".join(_words(kind) for kind in kept) + " or null"

@@ -1,4 +1,4 @@
-"""The graphs of several clients as one block-diagonal graph, dropout, and how well each does.
+"""The graphs of several clients as one block-diagonal graph; dropout; accuracy of each client.
 
 Nothing in a batch mixes clients: any assignment of clients to batches gives the same numbers. The
 first layer's weights are stored by active rows: a client keeps row ``k`` of its matrix only if one
@@ -26,11 +26,11 @@ from flower_graph.wire.keys import MAX_CLASSES, ROLES
 
 
 class Nodes(Protocol):
-    """A client's nodes, whatever its edges."""
+    """A client's nodes, with or without edges."""
 
     @property
     def client(self) -> int:
-        """Its number; several graphs may be one client's."""
+        """The client's number; several graphs may belong to one client."""
 
     @property
     def x(self) -> Tensor:
@@ -42,7 +42,7 @@ class Nodes(Protocol):
 
 
 class Graph(Nodes, Protocol):
-    """What a batch needs of one client."""
+    """The parts of a client's graph that a batch needs."""
 
     @property
     def edge_index(self) -> Tensor:
@@ -63,7 +63,7 @@ class Graph(Nodes, Protocol):
 
 @dataclass(frozen=True)
 class GraphBatch:
-    """Clients' graphs, one behind the other."""
+    """Clients' graphs, concatenated."""
 
     clients: tuple[int, ...]  # Number of each graph's client
     ptr: list[int]  # c + 1 bounds of the clients' nodes
@@ -85,7 +85,7 @@ class GraphBatch:
 
 
 def check_classes(num_classes: int) -> None:
-    """Refuse more classes than a run can have, before anybody makes weights for them."""
+    """Refuse more classes than a run can have, before weights are made for them."""
     if not 1 <= num_classes <= MAX_CLASSES:
         raise ValueError(f"num_classes is {num_classes}, must be from 1 to {MAX_CLASSES}")
 
@@ -105,7 +105,7 @@ def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
 
 
 def pack_graphs(graphs: Sequence[Graph], device: torch.device | str = "cpu") -> GraphBatch:
-    """Lay the graphs of several clients one behind the other."""
+    """Concatenate the graphs of several clients."""
     ptr = list(accumulate((graph.y.numel() for graph in graphs), initial=0))
     node_client = _owners(ptr)
     edges = [graph.edge_index + start for graph, start in zip(graphs, ptr, strict=False)]
@@ -166,12 +166,12 @@ def _owners(ptr: list[int]) -> Tensor:
 
 
 def _bounds(ptr: list[int], places: Sequence[int]) -> list[int]:
-    """Return the bounds of some groups once they lie one behind the other."""
+    """Return the bounds of some groups after concatenation."""
     return list(accumulate((ptr[index + 1] - ptr[index] for index in places), initial=0))
 
 
 def _take(values: Tensor, ptr: list[int], places: Sequence[int]) -> Tensor:
-    """Put some groups of rows one behind the other."""
+    """Concatenate some groups of rows."""
     return torch.cat([values[ptr[index] : ptr[index + 1]] for index in places])
 
 
@@ -199,7 +199,7 @@ def _take_blocks(
 def _active_features(
     graphs: Sequence[Graph], ptr: list[int], num_features: int
 ) -> tuple[Adjacency, Tensor, Tensor]:
-    """Give every (client, feature) that occurs a column."""
+    """Assign a column to every (client, feature) that occurs."""
     rows, keys, values = [], [], []
     for index, graph in enumerate(graphs):
         node, feature, value = _entries(graph.x)
@@ -240,7 +240,7 @@ def _to(pair: Adjacency, device: torch.device | str) -> Adjacency:
 
 
 class DropoutMask(NamedTuple):
-    """What dropout leaves in each of ``E`` steps: 0, or what makes up for the losses; None: all."""
+    """The factors of dropout in each of ``E`` steps: 0 or 1 / (1 - p); None: no dropout."""
 
     inputs: Tensor | None  # [E, z] for each entry of the batch's features, node by node
     hidden: Tensor | None  # [E, n, h] for each number in the hidden layer
@@ -272,7 +272,7 @@ def draw_kept(
 
 
 def draw_mask(shape: tuple[int, ...], rate: float, chance: torch.Generator) -> Tensor:
-    """Draw a dropout mask: 0, or the factor that makes up for the zeros."""
+    """Draw a dropout mask: 0 or 1 / (1 - p)."""
     count = torch.Size(shape).numel()
     words = torch.randint(-(2**63), 2**63 - 1, (-(-count // 8),), generator=chance)
     threshold = max(1, round(256 * (1 - rate)))
@@ -297,7 +297,8 @@ def turn_of(x: Adjacency) -> Tensor:
     return x.matrix.col_indices().argsort(stable=True)
 
 
-# How well each client does ----------------------------------------------------------------------
+# Accuracy and loss of each client
+# ----------------------------------------------------------------------
 
 
 @dataclass

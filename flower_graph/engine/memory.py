@@ -1,4 +1,4 @@
-"""Memory of this process: what it frees and needs again, and the most that it held."""
+"""Memory of this process: keeping what it frees, and the most that it held."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Mini-batches: each step of an epoch is on some of each client's nodes.
+"""Mini-batches: each step of an epoch uses some of each client's nodes.
 
 The order of a client's nodes depends on what its generator was made for, never on who shares its
 cohort. Step ``s`` of all clients is one tensor program; a client that has fewer batches than others
-takes no step in the surplus ones.
+skips the last steps.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -23,14 +23,14 @@ NO_BATCH = -1
 
 
 class MiniBatch(NamedTuple):
-    """What one step is on; None: all nodes, and every client takes the step."""
+    """The nodes of one step; None: all nodes, and every client takes the step."""
 
     nodes: Tensor | None = None  # [n] whether a node is in its client's batch
     moves: Tensor | None = None  # [c] whether a client has such a batch
 
 
 class BatchOrder(NamedTuple):
-    """How large batches are, and what their order is drawn from."""
+    """The size of batches, and the seeds of their order."""
 
     size: int | None  # nodes of a client's batch; None: all at once
     seed: int
@@ -41,7 +41,7 @@ class BatchOrder(NamedTuple):
 def epochs_of(
     among: Tensor, ptr: list[int], clients: Sequence[int], order: BatchOrder, *, epochs: int
 ) -> Iterator[list[MiniBatch]]:
-    """Cut the nodes that take part into batches, anew in every epoch.
+    """Divide the nodes that take part into batches, anew in every epoch.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ def epochs_of(
 def _numbers(
     among: Tensor, ptr: list[int], size: int, chances: Sequence[torch.Generator]
 ) -> Tensor:
-    """Draw in which batch of its client each node is, ``[n]``."""
+    """Draw the batch of each node within its client, ``[n]``."""
     number = torch.full(among.shape, NO_BATCH)
     for (first, last), chance in zip(pairwise(ptr), chances, strict=True):
         own = first + among[first:last].nonzero().flatten()

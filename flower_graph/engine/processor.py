@@ -1,4 +1,4 @@
-"""Which processor this machine has; on it depends how numbers are rounded, and how fast."""
+"""The processor of this machine, which rounding and speed depend on."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Weights and Adam's moments of many clients' models, below each other in a few tensors.
+"""Weights and Adam's moments of many clients' models, stacked in a few tensors.
 
 A network is one model on one graph of a batch. Its first layer's matrix is stored by active rows
-(``graph_batch.py``), all its other parameters are one row of ``rest``; what the parts of that row
-mean is the engine's business. All networks have the same shapes. They may be of several *kinds*,
-which is to say that they belong to different shared models, such as a GNN and a feature encoder.
+(``graph_batch.py``), its other parameters are one row of ``rest``. All networks have the same
+shapes. They may be of several *kinds*: networks of one kind share a model, such as a GNN or a
+feature encoder.
 
 An inactive row has no gradient, and stays what it was when the round began. In a dense model weight
 decay alone would move it by Adam's full step, against those who do have the feature.
@@ -28,7 +28,7 @@ MOMENTS = ("weight", "exp-avg", "exp-avg-sq")  # of ``first`` and ``rest`` each
 
 @dataclass
 class ModelWeights:
-    """One full model, such as FedAvg's mean: ``[f, h]`` first layer, ``[D]`` all the rest."""
+    """A full model, such as FedAvg's mean: ``[f, h]`` first layer, ``[D]`` all other parameters."""
 
     first: Tensor
     rest: Tensor
@@ -37,7 +37,7 @@ class ModelWeights:
 def stacked_state(
     batch: GraphBatch, models: Sequence[ModelWeights], kinds: Sequence[int] | None = None
 ) -> Tensors:
-    """Make the state of networks that have not trained yet."""
+    """Return the state of networks that have not trained yet."""
     kind = _kinds(kinds, batch)
     first, rest = _spread(models, kind, _sources(kind, batch))
     return untrained({"first": first, "rest": rest}, batch.size)
@@ -59,7 +59,7 @@ def sum_first_layers(active: Tensor, feature: Tensor, inactive: Tensor, without:
 
 
 class StackedWeights:
-    """Some networks' part of a state; what changes here changes there."""
+    """A view of some networks in a state: changes are made in the state."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class StackedWeights:
         return self._get("weight.first"), self._get("weight.rest")
 
     def largest(self) -> Tensor:
-        """Return each network's largest weight without its sign, ``[c]``; infinity for NaN."""
+        """Return each network's largest absolute weight, ``[c]``; infinity for NaN."""
         sizes = (weight.abs().amax(1) for weight in self.weights())
         first, rest = (size.nan_to_num(torch.inf, posinf=torch.inf) for size in sizes)
         rows = torch.zeros_like(rest).scatter_reduce_(0, self.batch.row_client, first, "amax")
@@ -101,7 +101,7 @@ class StackedWeights:
                 self._put(f"weight.{name}", value)
 
     def inactive_rows(self, kind: int = 0) -> Tensor:
-        """Return ``[f, h]``: a row of the first layer at networks that do not have its feature."""
+        """Return the first layer's rows at networks that do not have their feature, ``[f, h]``."""
         assert self._start, "only with shared models: start_from comes first"
         return self._start[kind].first
 
@@ -123,7 +123,7 @@ class StackedWeights:
         steps[self._place] += 1 if moves is None else moves.int()
         taken = steps[self._place]
         if moves is not None:
-            taken = taken * moves  # 0: it stays
+            taken = taken * moves  # 0: the network does not move
         anchors = self._anchors() if proximal and self._start else (None, None)
         bounds = self.batch.row_ptr, list(range(self.batch.size + 1))
         for name, grad, anchor, ptr in zip(("first", "rest"), grads, anchors, bounds, strict=True):
@@ -138,7 +138,7 @@ class StackedWeights:
         return value.detach()
 
     def forget_moments(self, places: Sequence[int] | None = None) -> None:
-        """Let Adam begin anew; the weights stay."""
+        """Reset Adam's moments; the weights stay."""
         chosen = list(range(self.batch.size)) if places is None else list(places)
         if not chosen:
             return
@@ -151,7 +151,7 @@ class StackedWeights:
             self._state[f"{moment}.rest"][indices.to(self._device)] = 0
 
     def restart(self, places: Sequence[int], *models: ModelWeights) -> None:
-        """Let networks begin anew, weights and Adam."""
+        """Reset networks, weights and Adam's moments."""
         rows = _rows_of(self.batch, places).to(self._device)
         indices = torch.tensor(places, device=self._device)
         fresh = _spread(models, self.kind, self._sources)
@@ -216,7 +216,7 @@ def _kinds(kinds: Sequence[int] | None, batch: GraphBatch) -> Tensor:
 
 
 def _sources(kind: Tensor, batch: GraphBatch) -> Tensor:
-    """Return where each active row lies in the kinds' first layers below each other, ``[r]``."""
+    """Return the index of each active row in the kinds' stacked first layers, ``[r]``."""
     return kind[batch.row_client] * batch.num_features + batch.feature
 
 

@@ -1,4 +1,4 @@
-"""Threads that wait without taking the cores from each other, where torch was loaded before."""
+"""One thread instead of spinning ones, if torch was imported before this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPINNING = (
 
 @contextmanager
 def waiting_threads() -> Iterator[None]:
-    """Use one thread for a while if torch's would spin: with others on the cores these are slow."""
+    """Use one thread in this block if torch's threads would spin, which is slow on busy cores."""
     # Measured on two busy cores: 2.0 to 3.5 s a round with two threads that spin, 0.15 s with one,
     # 0.15 s with two that do not.
     before = torch.get_num_threads()

@@ -1,1 +1,1 @@
-"""Differential privacy: budgets, and the noise that they take."""
+"""Differential privacy: budgets, and the noise that they need."""

@@ -1,10 +1,10 @@
-"""What a privacy budget costs: from epsilon to the noise, and back, by Flower's accountant.
+"""From a privacy budget to the noise and back, by Flower's accountant.
 
-What is protected is the whole of one client's data, over the whole run: two data sets are
-neighbours if one client's is another. So if a client sends a vector of at most ``clipping_norm`` C
+All data of one client are protected, over the whole run: two data sets are neighbours if they
+differ in one client's data. So if a client sends a vector of at most ``clipping_norm`` C
 in length, or a change of at most that length, the sensitivity is 2 C. Rounds are composed as Renyi
-differential privacy; a client counts as asked in every round, nothing is amplified by sampling.
-The log and the reports of a run say what it is.
+differential privacy; a client counts as asked in every round, and no amplification by sampling is
+claimed. The log and the reports of a run have the budget.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-LEAST, MOST = 1e-7, 1e6  # noise multipliers that are looked at
+LEAST, MOST = 1e-7, 1e6  # range of noise multipliers that is searched
 HALVINGS = 60
 ACCURACIES = "accuracies and losses that clients measure on their own data"
 
 
 def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, object]:
-    """Account for the rounds that were run."""
+    """Return the budget that the finished rounds have spent."""
     multiplier = multiplier_of(privacy, rounds)
     result: dict[str, object] = {
         "epsilon": accounted(multiplier, privacy.delta, rounds),
@@ -45,13 +45,13 @@ def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, object]:
 
 
 def spent_until(privacy: PrivacyConfig, rounds: int, last: int) -> dict[str, float]:
-    """Account for the first rounds of a run."""
+    """Return the budget that the first rounds of a run spend."""
     multiplier = multiplier_of(privacy, rounds)
     return {"epsilon": accounted(multiplier, privacy.delta, last), "delta": privacy.delta}
 
 
 def multiplier_of(privacy: PrivacyConfig, rounds: int) -> float:
-    """Return the noise over the sensitivity that a budget takes; ``ConfigError`` as below."""
+    """Return noise over sensitivity for a budget; raises as ``noise_multiplier``."""
     assert privacy.epsilon is not None
     return noise_multiplier(privacy.epsilon, privacy.delta, rounds)
 
@@ -83,7 +83,7 @@ def accounted(multiplier: float, delta: float, rounds: int) -> float:
 
 
 def _accountant(delta: float) -> tuple[RdpAccountant, type[GaussianPrivacyEvent]]:
-    """Make an accountant; without sampling it is of no matter which neighbours it is told of."""
+    """Make an accountant; without sampling the kind of neighbours does not matter."""
     # Its figure for a Gaussian release depends on noise over sensitivity alone, and we give it the
     # sensitivity to another client's data. "Replace one" it takes with sampling only.
     from flwr.serverapp import (
@@ -110,7 +110,7 @@ def _accountant(delta: float) -> tuple[RdpAccountant, type[GaussianPrivacyEvent]
 
 
 def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:
-    """Say once what the budget is, and which figures of clients that measure a run will lack."""
+    """Log the budget once, and which figures of clients the run will lack."""
     privacy = config.privacy
     if privacy.is_on:
         LOG.info(
@@ -124,11 +124,11 @@ def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:
 
 
 def note_privacy(config: RunConfig, report: RoundReport) -> None:
-    """Write into a round's report what the rounds so far have spent, if there is a budget."""
+    """Add the budget that the rounds so far have spent to a report, if there is a budget."""
     if config.privacy.is_on:
         report.privacy = spent_until(config.privacy, config.rounds, report.round)
 
 
 def final_privacy(config: RunConfig) -> dict[str, object]:
-    """Give what ``result.json`` says of the budget; nothing without one."""
+    """Return the budget's entry of ``result.json``; nothing without a budget."""
     return {"privacy": spent(config.privacy, config.rounds)} if config.privacy.is_on else {}

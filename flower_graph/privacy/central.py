@@ -31,14 +31,14 @@ Average = Callable[[int, Iterable[Message]], Averaged]
 
 
 class CentralNoise:
-    """Clips what single clients send, and adds noise to their mean."""
+    """Clips what each client sends, and adds noise to the mean."""
 
     def __init__(self, clipping_norm: float, noise_multiplier: float) -> None:
         self.clipping_norm, self.noise_multiplier = clipping_norm, noise_multiplier
 
     @staticmethod
     def sort_out(replies: Sequence[Message]) -> tuple[list[Message], list[Rejected]]:
-        """Leave out usable replies of several clients, which would be clipped as if of one."""
+        """Leave out replies of several clients, which would be clipped as one client's."""
         counts = [clients_of(reply) for reply in replies]
         kept = [reply for reply, count in zip(replies, counts, strict=True) if count == 1]
         why = "it speaks for {} clients, and would be clipped as one"
@@ -53,11 +53,12 @@ class CentralNoise:
     ) -> Averaged:
         """Average replies that were checked."""
         for reply in replies:
-            # Each client counts once, however many nodes it has: else one could be all of the mean.
+            # Each client counts once, however many nodes it has; otherwise one could dominate the
+            # mean.
             for record in reply.content.metric_records.values():
                 record[NUM_EXAMPLES] = 1
             _move_at_all(reply, model)
-        # Flower's multiplier is over the clipping norm, ours over the sensitivity.
+        # Flower's multiplier refers to the clipping norm, ours to the sensitivity.
         wrapper = DifferentialPrivacyServerSideFixedClipping(
             _Averaging(average), 2 * self.noise_multiplier, self.clipping_norm, len(replies)
         )
@@ -67,7 +68,7 @@ class CentralNoise:
 
 
 def _move_at_all(reply: Message, model: ArrayRecord) -> None:
-    """Change the last bit of a reply that changed nothing: Flower divides by its length."""
+    """Change the last bit of a reply that equals the model: Flower divides by the length."""
     ((name, record),) = reply.content.array_records.items()
     if all(np.array_equal(record[key].numpy(), model[key].numpy()) for key in model):
         first = next(iter(record))
@@ -77,7 +78,7 @@ def _move_at_all(reply: Message, model: ArrayRecord) -> None:
 
 
 class _Averaging(FedAvg):
-    """Stands for a strategy of which the wrapper needs the averaging alone."""
+    """Stands for a strategy, of which Flower's wrapper needs the averaging alone."""
 
     def __init__(self, average: Average) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class _Averaging(FedAvg):
 
 
 def central_noise(privacy: PrivacyConfig, rounds: int) -> CentralNoise | None:
-    """Work out the noise of a run; None if it is not for the server to add any."""
+    """Return the noise of a run; None if the server adds none."""
     if not privacy.is_central:
         return None
     return CentralNoise(privacy.clipping_norm, multiplier_of(privacy, rounds))

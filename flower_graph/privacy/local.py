@@ -2,19 +2,18 @@
 
 ``PrivateReplies`` is Flower's ``LocalDpMod`` for replies of one client: weights, or embeddings next
 to the means that the client was given. ``PrivateRows`` is for replies with one row a client: the
-latent vectors of nFedGNN. In both a client sends what was known before plus at most
-``clipping_norm`` C in length, and Gaussian noise. With other data that is another vector of at most
-that length, so the sensitivity is 2 C. Nobody else's randomness is used.
+latent vectors of nFedGNN. In both a client sends what was known before, plus a vector of length at
+most ``clipping_norm`` C and Gaussian noise. Other data give another vector of at most that length,
+so the sensitivity is 2 C.
 
 Flower's own formula, from the mod's epsilon to the noise, is proven for an epsilon below 1 only,
 and for one round. So the noise is chosen from the budget of the whole run (``privacy_account``),
 and the mod is given the epsilon with which its formula gives that noise.
 
-``LocalDpMod`` treats a reply as one client's. Where a SuperNode hosts many clients, what each of
-them sends is clipped and noised on its own by ``ClientNoise``, with the functions that the mod
-calls; for one client it is what the mod does to a reply whose request held zeros.
+``LocalDpMod`` treats a reply as one client's. Where a SuperNode hosts many clients, ``ClientNoise``
+clips each client's vector and adds noise to it, with the functions that the mod calls.
 
-The noise is NumPy's, as Flower draws it. Its generator is seeded afresh by the operating system
+NumPy draws the noise, as in Flower. Its generator is seeded afresh by the operating system
 before each draw: the server knows the run's seed, and must not know the noise.
 """
 
@@ -60,7 +59,7 @@ from flower_graph.wire.keys import (
 )
 
 PROTECTED = "train"  # the kind of message whose reply has the arrays
-# What replies say of themselves and not of the data; any other figure comes from the data.
+# Entries of replies that do not depend on the data; all others do.
 KEPT = {NUM_EXAMPLES, CLIENTS, SERVER_ROUND, WITH_TARGETS}
 RELEASES = "private-releases"  # in Context.state: how often clients have sent something
 SEED_WORDS = 8  # of 32 bits, for NumPy's generator
@@ -68,12 +67,12 @@ SEED_WORDS = 8  # of 32 bits, for NumPy's generator
 
 @dataclass(frozen=True)
 class ClientNoise:
-    """Noise on what single clients send."""
+    """Noise on each client's vectors."""
 
-    clipping_norm: float  # Longest vector that a client sends
+    clipping_norm: float  # Largest length of a vector before the noise
     deviation: float  # Standard deviation of the noise on each of its numbers
     releases: int  # How many messages the clients of a SuperNode may send
-    withholds: bool = True  # Whether clients keep what they measure to themselves
+    withholds: bool = True  # Whether clients send no measurements
 
     def protect(self, vectors: NDArray[np.generic]) -> NDArray[np.generic]:
         """Clip each client's vector, and add noise."""
@@ -91,13 +90,13 @@ class ClientNoise:
         return result
 
     def count(self, state: RecordDict) -> None:
-        """Note that the clients here send once more; ``RefusedError`` if that is too much."""
-        # Before anything is sent: what is lost on its way counts as sent.
+        """Count one more reply of the clients here; ``RefusedError`` once the budget is spent."""
+        # Counted before sending: a reply that is lost on its way counts too.
         count_release(state, self.releases)
 
 
 def client_noise(privacy: PrivacyConfig, rounds: int) -> ClientNoise | None:
-    """Work out the noise of a run."""
+    """Return the noise of a run."""
     if not privacy.is_local:
         return None
     deviation = 2 * privacy.clipping_norm * multiplier_of(privacy, rounds)
@@ -106,7 +105,7 @@ def client_noise(privacy: PrivacyConfig, rounds: int) -> ClientNoise | None:
 
 @contextmanager
 def fresh_noise() -> Iterator[None]:
-    """Let NumPy draw what nobody knows; afterwards its generator is as it was."""
+    """Seed NumPy's generator by the operating system in this block; restore it afterwards."""
     before = np.random.get_state()
     np.random.seed(np.frombuffer(os.urandom(4 * SEED_WORDS), np.uint32))
     try:
@@ -132,7 +131,7 @@ def refuse_infinite(values: NDArray[np.generic]) -> None:
 
 
 class PrivateReplies:
-    """A Flower mod: ``LocalDpMod`` with what its promise takes besides."""
+    """A Flower mod: ``LocalDpMod`` with the checks that its promise needs."""
 
     # The noise is drawn anew from the operating system, whatever seeds the run has; an array that
     # is not finite, which clipping would let through, is refused; so is more than one client behind
@@ -149,7 +148,7 @@ class PrivateReplies:
         withholds: bool = True,
     ) -> None:
         self.releases, self.withholds = releases, withholds
-        # The mod's formula the other way round.
+        # The inverse of the mod's formula.
         epsilon = math.sqrt(2 * math.log(1.25 / delta)) / noise_multiplier
         self._mod = LocalDpMod(clipping_norm, 2 * clipping_norm, epsilon, delta)
 
@@ -210,12 +209,12 @@ class PrivateRows:
 def withhold_measurements(
     message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Answer ``evaluate`` with the weight alone, as a Flower mod."""
+    """Reduce the answer to ``evaluate`` to the weight, as a Flower mod."""
     # Other messages pass as they are: their replies are another mod's to protect.
     reply = call_next(message, context)
     if message.metadata.message_type == "evaluate" and reply.has_content():
         for record in reply.content.metric_records.values():
-            # Without the keys: a server refuses measurements that are no numbers.
+            # The keys are removed, since a server refuses measurements that are not numbers.
             for key in record.keys() - KEPT:
                 del record[key]
     return reply
@@ -233,7 +232,7 @@ def privacy_mods(privacy: PrivacyConfig, rounds: int) -> list[Mod]:
 
 
 def require_one_client(privacy: PrivacyConfig, clients: Sequence[int]) -> None:
-    """Refuse several clients at one SuperNode where replies get noise; ``ConfigError``."""
+    """Refuse several clients on one SuperNode if replies get noise; ``ConfigError``."""
     if privacy.epsilon is not None and len(clients) != 1:
         raise ConfigError(f"privacy.epsilon: {privacy.epsilon:g}: {_shared(clients)}")
 
@@ -257,14 +256,14 @@ def _checked(request: Message, reply: Message) -> Message:
 
 
 def _without_arrays(message: Message, reply: Message) -> Message:
-    """Let a reply pass that says nothing in its arrays."""
+    """Pass on a reply without numbers in its arrays."""
     if reply.has_content() and _numbers(reply).any():
         raise RefusedError(f"{message.metadata.message_type}: its arrays have no noise")
     return reply
 
 
 def _silent(reply: Message) -> Message:
-    """Withhold what the client measured of itself: it comes from the data, and has no noise."""
+    """Remove the client's measurements, which come from the data and have no noise."""
     if reply.has_content():
         metrics = reply.content.metric_records.get(METRICS, MetricRecord())
         for key in metrics.keys() - KEPT:
@@ -274,7 +273,7 @@ def _silent(reply: Message) -> Message:
 
 
 def _numbers(message: Message) -> NDArray[np.generic]:
-    """Lay all arrays of a message in one line."""
+    """Concatenate all arrays of a message, flat."""
     records = message.content.array_records.values()
     result = [array.numpy().ravel() for record in records for array in record.values()]
     return np.concatenate(result) if result else np.zeros(0)

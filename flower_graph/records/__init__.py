@@ -1,1 +1,1 @@
-"""What a round was: its figures, its bytes, and what became of each client."""
+"""The record of a round: its figures, its bytes, and what became of each client."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 
-UNKNOWN, ANSWERED, FAILED, LEFT_OUT = range(4)  # what a client can be in a round
+UNKNOWN, ANSWERED, FAILED, LEFT_OUT = range(4)  # the states of a client in a round
 NOT_DRAWN, NOT_CONNECTED = "not drawn", "not connected"
 NOT_READY = "its keys for the sum did not come in time"
 
@@ -26,7 +26,7 @@ class Participation:
     answered: set[int] = field(default_factory=set)  # Asked, and their answer was used
     # Asked without a usable answer: client to reason
     failed: dict[int, str] = field(default_factory=dict)
-    # Not asked, such as those that were not drawn or not connected: client to reason
+    # Not asked, for example not drawn or not connected: client to reason
     left_out: dict[int, str] = field(default_factory=dict)
 
     @property
@@ -35,7 +35,7 @@ class Participation:
         return self.answered | self.failed.keys()
 
     def to_record(self) -> dict[str, object]:
-        """Give what a line of ``metrics.jsonl`` has: numbers as ranges, such as ``"0-4,6"``."""
+        """Return the entry of ``metrics.jsonl``: numbers as ranges, such as ``"0-4,6"``."""
         answered = ranges(self.answered)
         return {
             "asked": ranges(self.asked) if self.failed else answered,
@@ -46,7 +46,7 @@ class Participation:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Participation:
-        """Read what ``to_record`` gave."""
+        """Read an entry that ``to_record`` made."""
         failed, left_out = (
             {
                 client: entry["reason"]
@@ -97,7 +97,7 @@ def _hosts(hosted: Mapping[int, Iterable[int]], wanted: set[int]) -> list[tuple[
 
 
 def ranges(clients: Iterable[int]) -> str:
-    """Write different numbers as ascending ranges: ``{0, 1, 2, 5}`` is ``"0-2,5"``."""
+    """Write distinct numbers as ascending ranges: ``{0, 1, 2, 5}`` is ``"0-2,5"``."""
     result = np.fromiter(clients, np.int64)
     if not result.size:
         return ""
@@ -109,7 +109,7 @@ def ranges(clients: Iterable[int]) -> str:
 
 
 def _expand(text: str) -> Integers:
-    """Read what ``ranges`` wrote as an array."""
+    """Read the text of ``ranges`` as an array."""
     if not text:
         return np.zeros(0, np.int64)
     ends = np.array(text.replace("-", ",").split(","), np.int64)
@@ -125,13 +125,13 @@ def _expand(text: str) -> Integers:
 
 
 def numbers(text: str) -> list[int]:
-    """Read what ``ranges`` wrote."""
+    """Read the text of ``ranges`` as a list."""
     listed: list[int] = _expand(text).tolist()
     return listed
 
 
 def known_clients(records: Iterable[Mapping[str, object]]) -> Integers:
-    """Give the numbers of all clients that some round's record names, ascending."""
+    """Return the numbers of all clients that any round's record names, ascending."""
     result = np.zeros(0, np.int64)
     for text in {text for record in records for _, text in _texts(record)}:
         local = _expand(text)
@@ -152,7 +152,7 @@ def states(
 
 
 def summarise_participation(records: Iterable[Mapping[str, object]]) -> dict[str, object]:
-    """Say how often the clients of a run took part."""
+    """Return how often the clients of a run took part."""
     told = [record for record in records if record]
     clients = known_clients(told)
     if not clients.size:
@@ -170,7 +170,7 @@ def summarise_participation(records: Iterable[Mapping[str, object]]) -> dict[str
 
 
 def _texts(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield the ranges of a record, each with the state of its clients."""
+    """Yield each range of a record with the state of its clients."""
     if not record:
         return
     yield ANSWERED, record["answered"]
@@ -184,6 +184,6 @@ def by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
     grouped: dict[str, list[int]] = {}
     for client, reason in clients.items():
         grouped.setdefault(reason, []).append(client)
-    # In the order of the clients: that of SuperNodes differs from run to run.
+    # In the order of the clients, since the order of SuperNodes differs from run to run.
     ordered = sorted(grouped.items(), key=lambda item: min(item[1]))
     return [{"clients": ranges(result), "reason": reason} for reason, result in ordered]

@@ -1,4 +1,4 @@
-"""What one round gave: the file that has a line for each, and a line for people."""
+"""The figures of a round, as a line of ``metrics.jsonl`` and as a line of the log."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RoundReport:
     privacy: dict[str, float] = field(default_factory=dict)  # epsilon so far, at delta
 
     def to_record(self) -> dict[str, object]:
-        """Give the report as a line of ``metrics.jsonl`` has it."""
+        """Return the report as a line of ``metrics.jsonl``."""
         return {name.replace("_", "-"): value for name, value in asdict(self).items()}
 
     @classmethod
@@ -74,7 +74,7 @@ def read_reports(path: Path) -> list[RoundReport]:
 
 
 def byte_unit(number: float) -> int:
-    """Choose the power of 1024, as an index of `UNITS`, to write a number of bytes with."""
+    """Choose the unit to write a number of bytes in: its index in `UNITS`."""
     power = 0
     # From 1023.95 on it would be printed as 1024.0.
     while number >= 1023.95 and power + 1 < len(UNITS):
@@ -89,7 +89,7 @@ def format_bytes(number: float) -> str:
 
 
 def format_round(report: RoundReport, total: int, clients: str = "clients") -> str:
-    """Write a round as one compact line; `clients` is what the method calls them."""
+    """Write a round as one line; `clients` is the method's word for them."""
     up, down = (format_bytes(sum(report.bytes.get(way, {}).values())) for way in WAYS)
     parts = [
         f"round {report.round:>{len(str(total))}}/{total}",

@@ -1,6 +1,6 @@
-"""Zip archives that anybody may have made, and the arrays of NumPy's in them.
+"""Untrusted zip archives, and the NumPy arrays in them.
 
-What an archive says of its members is held against its size before any of them is unpacked.
+The sizes that an archive claims are checked against its own before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular
 
 __all__ = ["open_archive", "read_arrays"]
 
-MOST_UNPACKED = 64 * MIB  # of all members, where four times the archive is less
+MOST_UNPACKED = 64 * MIB  # of all members, if four times the archive is less
 MOST_LISTED = 16 * MIB  # of the list of members
 SUFFIX = ".npy"
 _END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
@@ -90,7 +90,7 @@ def _at(stream: BinaryIO, place: int, form: struct.Struct) -> tuple[Any, ...]:
 
 
 def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
-    """Read one array, once its header fits the bytes that there are."""
+    """Read one array after checking its header against its bytes."""
     with archive.open(member) as file:
         version = npy.read_magic(file)
         heads = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}

@@ -4,7 +4,7 @@
 server after all of them answered, so a folder with a server file is complete. A client of a
 deployment writes into a folder of its own instead (``client.cohort_state``). Every file has a
 SHA-256 of what it holds and the token of its run: a damaged file, or one of another run, is
-refused. Nothing here can run code when it is read: safetensors, and what ``storage.pickled`` reads.
+refused. Reading runs no code: the files are safetensors, or read by ``storage.pickled``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def save_client(
                 save_file(local, part, metadata=said)
             else:
                 part.write_bytes(key.seal(save(local, metadata=said), path))
-        except SafetensorError as error:  # as which safetensors hands on what the disk said
+        except SafetensorError as error:  # safetensors wraps the disk's error in this one
             full = "No space left" in str(error)
             code = errno.ENOSPC if full else errno.EIO
             raise OSError(code, f"{os.strerror(code)}: {error}", str(path)) from error
@@ -86,7 +86,7 @@ def load_client(
             tensors, result = load_tensors(key.open(read_bytes(path, MOST_TENSORS), path))
     except CheckpointError:
         raise
-    except Exception as error:  # whatever the bytes bring about
+    except Exception as error:  # any error that damaged bytes cause
         why = "it is encrypted, and state-key is not set" if _is_sealed(path) else reason(error)
         raise _refused(path, "cannot be read", f": {why}") from error
     if result.get(CHECKSUM) != _checksum(tensors, result.get(RUN, "")):
@@ -100,12 +100,12 @@ def _is_sealed(path: Path) -> bool:
     try:
         with open_regular(path, MOST_TENSORS) as file:
             return file.read(len(SEALED)) == SEALED
-    except OSError:  # what it was refused for says it
+    except OSError:  # the error has the reason already
         return False
 
 
 def _refused(path: Path, why: str, more: str = "") -> CheckpointError:
-    """Say why a client's file is of no use; the server is told that, and no name or value."""
+    """Return the error for an unusable client's file; the server gets its reason without names."""
     return told(CheckpointError(f"{path}: {why}{more}"), f"its checkpoint: {why}")
 
 
@@ -121,7 +121,7 @@ def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bo
         with replaced(path) as part, part.open("wb") as stream:
             torch.save(sealed, stream)
             stream.flush()
-    # PyTorch's writer turns some of what the disk says into a RuntimeError of its own.
+    # PyTorch's writer turns some errors of the disk into a RuntimeError.
     except (OSError, RuntimeError) as error:
         LOG.warning(
             "round %d: no checkpoint: %s cannot be written: %s; the run goes on",
@@ -161,13 +161,13 @@ def last_round(folder: Path) -> int:
     return rounds[-1]
 
 
-# Going on -----------------------------------------------------------------------------------------
+# Resuming -----------------------------------------------------------------------------------------
 
 
 def resume(
     folder: Path | None, rounds: int, take: Callable[[int, dict[str, object]], Sequence[str]]
 ) -> int:
-    """Go on from the newest checkpoint that the server can read and every client has."""
+    """Resume from the newest checkpoint that the server can read and every client has."""
     if folder is None:
         raise CheckpointError("resume: a checkpoint_dir is needed")
     newest = last_round(folder)
@@ -190,7 +190,7 @@ def resume(
 
 
 def _set_aside(folder: Path, server_round: int) -> None:
-    """Let checkpoints after this round not count: the run that they are of takes another course."""
+    """Invalidate checkpoints after this round, since the resumed run takes another course."""
     for later in complete_rounds(folder):
         if later > server_round:
             path = round_folder(folder, later)
@@ -198,7 +198,7 @@ def _set_aside(folder: Path, server_round: int) -> None:
 
 
 def keep_only(folder: Path, server_round: int) -> None:
-    """Remove what is there of all rounds but one."""
+    """Remove the checkpoints of all rounds but one."""
     for other in rounds_of(folder.glob("round-*")):
         if other != server_round:
             shutil.rmtree(round_folder(folder, other))

@@ -1,4 +1,4 @@
-"""Folders and files: checked before work starts, one run at a time, never left half written."""
+"""Folders and files: checked early, used by one run at a time, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from flower_graph.errors import OutputError, StateLostError
 LOG = logging.getLogger(__name__)
 LOCK_FILE = ".running"
 SEALED = b"flower-graph sealed 1\n"  # begins files that are encrypted (``storage.sealed``)
-STATE_VARIABLE = "FLOWER_GRAPH_STATE"  # set by who starts a run, and clears up after it
+STATE_VARIABLE = "FLOWER_GRAPH_STATE"  # set by the process that starts a run and removes its files
 
-# What a run writes beside its weights is smaller than this; a full disk shows itself with it.
+# More than a run writes beside its weights: writing this much shows whether the disk is full.
 _PROBE_BYTES = 4 * 2**20
 
 
 def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
-    """Make an output folder and show, by writing to it, that it can take a run's outputs."""
+    """Make an output folder, and check by writing to it that it can take a run's outputs."""
     out = Path(out).expanduser().absolute()
     if out.exists() and not out.is_dir():
         raise OutputError(f"output folder {out}: is a file, not a folder")
@@ -50,7 +50,7 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
 
 @contextmanager
 def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
-    """Prepare an output folder; folders that were made for it and stayed empty go again."""
+    """Prepare an output folder; remove folders that were made for it and stay empty."""
     made = missing_folders(Path(out).expanduser().absolute())
     try:
         yield prepare_folder(out, may_exist=may_exist)
@@ -59,12 +59,12 @@ def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """List a folder and those above it that are not there, the innermost first."""
+    """List the folders of a path that do not exist, the innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def remove_empty(folders: Sequence[Path]) -> None:
-    """Remove those of some folders that have nothing in them."""
+    """Remove the empty ones of some folders."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
@@ -99,7 +99,7 @@ def is_alive(pid: int) -> bool:
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path`` that replaces it once it is wholly written."""
+    """Yield a temporary path beside ``path``, which replaces it once it is written whole."""
     # Whatever goes wrong before that, Ctrl-C included, leaves ``path`` as it was and removes the
     # temporary file. An `OSError` becomes an `OutputError`.
     # The ending stays, because some writers choose their format by it.
@@ -116,7 +116,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """Give a temporary path, its owner's alone, that replaces ``path`` once it is on the disk."""
+    """Yield a private temporary path, which replaces ``path`` once it is on the disk."""
     _make(path.parent)
     for left in path.parent.glob(f".{path.name}.*"):
         number = left.suffix[1:]  # of a process, which may have died while it wrote this file
@@ -137,7 +137,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Have the disk hold a file, or a folder's list of files, before anybody counts on it."""
+    """Flush a file, or a folder's list of files, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -168,7 +168,7 @@ def write_json(path: Path, payload: object) -> None:
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
-    """Append one line of JSON: wholly, or not at all."""
+    """Append one line of JSON, whole or not at all."""
     line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
     # Unbuffered: one write hands the whole line over, and a Ctrl-C cannot fall inside it.
     with saying(path), path.open("ab", buffering=0) as file:
@@ -181,9 +181,9 @@ def append_line(path: Path, record: Mapping[str, object]) -> None:
             raise
 
 
-# Left open: what JSON says; each file's writer and reader know which
+# Any: JSON values; each file's writer and reader know their types
 def plain(value: object) -> Any:
-    """Turn nested values into what JSON can say: NumPy's to numbers, NaN and Inf to null."""
+    """Turn nested values into JSON values: NumPy's to numbers, NaN and infinity to null."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
@@ -196,7 +196,7 @@ def plain(value: object) -> Any:
 
 
 class FolderLock:
-    """Holds an output folder until ``release``, or until the process ends in whatever way."""
+    """Locks an output folder until ``release``, or until the process ends."""
 
     # The lock is the operating system's, on the file ``.running``, so one whose process was killed
     # stands in nobody's way. What the file says, process and machine, is for the message.
@@ -213,7 +213,7 @@ class FolderLock:
         self._file.flush()
 
     def release(self) -> None:
-        """Give the folder back; a second time does no harm."""
+        """Unlock the folder; may be called twice."""
         if self._file is not None:
             self._path.unlink(missing_ok=True)
             self._file.close()
@@ -250,7 +250,7 @@ class FolderLock:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder, and what is missing above it, for their owner alone, whatever was there."""
+    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed."""
     _make(folder)
     if folder.stat().st_mode & 0o077:
         try:
@@ -260,14 +260,14 @@ def private_folder(folder: Path) -> None:
 
 
 def own_file(path: Path) -> int:
-    """Begin a file for its owner alone; what was there, in whatever mode, is another file."""
+    """Create a file for its owner alone; an old file of another mode is replaced."""
     path.unlink(missing_ok=True)
     return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
 
 
 def own_folder(folder: Path, place: Path | None = None) -> None:
-    """Make a folder of state for its owner alone, up to its place; refuse another user's."""
-    # The place, by default the folder above, may lie in one that is open to all.
+    """Make a private folder of state, up to the SuperNode's folder; refuse another user's."""
+    # The SuperNode's folder, by default the one above, may be in a folder that is open to all.
     _make(folder)
     for path in (folder, *folder.parents):
         found = path.stat()
@@ -288,7 +288,7 @@ def _make(folder: Path) -> None:
 
 
 def default_folder() -> Path:
-    """Return where state files lie by default: shared memory if the machine has it."""
+    """Return the default folder of state files: shared memory if the machine has it."""
     if named := os.environ.get(STATE_VARIABLE):
         return Path(named)
     shared = Path("/dev/shm")
@@ -297,5 +297,5 @@ def default_folder() -> Path:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a run's folder after the last of its files, whichever process that was."""
+    """Remove a run's folder once it is empty; any process may have removed its last file."""
     remove_empty([folder])

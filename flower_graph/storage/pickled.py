@@ -1,8 +1,8 @@
-"""What ``torch.save`` wrote, read without running code and without making what is not there.
+"""Reads files of ``torch.save`` without running code and without allocating more than they hold.
 
-``torch.load`` with ``weights_only`` runs nothing, but takes a file at its word: of a tensor that
-says that it has more numbers than the file it reads past the end, or fills the memory. So
-its pickle is gone through first, with stand-ins for all that it names.
+``torch.load`` with ``weights_only`` runs nothing, but takes a file at its word: if a tensor claims
+more numbers than the file has, it reads past the end, or fills the memory. So its pickle is checked
+first, with stand-ins for everything that it names.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular
 
 __all__ = ["load_saved"]
 
-MOST_REPEATED = 16 * MIB  # bytes of a tensor that repeats a few numbers of its own
-MOST_SHARED = 10_000  # times that a list is there a second time
-MOST_NESTED = 20  # of them with lists in it: unfolded, each can double what it is in
+MOST_REPEATED = 16 * MIB  # bytes of a tensor that repeats a few numbers
+MOST_SHARED = 10_000  # how often lists may be referred to again
+MOST_NESTED = 20  # of these, lists of lists: each reference can double the unfolded size
 ZIPPED, MAGIC = b"PK\3\4", 0x1950A86A20F9469CFC6C
-# Of torch's own reader for weights alone
+# of torch's own reader of weights
 _OPS = (
     *(pickle.GLOBAL, pickle.NEWOBJ, pickle.REDUCE, pickle.BUILD, pickle.APPEND, pickle.APPENDS),
     *(pickle.SETITEM, pickle.SETITEMS, pickle.MARK, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2),
@@ -34,7 +34,7 @@ _OPS = (
     *(pickle.BINPERSID, pickle.BINGET, pickle.LONG_BINGET, pickle.BINPUT, pickle.LONG_BINPUT),
     *(pickle.LONG1, pickle.PROTO, pickle.STOP),
 )
-# Functions that make no more than they are given; of others a file has no need
+# Functions that allocate no more than they are given; files need no others
 _TENSORS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 _TABLES = ("collections.OrderedDict", "collections.Counter")
 _HARMLESS = {
@@ -71,7 +71,7 @@ def load_saved(source: Path | bytes) -> Any:
 
 
 def _check(stream: BinaryIO, size: int) -> None:
-    """Hold what a file claims against what it has."""
+    """Check the sizes that a file claims against its own."""
     stream.seek(0)
     is_zipped = stream.read(len(ZIPPED)) == ZIPPED
     stream.seek(0)
@@ -89,7 +89,7 @@ def _check(stream: BinaryIO, size: int) -> None:
 
 
 def _check_old(stream: BinaryIO, size: int) -> None:
-    """Check a file as PyTorch wrote it before version 1.6: pickles, and numbers behind them."""
+    """Check a file of PyTorch before version 1.6: pickles, followed by numbers."""
     if _Claims(stream).load() != MAGIC:
         raise ValueError("it is not what torch.save writes")
     for _ in ("protocol", "system"):
@@ -99,17 +99,17 @@ def _check_old(stream: BinaryIO, size: int) -> None:
 
 
 class _Named:
-    """Stands for whatever a pickle names, calls or makes."""
+    """Stand-in for whatever a pickle names, calls or makes."""
 
     def __init__(self, name: str = "", size: int = 0, width: int = 1) -> None:
         self.name, self.size, self.width = name, size, width  # bytes of a storage, and of a number
 
 
-_Base: Any = pickle._Unpickler  # of Python: it makes nothing by itself
+_Base: Any = pickle._Unpickler  # of Python: it allocates nothing by itself
 
 
 class _Claims(_Base):  # type: ignore[misc]
-    """Goes through a pickle, and makes of it nothing but lists, tuples, tables and stand-ins."""
+    """Unpickler that makes only lists, tuples, dicts and stand-ins."""
 
     def __init__(self, file: object) -> None:
         super().__init__(file, encoding="utf-8")
@@ -117,23 +117,23 @@ class _Claims(_Base):  # type: ignore[misc]
         self.shared = self.nested = 0
 
     def sizes(self) -> dict[str, int]:
-        """Return how many bytes each storage is said to have."""
+        """Return how many bytes each storage claims."""
         self.load()
         return self.storages
 
     def load(self) -> object:
-        """Load a pickle; ``ValueError`` of one with other operations than those of weights."""
+        """Load a pickle; ``ValueError`` if it has operations that weights do not need."""
         try:
             return super().load()
         except KeyError as error:
             raise ValueError(f"its pickle has {error}, which is not read") from error
 
     def find_class(self, module: str, name: str) -> object:
-        """Name what is named."""
+        """Return a stand-in for a name."""
         return _Named(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> object:
-        """Note the size of a storage."""
+        """Record the size of a storage."""
         kind, of, key, _, count = pid[:5]
         if kind != "storage" or type(count) is not int or count < 0:
             raise ValueError("it refers to what is no storage")
@@ -142,28 +142,28 @@ class _Claims(_Base):  # type: ignore[misc]
         return _Named("storage", count * width, width)
 
     def reduce(self) -> None:
-        """Take a call for what it gives."""
+        """Replace a call by a stand-in for its result."""
         args = self.stack.pop()
         _check_call(self.stack[-1], args)
         self.stack[-1] = {} if self.stack[-1].name in _TABLES else _Named("made")
 
     def new(self) -> None:
-        """Take a new object for a stand-in, if its class is given nothing."""
+        """Replace a new object by a stand-in, if its class gets no arguments."""
         args, made = self.stack.pop(), self.stack.pop()
         if args != () or not isinstance(made, _Named):
             _refuse(made)
         self.append(_Named("made"))
 
     def build(self) -> None:
-        """Leave out what an object is said to have."""
+        """Ignore the attributes of an object."""
         self.stack.pop()
 
     def get(self) -> None:
-        """Take what was there before; lists with others in them not often."""
+        """Return an earlier value; limit how often lists of lists are repeated."""
         self._take(self.read(1)[0])
 
     def long_get(self) -> None:
-        """Do so by a larger number."""
+        """Do the same for a larger index."""
         self._take(int.from_bytes(self.read(4), "little"))
 
     def _take(self, place: int) -> None:
@@ -176,12 +176,12 @@ class _Claims(_Base):  # type: ignore[misc]
         self.append(found)
 
     def set_item(self) -> None:
-        """Fill a table's one entry."""
+        """Set one entry of a dict."""
         value, key = self.stack.pop(), self.stack.pop()
         self.stack[-1][_key(key)] = value
 
     def set_items(self) -> None:
-        """Fill a table."""
+        """Set several entries of a dict."""
         items = self.pop_mark()
         self.stack[-1].update(zip(map(_key, items[::2]), items[1::2], strict=True))
 
@@ -197,7 +197,7 @@ class _Claims(_Base):  # type: ignore[misc]
 
 
 def _key(key: object) -> object:
-    """Refuse a key that takes long to compare."""
+    """Refuse a dict's key that takes long to compare."""
     parts = key if type(key) is tuple else (key,)
     if any(type(one) not in _PLAIN for one in parts):
         raise ValueError("a table has keys that are no words or numbers")
@@ -205,7 +205,7 @@ def _key(key: object) -> object:
 
 
 def _check_call(function: object, args: Any) -> None:
-    """Refuse a function that makes more than it is given; a tensor larger than its storage."""
+    """Refuse functions that allocate more than they are given, and tensors beyond their storage."""
     name = getattr(function, "name", "")
     if name == _OF_A_KIND:
         return _check_call(args[0], args[2])

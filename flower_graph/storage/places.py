@@ -1,4 +1,4 @@
-"""Where files lie: raw data sets, and what a SuperNode's node config names."""
+"""Folders: of raw data sets, and those that a SuperNode's node config names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from flower_graph.storage.sealed import StateKey
 
-# Of the node config; what the in-process engine has in place of a folder
+# Keys of the node config; the in-process engine's value in place of a folder
 STATE_DIR, IN_PROCESS = "state-dir", ":memory:"
 DATA_FOLDER, PARTITION, PARTITIONS = "data-folder", "partition-id", "num-partitions"
 ROOT_VARIABLE = "FLOWER_GRAPH_DATA"
@@ -49,7 +49,7 @@ def own_place(context: Context) -> Path | None:
 
 
 def state_key(context: Context) -> StateKey | None:
-    """Return what encrypts the SuperNode's files, if its node config names a key."""
+    """Return the key that encrypts the SuperNode's files, if its node config names one."""
     if "state-key" not in context.node_config:
         return None
     from flower_graph.storage.sealed import StateKey  # loads cryptography
@@ -58,10 +58,10 @@ def state_key(context: Context) -> StateKey | None:
 
 
 def node_name(context: Context) -> str:
-    """Return a name for the SuperNode's files that it has again when it is started anew."""
+    """Return a name for the SuperNode's files that stays when it is started anew."""
     config = context.node_config
     if PARTITION in config:
-        return str(config[PARTITION])  # whether it is a number, the app says
+        return str(config[PARTITION])  # the app checks that it is a number
     if data := str(config.get(DATA_FOLDER, "")):
         folder = Path(data).expanduser().absolute()
         # Several SuperNodes of a machine may share one state-dir.

@@ -1,8 +1,9 @@
-"""Reading files that anybody may have made: regular ones, of bounded size, in one named error.
+"""Reading untrusted files: regular files of bounded size only; failures raise one named error.
 
-Every reader opens its file here, within ``reading``, which turns whatever its bytes bring about
-into the reader's own error. Archives, pickles of tensors and headers are checked in
-``storage.archives``, ``storage.pickled`` and ``storage.tensors`` before what they claim is made.
+Every reader opens its file here, within ``reading``, which turns any error that the bytes cause
+into the reader's own. Archives, pickles of tensors and headers are checked in
+``storage.archives``, ``storage.pickled`` and ``storage.tensors`` before memory is allocated for
+what they claim.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ __all__ = [
     "reading",
 ]
 
-# What JSON and YAML hold. The values are open: whoever reads a key checks what it has.
+# Values of JSON and YAML. Any: the reader of a key checks its value.
 Tree = dict[str, Any]
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -50,28 +51,28 @@ MIB, GIB = 1 << 20, 1 << 30
 # some to twenty times their size.
 MOST_KEY = 1 << 16  # a key, a version
 MOST_SETTINGS = MIB // 8  # YAML
-MOST_RECORD = 16 * MIB  # what describes a run, a folder, models; a registry, a journal
+MOST_RECORD = 16 * MIB  # descriptions of a run, a folder or models; a registry, a journal
 MOST_LINES = GIB  # a line for each round
 MOST_GRAPH = 8 * GIB  # tables, JSON and XML of nodes, which become arrays
-MOST_TENSORS = 1024 * GIB  # which lie in memory as in the file, and are checked against its size
+MOST_TENSORS = 1024 * GIB  # which take as much memory as the file, and are checked against its size
 DEPTH = 64  # lists and tables within each other
 MOST_NUMBER = 2**64  # of a whole number in JSON, of either sign
 MOST_NODES = 1 << 17  # of a YAML tree once its references are written out
 _LONG = re.compile(rb"\d{20}")
-_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a sign beyond 16 bits, perhaps alone
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")  # half of a surrogate pair, perhaps alone
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 
 @contextmanager
 def reading(path: Path | str, kind: type[Exception], why: str = "cannot be read") -> Iterator[None]:
-    """Turn whatever a file's bytes bring about into one error that names the file and the reason.
+    """Turn any error that a file's bytes cause into one that names the file and the reason.
 
     Parameters
     ----------
     path : Path or str
-        How the error calls the file.
+        The file's name in the error.
     kind : type
-        The error; those of ``flower_graph.errors`` that are raised inside pass as they are.
+        The error's type; errors of ``flower_graph.errors`` pass unchanged.
     why : str
         What the error says before the reason.
     """
@@ -84,7 +85,7 @@ def reading(path: Path | str, kind: type[Exception], why: str = "cannot be read"
 
 
 def reason(error: BaseException) -> str:
-    """Say in a line why a file cannot be read."""
+    """Return in one line why a file cannot be read."""
     if isinstance(error, OSError):
         return error.strerror or one_line(error)
     if isinstance(error, UnicodeDecodeError):
@@ -108,7 +109,7 @@ def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
     Raises
     ------
     OSError
-        If it is none: a pipe, a device, a folder; or if it is larger.
+        If it is a pipe, a device or a folder, or larger.
     """
     # A pipe that nobody writes to is opened at once, and refused.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -155,17 +156,17 @@ def open_text(path: Path | str, most: int, encoding: str = "utf-8") -> Iterator[
 # JSON and YAML ------------------------------------------------------------------------------------
 
 
-# Left open: what a file says is for its reader to check
+# Any: the file's reader checks the values
 def read_json(path: Path | str, most: int = MOST_RECORD) -> Any:
-    """Read a JSON file; what ``read_bytes`` and ``parse_json`` raise."""
+    """Read a JSON file; raises as ``read_bytes`` and ``parse_json``."""
     return parse_json(read_bytes(path, most))
 
 
 def read_lines(path: Path | str) -> list[Any]:
     """Read a file with a line of JSON for each round.
 
-    The last may be cut short, of a run that was killed, and is then left out; ``ValueError`` of
-    one that is no mapping, besides what ``read_bytes`` raises.
+    The last line is left out if it is cut short, as when a run was killed. Raises ``ValueError`` if
+    a line is not a mapping, and as ``read_bytes``.
     """
     *lines, last = read_bytes(path, MOST_LINES).rstrip(b"\n").split(b"\n")
     found = []
@@ -201,7 +202,7 @@ def parse_json(data: bytes, **how: Any) -> Any:
 
 
 def _is_flat(data: bytes) -> bool:
-    """Tell whether brackets, those in texts included, are never open more than so often."""
+    """Return whether brackets, also those in strings, are nested at most so deep."""
     if data.count(b"[") + data.count(b"{") <= DEPTH:
         return True
     import numpy as np  # `flower-graph list` reads files and does without it
@@ -225,11 +226,11 @@ def _number(text: str) -> int:
 
 def check_yaml(text: str) -> None:
     """Refuse YAML that is small and takes long: lists in lists, references to references."""
-    if not _is_flat(text.encode()):  # its reader looks through all that are open at each word
+    if not _is_flat(text.encode()):  # its reader looks through all open ones at each word
         raise ValueError(f"it is nested deeper than {DEPTH} levels")
     if "&" not in text:
         return
-    sizes: dict[int, int | None] = {}  # None of what is being counted: it has itself in it
+    sizes: dict[int, int | None] = {}  # None while it is being counted: then it contains itself
 
     def size_of(node: object) -> int:
         if id(node) not in sizes:

@@ -1,8 +1,8 @@
 """State files that are encrypted: a SuperNode's node config names a key, ``state-key``.
 
 ChaCha20-Poly1305 with a key for each salt, by HKDF from a key file or by scrypt from a passphrase.
-A file is bound to its path below the SuperNode's place, so one does not open in another's place.
-An older version of the same file does: whoever can write there can put it back.
+A file is bound to its path below the SuperNode's folder, so it does not open at another path. An
+older version of the same file does open: anybody who can write there can put it back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SALTS: dict[bytes, bytes] = {}
 
 
 class StateKey:
-    """Encrypts and opens what lies below one SuperNode's place."""
+    """Encrypts and opens the files below one SuperNode's folder."""
 
     def __init__(self, secret: bytes, place: Path) -> None:
         self._secret, self._place = secret, place
@@ -60,7 +60,7 @@ class StateKey:
         return cls(_read_secret(given), place)
 
     def seal(self, data: bytes, path: Path) -> bytes:
-        """Encrypt what is to lie at a path."""
+        """Encrypt the bytes of the file at a path."""
         salt = _SALTS.setdefault(self._secret, os.urandom(SALT))
         key, check = _derived(self._secret, salt)
         nonce, length = os.urandom(NONCE), (len(data) + TAG).to_bytes(LENGTH, "big")
@@ -68,7 +68,7 @@ class StateKey:
         return head + ChaCha20Poly1305(key).encrypt(nonce, data, head + self._name(path))
 
     def open(self, data: bytes, path: Path) -> bytes:
-        """Open what lies at a path; ``CheckpointError`` says why it cannot be."""
+        """Decrypt the file at a path; ``CheckpointError`` says why that fails."""
         if not data.startswith(SEALED):
             why = "is not encrypted, though state-key is set; remove it, or begin without state-key"
             raise CheckpointError(f"{path}: {why}")
@@ -113,7 +113,7 @@ def _read_secret(given: object) -> bytes:
 
 @lru_cache(maxsize=64)
 def _derived(secret: bytes, salt: bytes) -> tuple[bytes, bytes]:
-    """Return the key for a salt, and what shows that it is the right one."""
+    """Return the key for a salt, and a check value of the secret."""
     if len(secret) == KEY_DIGITS and not set(secret) - set(b"0123456789abcdefABCDEF"):
         root = bytes.fromhex(secret.decode())
     else:

@@ -1,7 +1,8 @@
-"""Files of tensors, safetensors, whose heads are read before anything else.
+"""Files of tensors (safetensors), whose heads are checked before anything else is read.
 
-The format runs no code, and its own reader holds all sizes against the file's. Here are bounded the
-head, which unfolds in memory, and the kinds of numbers, not all of which can be calculated with.
+The format runs no code, and its own reader holds all sizes against the file's. This module limits
+the head, which unfolds in memory, and the types of numbers, some of which PyTorch cannot compute
+with.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ Metadata = dict[str, str]
 
 
 def read_tensors(path: Path, head: int = MOST_HEAD) -> tuple[dict[str, Tensor], Metadata]:
-    """Read a file's tensors, and what it says besides.
+    """Read a file's tensors and its metadata.
 
     Parameters
     ----------
     path : Path
-        A regular file; its tensors are read where they are first used.
+        A regular file; its tensors are read on first use.
     head : int
         The most bytes of its head, some hundred for each tensor.
 
     Raises
     ------
     OSError, ValueError, SafetensorError
-        If it is none, or not such a file.
+        If it is not a regular file, or not a safetensors file.
     """
     with open_regular(path, MOST_TENSORS) as stream:
         said = _metadata(stream, head)
@@ -45,13 +46,13 @@ def read_tensors(path: Path, head: int = MOST_HEAD) -> tuple[dict[str, Tensor], 
 
 
 def load_tensors(data: bytes) -> tuple[dict[str, Tensor], Metadata]:
-    """Read tensors as ``read_tensors`` does, from what such a file holds."""
+    """Read tensors as ``read_tensors`` does, from the bytes of such a file."""
     said = _metadata(io.BytesIO(data), MOST_HEAD)
     return load(data), said
 
 
 def _metadata(stream: BinaryIO, most: int) -> Metadata:
-    """Check a head; give what it says besides tensors."""
+    """Check a head; return its metadata."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     length = int.from_bytes(stream.read(LENGTH), "little")

@@ -1,7 +1,8 @@
-"""Arrays on the wire, with one copy to write, none to read and never pickle; records of messages.
+"""Arrays on the wire: one copy to write, none to read, never pickle. Records of messages.
 
-``Array(ndarray)`` copies the data more than once and ``Array.numpy()`` once more; a round of a
-million node-clients carries 64 MB each way, where that is felt. ``encode_array`` writes the same
+``Array(ndarray)`` copies the data more than once and ``Array.numpy()`` once more; in a round of a
+million node-clients, which carries 64 MB each way, that costs seconds. ``encode_array`` writes the
+same
 bytes as ``numpy.save`` (any Flower peer reads them) with one copy, ``decode_array`` reads them as a
 view. What comes from another party is checked first: serialisation, shape, type and length, and
 anything that would need pickle, which can run code, is refused in both directions.
@@ -25,7 +26,7 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METR
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.integer]
 MAX_ITEM = 8  # bytes of a number
-HEADERS = 256  # heads of arrays that are remembered: those of a round are mostly alike
+HEADERS = 256  # heads of arrays in the cache: most heads of a round are alike
 MAX_HEADER = 10_016  # bytes of a head; NumPy reads no longer ones
 
 
@@ -78,7 +79,7 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
 
 
 def _head(data: bytes) -> bytes:
-    """Cut off the head of npy bytes, as long as it says itself that it is."""
+    """Cut the head off npy bytes, by the length that it states."""
     start = 10 if data[6:7] == b"\x01" else 12
     return data[: min(start + int.from_bytes(data[8:start], "little"), MAX_HEADER)]
 
@@ -130,7 +131,7 @@ def read_array(
     if value.dtype.kind not in "fiu":
         raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
     if not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
-        # PyTorch has neither, and would raise where nobody expects it.
+        # PyTorch has neither type, and would raise later.
         raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, of another machine")
     with np.errstate(over="ignore"):
         # The server computes in float32: what overflows there is as bad as infinity.
@@ -189,7 +190,7 @@ def config_of(message: Message) -> dict[str, Any]:
 def reply_slots(
     names: object, incoming: list[tuple[str, str]], count: int
 ) -> list[tuple[str, str]]:
-    """Decide under which (record, key) each of `count` reply arrays goes."""
+    """Choose the (record, key) for each of `count` reply arrays."""
     if names is None:
         if len(incoming) != count:
             return [(ARRAYS, str(index)) for index in range(count)]
@@ -227,7 +228,7 @@ def plain_value(key: str, value: object) -> Any:
     """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
     if isinstance(value, (list, tuple)):
         items = [plain_value(key, item) for item in value]
-        # A record's list has one type; a mean over rounds is easily 1, 0.5, ...
+        # A record's list has one type, but figures of a round may be 1, 0.5, ...
         is_mixed = {type(item) for item in items} == {int, float}
         return [float(item) for item in items] if is_mixed else items
     if isinstance(value, np.generic):

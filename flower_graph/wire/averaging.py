@@ -1,9 +1,9 @@
 """Messages of methods that average weights, under the keys that Flower's own strategies use.
 
 Models travel in one array record, with ``num-examples`` as the weight, so that any Flower strategy
-that averages can carry them. What clients measure are means over clients that Flower's weighted
-means over SuperNodes can carry: a SuperNode says the sum over its clients and how many of them have
-a value, ``has-<name>``, both divided by its weight. Flower's mean of each is the sum over all
+that averages can carry them. A SuperNode sends each measurement as the sum over its clients and, as
+``has-<name>``, how many of them have a value, both divided by its weight. Flower's mean of each is
+the sum over all
 clients divided by a number that is the same for all: the quotient of the two is the clients' mean.
 """
 
@@ -81,7 +81,7 @@ class ClientMean(Field):
 
 @dataclass
 class Enrolment(Message, up="query"):
-    """What a SuperNode says of itself; ascending numbers of its clients, if it says them."""
+    """A SuperNode's answer to ``query``: the ascending numbers of its clients, if it sends them."""
 
     clients: Annotated[
         list[int],
@@ -106,7 +106,7 @@ class Enrolment(Message, up="query"):
 
     def check(self, known: Entries) -> None:
         """Refuse numbers below 0, and more clients than there can be."""
-        if not self.clients:  # whoever does not say who it is says nothing else of use
+        if not self.clients:  # without clients' numbers the other entries are of no use
             self.handled = self.most_examples = None
         elif len(self.clients) > MAX_CLIENTS:
             raise MalformedReplyError(f"{CLIENTS}: {len(self.clients)}, at most {MAX_CLIENTS}")
@@ -116,14 +116,14 @@ class Enrolment(Message, up="query"):
 
 @dataclass
 class RoundRequest(Message, down="train evaluate"):
-    """What Flower's own strategies say besides the model."""
+    """The entries that Flower's own strategies send besides the model."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
 
 
 @dataclass(kw_only=True)
 class Trained(Message, up="train"):
-    """What an answer to ``train`` says besides arrays."""
+    """The entries of an answer to ``train`` besides arrays."""
 
     weight: int = 1  # what the answer counts for
     clients: Annotated[int, Whole(CLIENTS, "how many it speaks for; without it, one", least=1)]
@@ -151,7 +151,7 @@ class Measured(Message, up="evaluate"):
         return mean_of(metrics, LOSS), self.weight, metrics
 
     def to_report(self) -> dict[str, object]:
-        """Give the fields of a ``RoundReport``."""
+        """Return the fields of a ``RoundReport``."""
         return {
             "loss": self.cross_entropy,
             "cross_entropy": self.cross_entropy,
@@ -201,14 +201,14 @@ class ClientReply:
 
     @property
     def client(self) -> int:
-        """Number of the one client that it is of; ``ValueError`` where there are others."""
+        """The number of the reply's only client; ``ValueError`` if it has several."""
         if len(self.clients) != 1:
             raise ValueError(f"the reply is of clients {list(self.clients)!s:.60}, not of one")
         return self.clients[0]
 
     @property
     def num_examples(self) -> int | float:
-        """What it weighs, above 0."""
+        """The reply's weight, above 0."""
         return weight_of(self.message)
 
     @cached_property
@@ -245,7 +245,7 @@ def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
 
 
 def grid_of(nodes: list[int]) -> Grid:
-    """Return a grid that has these SuperNodes only, from which Flower chooses."""
+    """Return a grid of these SuperNodes only, for Flower to choose from."""
     return cast("Grid", SimpleNamespace(get_node_ids=lambda: nodes))
 
 
@@ -271,7 +271,7 @@ def count_payload(
     hosted: Mapping[int, Sequence[int]],
 ) -> None:
     """Count every client's arrays both ways, whoever shares its SuperNode."""
-    # A SuperNode that does not say whom it hosts counts as one client where it is silent.
+    # A SuperNode that does not say which clients it hosts counts as one client.
     answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
     for message in sent:
         node = message.metadata.dst_node_id

@@ -1,9 +1,9 @@
 """Errors that clients answer with: written at the client, read at the server.
 
-In a deployment an error leaves a client's machine by its kind and by words that are meant for
-others; its traceback stays in the SuperNode's log. Where clients run on the server's machine, in
-one process or on Ray, tracebacks are at hand: if all clients fail at one line, the run stops and
-says it (`Failures`).
+In a deployment only an error's kind, and words that are meant for others, leave a client's machine;
+its traceback stays in the SuperNode's log. Where clients run on the server's machine, in one
+process or on Ray, the server has tracebacks: if all clients fail at one line, the run stops and
+names it (`Failures`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TELLABLE = (RefusedError, MalformedReplyError)
 AT_HOME = "what it says stays in the SuperNode's log"
 STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
-# What Flower says of a ClientApp without a function for ``query``. Nothing else tells it from one
+# Flower's error of a ClientApp without a function for ``query``. Nothing else tells it from one
 # whose function failed.
 NO_QUERY = "No query function registered"
 # Of a traceback: the places of its calls, and the kind of its error
@@ -50,7 +50,7 @@ CHAINED = "\nThe above exception was the direct cause"
 
 
 class Kind(Enum):
-    """What an error reply is, as far as the server acts on it."""
+    """The kinds of error replies that the server tells apart."""
 
     STATE_LOST = "what the client kept between rounds is gone"
     NO_QUERY = "the ClientApp has no function for query"
@@ -58,7 +58,7 @@ class Kind(Enum):
 
 
 class ClientError(RuntimeError):
-    """An error of no kind of our own, on its way to the server."""
+    """An error that is none of our own, on its way to the server."""
 
 
 def on_ray() -> bool:
@@ -74,7 +74,7 @@ def is_own_machine(context: Context) -> bool:
 
 @contextmanager
 def boundary(context: Context) -> Iterator[None]:
-    """Replace an error that leaves a SuperNode by one with its kind and its ``told`` words."""
+    """Replace an error that leaves a SuperNode by one with only its kind and ``told`` words."""
     try:
         yield
     except Exception as error:
@@ -114,7 +114,7 @@ def kind_of(reply: Message) -> Kind:
 
 
 def no_content(reply: Message) -> str | None:
-    """Say why there is nothing to read in a reply, or None."""
+    """Return why a reply has no content, or None."""
     if reply.has_error():
         what, words = "error reply: ", reply.error.reason or f"code {reply.error.code}"
         return what + one_line(words, MAX_REASON - len(what))
@@ -126,16 +126,16 @@ def no_content(reply: Message) -> str | None:
 
 @dataclass
 class Failures:
-    """The errors that nodes of a simulation answered with, until one of them answers well."""
+    """The errors of a simulation's nodes, until one of them gives a good answer."""
 
     grid: Grid
     works: bool = False  # whether a node has trained
     found: dict[int, str] = field(default_factory=dict)  # node id -> traceback
 
     def note(self, reply: Message, waiting: Mapping[str, int]) -> None:
-        """Note the answer of a node whose message is waited for."""
+        """Record the answer of a node that was asked."""
         node_id = waiting.get(reply.metadata.reply_to_message_id)
-        # Who cannot answer a query may be a plain ClientApp, which trains.
+        # A plain ClientApp cannot answer a query, but trains.
         if self.works or node_id is None or not reply.metadata.message_type.startswith("train"):
             return
         if not reply.has_error():
@@ -154,7 +154,7 @@ class Failures:
             return
         kind, count = fault[0], len(self.found)
         first = next(iter(self.found.values())).strip()
-        # Errors of ours are what a client tells on purpose, and no bug.
+        # Our own errors are raised on purpose, so they are no bug.
         if not hasattr(errors, kind.rpartition(".")[2]):
             who = "the SuperNode" if count == 1 else f"each of the {count} SuperNodes"
             raise ClientBugError(f"{who} fails with the same error:\n{first}")
@@ -168,7 +168,7 @@ class Failures:
 
 
 def fault_of(traceback: str) -> tuple[str, str, str] | None:
-    """Return an error's kind, file and line; its words may hold values that differ."""
+    """Return an error's kind, file and line, without its words, whose values may differ."""
     places = [*PLACE.finditer(traceback)]
     kind = KIND.search(traceback, places[-1].end()) if places else None
     return (kind[1], places[-1][1], places[-1][2]) if kind else None

@@ -7,9 +7,9 @@
 
 ``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
 (or ``to_config``, for what ``get_properties`` returns) and ``read`` its answer back; ``to_config``
-and ``from_config``, entries that travel with those of others. What only one message can check is
-its ``check``. Letters in a shape are sizes: the first field that has one sets it, all others are
-held to it. ``says`` is what ``docs/reference/messages.md`` says of a field.
+and ``from_config``, entries that travel with those of others. A message checks what concerns it
+alone in ``check``. Letters in a shape are sizes: the first field with a letter sets its size, and
+all others must have the same. ``says`` is the text about a field in ``docs/reference/messages.md``.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METR
 from flower_graph.wire.numpy_client import Answer, Parameters
 
 Entries = Mapping[str, object]
-Known = Mapping[str, Any]  # what a reader asked for, by names of fields: of as many types
-ABSENT: object = object()  # what reading gives for an optional field that did not come
+Known = Mapping[str, Any]  # what the reader asked for, by names of fields: of any type
+ABSENT: object = object()  # the value of an optional field that is missing
 
 
 @lru_cache
 def axes(shape: str) -> tuple[int | str, ...]:
-    """Give the axes of a declared shape: numbers, and letters of sizes."""
+    """Return the axes of a declared shape: numbers, and letters of sizes."""
     return tuple(int(axis) if axis.isdecimal() else axis for axis in shape.split())
 
 
 @dataclass
 class Reading:
-    """What a message is read from, and what is known of it so far."""
+    """The records that a message is read from, and the values and sizes read so far."""
 
     config: Entries
-    metrics: Entries  # where a reply's numbers are; elsewhere the same as ``config``
+    metrics: Entries  # the metric record of a reply; otherwise the same as ``config``
     # All arrays in the order of the fields, as a NumPyClient gets them; or a reply, by name
     arrays: Parameters | RecordDict
     known: Known = field(default_factory=dict)  # what was asked for, by names of fields
@@ -53,16 +53,16 @@ class Reading:
     sizes: dict[str, int] = field(default_factory=dict)  # by their letters
 
     def shape(self, shape: str) -> tuple[int, ...]:
-        """Give a declared shape in numbers; -1 for what is not known yet."""
+        """Return a declared shape in numbers; -1 for sizes that are not known yet."""
         sizes = self.sizes
         return tuple([a if isinstance(a, int) else sizes.get(a, -1) for a in axes(shape)])
 
     def words(self, shape: str) -> str:
-        """Give a declared shape for an error: letters for what is not known yet."""
+        """Return a declared shape for an error: letters for sizes that are not known yet."""
         return f"[{', '.join(str(self.sizes.get(axis, axis)) for axis in shape.split())}]"
 
     def bind(self, shape: str, sizes: tuple[int, ...]) -> None:
-        """Learn sizes from what came."""
+        """Set sizes from the shape that was received."""
         for axis, size in zip(axes(shape), sizes, strict=True):
             if isinstance(axis, str) and axis not in self.sizes:
                 self.sizes[axis] = size
@@ -79,22 +79,22 @@ class Reading:
         return result
 
     def part(self) -> Reading:
-        """Read entries that belong together by themselves: their sizes are their own."""
+        """Read a group of entries, which has sizes of its own."""
         return Reading(self.config, self.metrics, self.arrays)
 
 
 @dataclass
 class Writing:
-    """What a message becomes: entries, and arrays by ``record/key``."""
+    """The entries of a message that is written, and its arrays by ``record/key``."""
 
     config: dict[str, Any] = field(default_factory=dict)  # a Config, and lists
     arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict)
-    records: list[str] = field(default_factory=list)  # that are there without arrays, too
-    message: Any = None  # all of it, for fields that depend on others
+    records: list[str] = field(default_factory=list)  # records that exist even without arrays
+    message: Any = None  # the whole message, for fields that depend on others
 
 
 @dataclass(frozen=True)
-class Field:  # whose values are left open: their types are those of the messages' dataclasses
+class Field:  # values have any type: the messages' dataclasses declare them
     """An entry of a config or metric record; the base of all kinds."""
 
     key: str
@@ -102,13 +102,13 @@ class Field:  # whose values are left open: their types are those of the message
     _: KW_ONLY
     optional: bool = False  # left out if empty; read as the dataclass's default if missing
     group: str = ""  # the heading on the page under which it is described for all methods
-    turn: ClassVar[int] = 0  # fields are read by turns: entries, arrays, and what needs both
+    turn: ClassVar[int] = 0  # read in this order: entries, arrays, those that need both
     is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
     type: ClassVar[str] = ""
 
     @property
     def described(self) -> str:
-        """The type, as the page says it."""
+        """The type, in the page's words."""
         return self.type
 
     def write(self, value: object, to: Writing) -> None:
@@ -132,22 +132,22 @@ class Field:  # whose values are left open: their types are those of the message
         raise NotImplementedError
 
     def refuse(self, wanted: str, value: object) -> MalformedReplyError:
-        """Return the error for an entry that is not as declared."""
+        """Return the error for an entry that does not fit its declaration."""
         return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
 
 
 def is_empty(value: object) -> bool:
-    """Whether a value says nothing, so that its entry may be left out."""
+    """Whether a value is empty, so that its entry may be left out."""
     # Flower cannot count the bytes of a record that has an empty entry.
     return value is None or (hasattr(value, "__len__") and len(value) == 0)
 
 
 @dataclass(frozen=True)
 class Shaped(Field):
-    """What has a shape."""
+    """A field with a shape."""
 
     shape: str = "n"
-    # Sizes that the reader could not know otherwise, by their letters: entries of their own
+    # Sizes that are sent as entries, since the reader cannot know them otherwise, by their letters
     sent: tuple[tuple[str, Field], ...] = ()
 
     def write(self, value: Any, to: Writing) -> None:
@@ -172,10 +172,10 @@ class Shaped(Field):
 class Tensor(Shaped):
     """An array, under ``record/key``; not written if it is None."""
 
-    dtype: str = "float32"  # what is sent, for the page; what is taken is any numbers
-    limit: float | None = MAX_NUMBER  # largest size of a number that the server takes
+    dtype: str = "float32"  # the type that is sent, for the page; any numbers are accepted
+    limit: float | None = MAX_NUMBER  # largest absolute value that the server accepts
     per: str = ""  # the letter of a size that multiplies the limit
-    when: str = ""  # the field, or what the server has asked for, that says whether it is there
+    when: str = ""  # the field, or the value asked for, that says whether the array is sent
     turn = 1
 
     @property
@@ -184,12 +184,12 @@ class Tensor(Shaped):
         return f"{self.dtype} `[{', '.join(self.shape.split())}]`"
 
     def write(self, value: Any, to: Writing) -> None:
-        """Keep the array for its record."""
+        """Put the array where its record is made."""
         if value is not None:
             to.arrays[self.key] = value
 
     def read(self, name: str, reading: Reading) -> object:
-        """Read the array, if there is to be one."""
+        """Read the array, if one was declared."""
         if self.when and not reading.values.get(self.when, reading.known.get(self.when)):
             return ABSENT
         if not isinstance(reading.arrays, RecordDict):
@@ -202,7 +202,7 @@ class Tensor(Shaped):
 
 
 def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
-    """Take the next array that a NumPyClient was given; only its shape can be wrong."""
+    """Take the next array of a NumPyClient's arguments; only its shape can be wrong."""
     arrays = reading.arrays
     if isinstance(arrays, RecordDict) or not arrays:
         raise MalformedReplyError(f"the array {key} is missing")
@@ -218,10 +218,10 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class Named(Field):
-    """Arrays by their names: all of them, or none."""
+    """Named arrays: all of them, or none."""
 
     names: tuple[str, ...] = ()
-    first: str = ""  # the letter of a first axis that all have
+    first: str = ""  # the letter of a first axis that all arrays have
     turn = 1
 
     @property
@@ -232,7 +232,7 @@ class Named(Field):
         return "float32 " + " or ".join(f"`[{shape}]`" for shape in shapes)
 
     def write(self, value: Any, to: Writing) -> None:
-        """Keep the arrays for their record."""
+        """Put the arrays where their record is made."""
         record = self.key.partition("/")[0]
         to.records.append(record)
         to.arrays |= {f"{record}/{name}": values for name, values in value.items()}
@@ -254,23 +254,23 @@ class Named(Field):
 
 @dataclass(frozen=True)
 class Part(Field):
-    """Entries that belong together: of a message, or of another class whose fields are given."""
+    """A group of entries: of a message, or of another class whose fields are given."""
 
     key: str = ""  # the title of the group on the page, if it has one
     make: Callable[..., object] = dict
     fields: Mapping[str, Field] | None = None
-    when: str = ""  # the entry that says whether the part is there
-    absent: object = None  # what that entry is if it is not
+    when: str = ""  # the entry that says whether the group is sent
+    absent: object = None  # the value of that entry if it is not
     turn = 1
 
     @cached_property
     def parts(self) -> Mapping[str, Field]:
-        """Give the fields."""
+        """Return the fields."""
         return fields_of(self.make) if self.fields is None else self.fields
 
     @cached_property
     def others(self) -> set[str]:
-        """Return the attributes that do not travel, because the reader has them."""
+        """Return the attributes that are not sent, because the reader has them."""
         return getattr(self.make, "__dataclass_fields__", {}).keys() - self.parts.keys()
 
     @cached_property
@@ -292,7 +292,7 @@ class Part(Field):
         return self.make(**self.values(reading.part()))
 
     def values(self, reading: Reading) -> dict[str, Any]:
-        """Read all fields by their turns; optional ones that did not come are not among them."""
+        """Read all fields in order, and leave out optional ones that are missing."""
         for name, part in self._by_turns:
             value = part.read(name, reading)
             if value is not ABSENT:
@@ -312,7 +312,7 @@ class Part(Field):
 
 @cache
 def fields_of(cls: object) -> Mapping[str, Field]:
-    """Give the declared fields of a class, in order."""
+    """Return the declared fields of a class, in order."""
     hints = get_type_hints(cls, include_extras=True).items()
     declared = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}
     return {
@@ -322,9 +322,9 @@ def fields_of(cls: object) -> Mapping[str, Field]:
 
 
 class Message:
-    """What travels in one direction; subclasses are dataclasses."""
+    """A message in one direction; subclasses are dataclasses."""
 
-    down: ClassVar[tuple[str, ...]] = ()  # Flower's types of the messages that carry it
+    down: ClassVar[tuple[str, ...]] = ()  # the types of the Flower messages that carry it
     up: ClassVar[tuple[str, ...]] = ()
     fixed: ClassVar[Mapping[str, object]] = {}  # entries that are always the same
     layout: ClassVar[Part]  # its fields
@@ -332,13 +332,13 @@ class Message:
     def __init_subclass__(
         cls, *, down: str = "", up: str = "", fixed: Mapping[str, object] | None = None
     ) -> None:
-        """Note which messages carry it, by their types with blanks between."""
+        """Register which Flower messages carry it: their types, with blanks between."""
         super().__init_subclass__()
         cls.down, cls.up, cls.fixed = tuple(down.split()), tuple(up.split()), fixed or {}
         cls.layout = Part(make=cls)
 
     def check(self, known: Entries) -> None:
-        """Check what is particular to this message; ``known`` is what the reader had asked for."""
+        """Check what concerns this message alone; ``known`` has the values asked for."""
 
     def to_config(self) -> dict[str, Any]:
         """Write the entries."""
@@ -356,11 +356,11 @@ class Message:
 
     @property
     def examples(self) -> int:
-        """What a reply counts for."""
+        """The weight of a reply."""
         return 1
 
     def to_numpy(self, examples: int | None = None) -> Answer:
-        """Return what a ``NumPyClient``'s method returns."""
+        """Return the message as the result of a ``NumPyClient``'s method."""
         written = self._written()
         names = [name.removeprefix(f"{ARRAYS}/") for name in written.arrays]
         metrics = written.config | ({ARRAY_NAMES: names} if names else {})
@@ -381,7 +381,7 @@ class Message:
     def read(cls, content: RecordDict, **known: object) -> Self:
         """Read and check a reply; ``known`` are sizes by their letters and values by names."""
         config = content.config_records.get(CONFIG, ConfigRecord())
-        is_query = "query" in cls.up  # whose answer has everything in one record
+        is_query = "query" in cls.up  # a ``query``, whose answer has one record
         metrics = config if is_query else content.metric_records.get(METRICS, MetricRecord())
         return cls._read(Reading(config, metrics, content, known))
 

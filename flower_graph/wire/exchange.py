@@ -1,14 +1,14 @@
 """One exchange with the clients: send, wait with a deadline, check every reply, count bytes.
 
-``Grid.send_and_receive`` polls every 3 s in a deployment, hands over whatever comes and counts
-nothing. ``Exchange`` works on any Flower grid (Ray, deployment, in-process) through
+``Grid.send_and_receive`` polls every 3 s in a deployment, checks nothing and counts nothing.
+``Exchange`` works on any Flower grid (Ray, deployment, in-process) through
 ``push_messages`` and ``pull_messages`` only, waits in short growing steps, and leaves out and
 reports every bad reply instead of stopping the run.
 
 A reply is used when it answers an open message of this exchange, comes from the node that was
 asked, carries the right round, is not too large, and the caller's ``read`` accepts it. `Gathering`
-decides it, one message at a time and without a grid, because this is where a faulty or hostile
-client meets the server: nothing that a client sends may raise, count twice or speak for another
+decides that, one message at a time and without a grid, because here a faulty or hostile client
+meets the server: nothing that a client sends may raise an error, count twice or speak for another
 node. Ids of messages that went unanswered are kept for a while, so that a late reply is recognised,
 drained from the grid and refused.
 """
@@ -37,9 +37,9 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 # A message outlives the deadline by this much: the two machines' clocks may differ, and a reply
-# that comes just too late shall still be drained rather than rot in the grid.
+# that comes just too late must still be removed from the grid.
 TTL_MARGIN = 10.0
-# Seconds until the first line that says for whom the server waits, and from one to the next.
+# Seconds until the first log line about waiting, and between two such lines.
 FIRST_WORD, NEXT_WORD = 2.0, 10.0
 MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten first
 MAX_NAMED = 50  # entries of one node in a round's log and report
@@ -48,24 +48,24 @@ FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
 
 @dataclass(frozen=True)
 class Rejected:
-    """A node that is left out of the round, or a message that is not used."""
+    """A node that is left out of the round, or a message that is ignored."""
 
-    node_id: int  # The node, as Flower numbers it
-    reason: str  # One line for a person
-    kind: Kind = Kind.OTHER  # Of its error, if it answered with one
+    node_id: int  # Flower's id of the node
+    reason: str  # The reason, in one line
+    kind: Kind = Kind.OTHER  # The kind of its error, if it answered with one
 
 
 @dataclass(frozen=True)
 class Replies(Generic[T]):
-    """What came of one exchange."""
+    """The result of one exchange."""
 
     # Every node that was asked is in `values` or, once, in `rejected`, never in both.
 
-    # What read returned for each node that answered well
+    # The value that ``read`` returned for each node with a good answer
     values: dict[int, T] = field(default_factory=dict)
     # The nodes that gave no usable answer, with the reason
     rejected: list[Rejected] = field(default_factory=list)
-    # Messages that answered no open request: duplicates, late ones, ones from strangers
+    # Messages that answered no open request: duplicates, late ones, and those of unknown nodes
     strays: list[Rejected] = field(default_factory=list)
 
     def in_order(self, nodes: Iterable[int]) -> Replies[T]:
@@ -87,7 +87,7 @@ class Unanswered:
 
 @dataclass
 class Gathering(Generic[T]):
-    """One exchange while it runs: who is still to answer, and what has come."""
+    """An exchange in progress: which nodes have still to answer, and the answers so far."""
 
     server_round: int
     read: Callable[[int, RecordDict], T]
@@ -101,7 +101,7 @@ class Gathering(Generic[T]):
         self.replies.rejected.append(Rejected(node_id, one_line(reason), kind))
 
     def take(self, reply: Message, size: int, unanswered: dict[str, Unanswered]) -> None:
-        """Sort one incoming message: a value, a rejected node or a stray."""
+        """Sort an incoming message: as a value, as a rejected node, or as a message to ignore."""
         answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         # An error that the grid writes for a lost node comes from the grid's own id.
         is_from_grid = reply.has_error() and sender == SUPERLINK_NODE_ID
@@ -120,7 +120,7 @@ class Gathering(Generic[T]):
             self.reject(node_id, unreadable(error))
 
     def _problem(self, reply: Message, size: int) -> str | None:
-        """Say why a node's answer is refused unread, or None."""
+        """Return why a node's answer is refused unread, or None."""
         if (why := too_large(reply, size, self.max_reply_bytes)) is not None:
             return why
         if (problem := no_content(reply)) is not None:
@@ -130,7 +130,7 @@ class Gathering(Generic[T]):
         return None
 
     def _stray(self, reply: Message, unanswered: dict[str, Unanswered]) -> str:
-        """Say what a message is that answers no open request."""
+        """Return what is wrong with a message that answers no open request."""
         answers = reply.metadata.reply_to_message_id
         if answers in self.open:
             return f"reply in the name of node {self.open[answers]}"
@@ -248,7 +248,7 @@ class Exchange:
         ValueError
             If an argument is impossible.
         """
-        _deadline(timeout)  # refuse a bad one before anything is sent
+        _deadline(timeout)  # refuse a bad round before anything is sent
         gathering = Gathering[T](server_round, read, max_reply_bytes)
         ttl, group = timeout + TTL_MARGIN, str(server_round)
         messages = [
@@ -295,7 +295,7 @@ class Exchange:
         Returns
         -------
         list of Message
-            Whatever came, but for replies to messages of earlier exchanges.
+            All messages that came, except replies to messages of earlier exchanges.
         """
         waiting, replies = self._sent(list(messages)), []
         asked = {*waiting.values()}
@@ -315,8 +315,8 @@ class Exchange:
         return replies
 
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
-        """Yield replies until the caller waits for nobody, or time is up."""
-        # Forget what the grid has dropped too, and the oldest beyond a limit.
+        """Yield replies until all nodes have answered, or time is up."""
+        # Forget messages that the grid has dropped, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1].forget_at > now][-MAX_LATE:])
         deadline, wait = _deadline(timeout), FIRST_WAIT
@@ -334,7 +334,8 @@ class Exchange:
             return {}
         accepted = list(self.grid.push_messages(messages))
         if len(accepted) != len(messages):
-            # Ray's grid leaves out what it refuses, so places say nothing; ids on messages do.
+            # Ray's grid leaves out messages that it refuses, so their order says nothing; their ids
+            # do.
             taken = set(accepted)
             local = (message.metadata.message_id for message in messages)
             accepted = [message_id if message_id in taken else "" for message_id in local]
@@ -342,7 +343,7 @@ class Exchange:
         return {number: message.metadata.dst_node_id for number, message in pairs if number}
 
     def _remember(self, waiting: Mapping[str, int], server_round: int) -> None:
-        """Note who has not answered, so that a late reply is recognised."""
+        """Remember which nodes have not answered, so that a late reply is recognised."""
         forget_at = time.monotonic() + TTL_MARGIN
         for message_id, node_id in waiting.items():
             self._unanswered[message_id] = Unanswered(node_id, server_round, forget_at)
@@ -353,14 +354,14 @@ def _group(reply: Message) -> str:
 
 
 def unreadable(error: Exception) -> str:
-    """Say why a reply could not be read, whatever its content made the reader raise."""
+    """Return why a reply could not be read, whatever error its content caused."""
     if isinstance(error, ValueError):  # MalformedReplyError is one
         return words_of(error)
     return f"unreadable reply: {type(error).__name__}: {words_of(error)}"
 
 
 def few(entries: Iterable[Rejected]) -> list[Rejected]:
-    """Keep some entries of each node, and add one with the number of the others."""
+    """Keep a few entries of each node, and add one with the number of the others."""
     counts, result = Counter[int](), []
     for entry in entries:
         counts[entry.node_id] += 1

@@ -1,7 +1,8 @@
 """The kinds of fields that messages have, and those that messages of several methods share.
 
-What is missing, of another type, or does not fit raises ``MalformedReplyError``, naming the key.
-Numbers that must arrive exactly as they left travel as bytes, past mods that add noise to arrays.
+An entry that is missing, of another type, or does not fit raises ``MalformedReplyError``, which
+names its key.
+Numbers that must arrive unchanged are sent as bytes, because mods may add noise to arrays.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_T
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
-MAX_LINES = 1 << 14  # of one reply: as many as clients can hide their numbers in one sum
+MAX_LINES = 1 << 14  # of one reply: as many as there can be clients in one sum
 RUN_BYTES = 16  # the nonce that tells one run from another
 
 
 @dataclass(frozen=True)
 class Whole(Field):
-    """A whole number; what was asked for, where the reader knows it."""
+    """A whole number; the one that was asked for, if the reader knows it."""
 
     least: int | None = None
     most: int | None = None
@@ -118,7 +119,7 @@ class Raw(Field):
 
 @dataclass(frozen=True)
 class Reasons(Field):
-    """Why which client has no part in it, as ``number:reason``; left out if all have."""
+    """Which clients are left out and why, as ``number:reason``; no entry if none is."""
 
     type = "list of str"
 
@@ -158,7 +159,7 @@ class Numbers(Shaped):
 
     @property
     def described(self) -> str:
-        """The type alone; the text says whose they are."""
+        """The type alone; the text says which clients' numbers they are."""
         return f"list of {'int' if self.whole else 'float'}"
 
     def decode(self, value: Any, name: str, reading: Reading) -> list[Any]:
@@ -174,7 +175,7 @@ class Numbers(Shaped):
 
 @dataclass(frozen=True)
 class Exact(Shaped):
-    """Whole numbers that must arrive as they left: bytes, past mods that add noise to arrays."""
+    """Whole numbers that must arrive unchanged: bytes, because mods may add noise to arrays."""
 
     type = "bytes (int64)"
 
@@ -183,7 +184,7 @@ class Exact(Shaped):
         return pack_integers(value)
 
     def decode(self, value: object, name: str, reading: Reading) -> Any:
-        """Refuse bytes of another size, and numbers that are not as asked."""
+        """Refuse bytes of another size, and numbers other than those asked for."""
         numbers = self.unpack(value)
         if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
             raise MalformedReplyError(f"{self.key}: {numbers[:5]}..., expected {wanted[:5]}...")
@@ -205,7 +206,7 @@ class Clients(Exact):
     may_be_none: bool = False
 
     def decode(self, value: object, name: str, reading: Reading) -> object:
-        """Refuse none at all, and the same twice."""
+        """Refuse an empty list, and a number that is there twice."""
         clients = super().decode(value, name, reading)
         if clients.size == 0 and not self.may_be_none:
             raise MalformedReplyError(f"{self.key}: there is no client")
@@ -254,14 +255,14 @@ class Flags(Block):
 
 @dataclass(frozen=True)
 class Ragged(Exact):
-    """Whole numbers of several clients, one behind the other; cut by how many each has."""
+    """Whole numbers of several clients, concatenated; split by how many each client has."""
 
-    # An entry that says how many these are; without, the reader knows it as ``sizes``
+    # The entry that has these counts; without one the reader knows them as ``sizes``
     pointer: Numbers | None = None
 
     @property
     def described(self) -> str:
-        """The type, and what all sizes add up to."""
+        """The type, and the sum of all sizes."""
         return f"{self.type} `[{self.shape}]`"
 
     def write(self, value: Any, to: Writing) -> None:
@@ -285,7 +286,7 @@ class Ragged(Exact):
 
 
 def split_rows(values: NDArray[np.generic], sizes: Sequence[int] | IntArray) -> list[NDArray[Any]]:
-    """Cut rows that lie one behind the other into parts."""
+    """Split concatenated rows into parts."""
     return list(np.split(values, np.cumsum(sizes)))[:-1]
 
 
@@ -306,7 +307,7 @@ class Sizes(Exact):
         return sizes
 
 
-# Going on: which run and checkpoint a client is told, and what it says of its own state
+# Resuming: the run and the checkpoint that a client is told, and its reply about its own state
 GROUP = "checkpoints"  # of the page
 # Fields of requests and replies. A client that does not say how many messages it has behind it
 # cannot be told from one that has lost its state
@@ -331,7 +332,7 @@ NotSaved = Annotated[str, NOT_SAVED_FIELD]
 
 @dataclass(frozen=True)
 class Resume(Message, down="query"):
-    """What a client must know to go on."""
+    """The run and the checkpoint that a client goes on from."""
 
     run: Annotated[
         str,
@@ -360,7 +361,7 @@ class Resume(Message, down="query"):
 
 
 def read_handled(config: Entries) -> int | None:
-    """Read how many messages of this run a client has behind it; None if it does not say."""
+    """Read how many messages of this run a client has handled; None if it does not say."""
     handled = HANDLED_FIELD.read("handled", Reading(config, config, []))
     return None if handled is ABSENT else int(handled)
 

@@ -1,15 +1,15 @@
-"""Keys on the wire that several modules name; the others stand in the messages themselves.
+"""Keys on the wire that several modules name; messages declare the others.
 
-Numbers that must arrive exactly as they left (identities, rounds) travel in the ``ConfigRecord``
+Numbers that must arrive unchanged (identities, rounds) are sent in the ``ConfigRecord``
 as bytes, because mods such as ``LocalDpMod`` add noise to everything in the ``ArrayRecord``. That
-mod also wants the same keys up and down, so a latent vector and its gradient share one key.
+mod also needs the same keys in both directions, so a latent vector and its gradient share one key.
 """
 
 # Records
 ARRAYS, AVERAGE, CONFIG, METRICS = "arrays", "average", "config", "metrics"
-SERVER_ROUND = "server-round"  # the round, as Flower's FedAvg says it
+SERVER_ROUND = "server-round"  # the round, under the key of Flower's FedAvg
 CHECKPOINT = "checkpoint"
-HANDLED = "handled-messages"  # how many a client has behind it; 0 if it has no state of the run
+HANDLED = "handled-messages"  # messages that a client has handled; 0 if it has no state of the run
 RUN_TOKEN, NOT_SAVED = "run-token", "not-saved"  # whose checkpoint; why a client could not write it
 # Several methods
 CLIENTS, ROWS, LEFT_OUT = "clients", "rows", "left-out"
@@ -28,8 +28,8 @@ FIRST, REST, IS_LAST = "first", "rest", "is-last"
 # PPFL-GNN: embeddings of public nodes up, their aligned means down
 PUBLIC, WITH_TARGETS = "public", "with-targets"
 MEASURED = "judged-"  # before the name of each measurement
-# How the adaptor (``client.adaptor``) names the arrays of a reply, and what it says of itself
-# in the answer to a ``query``: version, and FORMAT of the messages that it understands
+# Keys of the adaptor (``client.adaptor``): names of a reply's arrays, and, in the answer to a
+# ``query``, its version and the FORMAT of the messages that it understands
 ARRAY_NAMES = "array-names"
 VERSION, MESSAGE_FORMAT = "flower-graph", "message-format"
 FORMAT = 2  # counts up whenever a server of one version cannot work with clients of another

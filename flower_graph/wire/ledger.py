@@ -1,9 +1,9 @@
-"""The bytes of messages: how many travelled, and how many a reply may have.
+"""The bytes of messages: how many were sent, and how many a reply may have.
 
-Bytes are counted twice over. *Payload* is what the paper counts: the strategy says how many bytes
-of which kind (latents, gradients, weights) a round carried. *Wire* is what the messages really
-held, array headers, keys and metrics included, bad replies too; the exchange counts it without
-being asked. Both are cumulative, go into a checkpoint and come back.
+Bytes are counted in two ways. *Payload* is what the paper counts: the strategy says how many bytes
+of which kind (latents, gradients, weights) a round carried. *Wire* is the size of all messages,
+with array headers, keys and metrics, bad replies too; the exchange counts it. Both are cumulative,
+and a checkpoint saves and restores them.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _value_bytes(value: object) -> int:
         return (
             len(value) if isinstance(value, (str, bytes)) else 1 if isinstance(value, bool) else 8
         )
-    kinds = set(map(type, value))  # Flower sees to it that there is one at most
+    kinds = set(map(type, value))  # Flower allows at most one
     if kinds & {str, bytes}:
         return sum(map(len, value))
     return len(value) * (1 if kinds == {bool} else 8)
@@ -68,12 +68,12 @@ class ByteLedger:
         kinds[kind] = kinds.get(kind, 0) + int(nbytes)
 
     def count_wire(self, direction: str, nbytes: int) -> None:
-        """Add what a message held; `direction` and `nbytes` as in `count`."""
+        """Add the bytes of a message; `direction` and `nbytes` as in `count`."""
         _check(direction, nbytes)
         self._wire[direction] += int(nbytes)
 
     def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
-        """Add what messages held that have content."""
+        """Add the bytes of all messages that have content."""
         for message in messages:
             if message.has_content():
                 self.count_wire(direction, count_bytes(message.content))
@@ -89,11 +89,11 @@ class ByteLedger:
         return dict(self._wire)
 
     def state_dict(self) -> Traffic:
-        """Return everything counted, fit for JSON."""
+        """Return all counts, as JSON can hold them."""
         return {"payload": self.payload, "wire": self.wire}
 
     def load_state_dict(self, state: Traffic) -> None:
-        """Replace everything counted by what `state_dict` returned."""
+        """Replace all counts by those that `state_dict` returned."""
         restored = ByteLedger()
         try:
             for direction in DIRECTIONS:
@@ -114,23 +114,23 @@ def _check(direction: str, nbytes: int) -> None:
 
 # How large a reply may be ------------------------------------------------------------------------
 
-# What the request can rightfully bring, and some room: a larger one is refused before anything of
+# The size of an honest reply to the request, and some room: a larger reply is refused before any of
 # it is read. The limits are generous where a size is known only to the client, and tight where the
 # request says it.
 ROOM = 1 << 20  # any reply: headers, keys, measurements, reasons
 PER_CLIENT = 1 << 13  # what a reply may say about each of its clients besides numbers
 SETUP = 64 << 20  # blinded identities, keys: only the client knows how many
-ENROLMENT = 16 << 20  # who is there: numbers of a million clients or public nodes, twice over
+ENROLMENT = 16 << 20  # enrolment: numbers of a million clients or public nodes, twice over
 NUMBER = 8  # bytes: a client may answer with float64 where float32 would do
 
 
 def reply_bytes(numbers: int = 0, clients: int = 0) -> int:
-    """Return the most bytes of a reply with so many numbers about so many clients."""
+    """Return the most bytes that a reply may have, with so many numbers about so many clients."""
     return ROOM + NUMBER * numbers + PER_CLIENT * clients
 
 
 def setup_bytes(clients: int = 0) -> int:
-    """Return the most bytes of a reply that enrols clients or aligns identities."""
+    """Return the most bytes that a reply may have that enrols clients or aligns identities."""
     return SETUP + 2 * PER_CLIENT * clients
 
 
@@ -140,13 +140,13 @@ def size_of(reply: Message) -> int:
 
 
 def too_large(reply: Message, size: int, most: int | None) -> str | None:
-    """Say why a reply with content of ``size`` bytes is too large, or None."""
+    """Return why a reply with content of ``size`` bytes is too large, or None."""
     if most is None:
         return None
-    # Names and metadata are no payload, and the client's to write all the same.
+    # Names and metadata are no payload, but a client writes them too.
     unpaid = _unpaid_bytes(reply)
     if reply.has_error():
-        # So much of a text is looked at in any case: a traceback may be longer than a small answer.
+        # A text may always have so many bytes: a traceback may be longer than a small answer.
         return _too_long(reply.error.reason or "", max(most, LOOKED_AT), unpaid)
     if size + unpaid <= most:
         return None
@@ -154,8 +154,8 @@ def too_large(reply: Message, size: int, most: int | None) -> str | None:
 
 
 def _too_long(text: str, most: int, beside: int) -> str | None:
-    """Say why an error's text, with ``beside`` further bytes, is too long, or None."""
-    # No more is counted than tells: bytes of fifty million characters take a tenth of a second.
+    """Return why an error's text, with ``beside`` further bytes, is too long, or None."""
+    # Counting stops beyond the limit: encoding fifty million characters takes a tenth of a second.
     parts = (text[start : start + LOOKED_AT] for start in range(0, len(text), LOOKED_AT))
     size = beside + len(text)
     if size <= most:
