@@ -1,4 +1,4 @@
-"""What a method is to the rest of the project, which there are, and a run's settings with them.
+"""The interface of a method, the registry of methods, and the loader of a run's settings.
 
 Names are imported on first use: a process that answers one message imports one method.
 """

@@ -48,21 +48,21 @@ G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
 C_co = TypeVar("C_co", bound=RunConfig, covariant=True)
 S = TypeVar("S", bound="RoundLoop")  # its server's half
 
-# What most methods have that makes training steadier
+# Settings of most methods that make training steadier when they are lowered
 STEADYING = ("strategy.learning_rate", "strategy.local_epochs")
 
 
 class Partition(NamedTuple):
-    """What ``flower-graph partition`` prints and writes.
+    """The output of ``flower-graph partition``.
 
     Attributes
     ----------
     statistics : PartitionStatistics
-        Figures and distributions of the cut.
+        Figures and distributions of the partition.
     data : RunData
-        What each party holds, for the data folders.
+        The data of each party, for the data folders.
     note : str
-        What a reader must know of these folders; it follows their number.
+        A remark about these folders, printed after their number.
     baselines : dict or None
         As ``Method.baselines`` gives them.
     """
@@ -74,7 +74,7 @@ class Partition(NamedTuple):
 
 
 class Left(Protocol[C_co]):
-    """What a run left, as a method asks it: a ``Run`` of the method's own schema."""
+    """The part of a ``Run`` that a method uses, with the method's own schema."""
 
     @property
     def config(self) -> C_co:
@@ -93,44 +93,45 @@ class Left(Protocol[C_co]):
         """Whether clients have models of their own."""
 
     def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
-        """Find the models that a client's is among."""
+        """Return the models among which the client's is."""
 
     def all_saved(self) -> list[SavedModels]:
-        """Give the models of all."""
+        """Return the models of all clients."""
 
     def embeddings(self, client: int | None = None) -> Embeddings:
-        """Give where nodes lie."""
+        """Return the embeddings."""
 
     def predictions(self, client: int | None = None) -> Predictions:
         """Return the predictions for the nodes."""
 
 
 class Method(Generic[C, S]):
-    """One method: its settings, both its halves, and what commands must know of it.
+    """A method: its settings, its two halves, and what commands need of it.
 
-    A method is a subclass that overrides what it does otherwise, of ``Method[C, S]``: ``config`` is
+    A method is a subclass of ``Method[C, S]``, which overrides what differs from the defaults:
+    ``config`` is
     always of the method's own schema ``C``, and ``build_strategy`` gives an ``S``.
     ``build_strategy``, ``build_client``, ``num_clients`` and ``partition`` have no default here.
-    ``folder`` is the server's data folder, or None where the process makes the run's data itself.
-    With a folder the server reads nothing else of the data.
+    ``folder`` is the server's data folder, or None if the process loads the run's data itself. With
+    a folder the server reads no other data.
 
     Attributes
     ----------
     name : str
-        What ``app`` in a YAML says.
+        The value of ``app`` in a YAML.
     schema : type[RunConfig]
         A dataclass with all settings and their defaults.
     client, clients : str
-        What one client and several are called in log lines and summaries.
+        The words for one client and for several in log lines and summaries.
     measures : bool
-        Whether clients measure anything of their own data that a privacy budget withholds.
+        Whether clients measure anything on their data that a privacy budget withholds.
     has_true_edges : bool
-        Whether ``flower-graph partition --true-edges`` means something.
+        Whether ``flower-graph partition --true-edges`` has an effect.
     heterophily : str
-        What is known of the method on graphs whose neighbours are mostly of other classes, said as
-        a warning where a run has such a graph.
+        A warning about graphs whose neighbours are mostly of other classes, printed if a run has
+        such a graph.
     tables : sequence of str
-        Names of the tables in ``conf/reproduce`` that are the method's, or paths of such files.
+        Names of the method's tables in ``conf/reproduce``, or paths of such files.
     """
 
     name: str
@@ -154,47 +155,47 @@ class Method(Generic[C, S]):
         raise NotImplementedError
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        """Count the clients of the federation, all SuperNodes' together."""
+        """Return the number of clients on all SuperNodes together."""
         raise NotImplementedError
 
     def local_steps(self, config: C) -> float:
-        """Count the gradient steps of a client in a round; NaN where nobody says."""
+        """Return the number of gradient steps of a client in a round; NaN if unknown."""
         return float(getattr(config.strategy, "local_epochs", math.nan))
 
     def caveat(self, baselines: Figures) -> str:
-        """Say why clients may reach more alone where a run has such baselines; by default nothing.
+        """Return a warning if clients may do better alone, given the baselines; empty by default.
 
         ``flower-graph check`` prints it; ``docs/results/own-graph.md`` has where it was measured.
         """
         return ""
 
     def steadying(self, config: C) -> Sequence[str]:
-        """Name the settings to turn down when the loss rises: the learning rate and another."""
+        """Name the settings to lower when the loss rises."""
         return [key for key in STEADYING if hasattr(config.strategy, key.partition(".")[2])]
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
-        """Cut the data into clients; with `true_edges`, folders have those that clients lack."""
+        """Partition the data; with `true_edges`, folders have the edges that clients lack."""
         raise NotImplementedError
 
     def long_work(self, config: C, server_round: int) -> str:
-        """Say which work makes a round longer than the others; "" for an ordinary round."""
+        """Return the work that makes a round longer than others; "" for an ordinary round."""
         return ""
 
     def default_supernodes(self, config: C) -> int | None:
-        """Return the default number of SuperNodes; None if any number will do."""
+        """Return the default number of SuperNodes; None for any number."""
         return None
 
     def least_memory(self, config: C) -> int:
-        """Say how many bytes clients' weights take at least, all in one process; 0: unknown."""
+        """Return the least bytes of all clients' weights in one process; 0 if unknown."""
         return 0
 
     def mods(self, config: C) -> tuple[list[Mod], list[Mod]]:
-        """Build the mods of its ClientApp: around every message, and around training only."""
+        """Build the mods of the ClientApp: around every message, and around training only."""
         around: list[Mod] = [withhold_measurements] if config.privacy.withholds else []
         return around, self.train_mods(config)
 
     def train_mods(self, config: C) -> list[Mod]:
-        """Build the mods that protect what clients send: by default weights of one client."""
+        """Build the mods that protect what clients send, by default the weights of one client."""
         return privacy_mods(config.privacy, config.rounds)
 
     def final_figures(
@@ -212,41 +213,41 @@ class Method(Generic[C, S]):
         return nodes_held(self.as_graph(config), self.num_clients(config), self.clients)
 
     def baselines(self, config: C) -> Figures:
-        """Return accuracies to compare the run's with, in a simulation.
+        """Return the baselines' accuracies, in a simulation.
 
-        By default those of the whole graph, whose masks say which nodes train and evaluate.
+        By default those on the whole graph and its masks.
 
         Returns
         -------
         dict
             By name (``majority``, ``majority-per-client``, ``logistic-regression``,
-            ``label-propagation``) and role (``test``, ``val``): accuracies, summed as the method's
-            own; NaN where there are no labels. ``flower_graph.data.baselines`` says what each is.
+            ``label-propagation``) and role (``test``, ``val``): accuracies, averaged as the
+            method's own; NaN without labels. ``flower_graph.data.baselines`` defines them.
         """
         return graph_baselines(cached_data(config))
 
     def own_baselines(self, config: C, folder: RunFolder) -> Figures:
-        """Give what a party's clients reach alone; empty where they have no features and labels."""
+        """Return the baselines of a party's clients; empty if they lack features or labels."""
         return {}
 
     def class_names(self, config: C, folder: RunFolder | None = None) -> Sequence[str] | None:
-        """Name the run's classes, by their numbers; None where the numbers are their names."""
+        """Return the names of the classes, by number; None if the numbers are the names."""
         return cached_data(config).classes if folder is None else folder.class_names
 
     def data_form(self, config: C) -> DataForm | None:
-        """Return the form of a new graph; None if nobody knows how features were treated."""
+        """Return the form of a new graph; None if the treatment of features is not known."""
         return form_of(cached_data(config), config)
 
     def predict(self, config: C, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
         """Predict the classes of nodes that the run has not seen, by one client's saved model.
 
-        By default the model is called with features and edges; a method whose newcomers do
-        something first (learn a graph, align) says so here.
+        By default the model is called with features and edges; a method whose newcomers first learn
+        a graph or align embeddings overrides this.
 
         Parameters
         ----------
         models : SavedModels
-            Those among which the client's is; ``build_module`` makes it.
+            The models among which the client's is; ``build_module`` builds it.
         graph : NewGraph
             Features treated as the run's, edges if there are any.
         client : int
@@ -262,34 +263,34 @@ class Method(Generic[C, S]):
             return build_module(models, client)(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
 
     def edges_of(self, config: C, graph: NewGraph) -> Tensor:
-        """Give a new graph's edges; ``DataError`` if it has none."""
+        """Return a new graph's edges; ``DataError`` if it has none."""
         edges = graph.edge_index
         if edges is None or not edges.numel():
             raise DataError(f"the graph has no edges, which the models of {config.app} need")
         return edges
 
     def predict_beside(self, run: Left[C], graph: NewGraph, client: int | None) -> Tensor:
-        """Predict the nodes of a new graph by what a run left, a ``Run``.
+        """Predict the nodes of a new graph from the outputs of a ``Run``.
 
-        By default by the model of the client, or by the only one; a method whose newcomers need
-        something else of the run than a model says so here.
+        By default by the client's model, or by the only one; a method whose newcomers need more
+        than a model overrides this.
         """
         saved, chosen = run.saved(client)
         return self.predict(run.config, saved, graph, chosen)
 
     def why_no_model(self, config: C) -> str:
-        """Say why a run has no model that is a module, after `no models`; by default nothing."""
+        """Return why a run has no module as a model, to follow `no models`; empty by default."""
         return ""
 
     def paper_figures(self, config: C) -> dict[str, int]:
-        """Give what the paper says of a partition, where the config asks for one of the paper's."""
+        """Return the paper's figures of a partition, if the config asks for one of the paper's."""
         return {}
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
         """Draw pictures of a run besides ``curves.png`` and ``participation.png`` into a folder."""
 
     def audit(self) -> Audit[C, Self] | None:
-        """Give the attacks on what its clients send; None where there are none."""
+        """Return the attacks on the method's messages; None if there are none."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""What a method whose clients hold a graph each is to the rest of the project."""
+"""Methods each of whose clients holds a graph."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
     client, clients = "graph", "graphs"
 
     def load_graphs(self, config: C) -> list[G]:
-        """Cut the clients' graphs out of the config's data, or read them.
+        """Make the clients' graphs from the config's data, or read them.
 
-        A method that reads data of its own gives ``Clients``, or a list whose labels say how many
-        classes there are.
-        """
+        A method with data of its own returns ``Clients``, or a list from whose labels classes are
+        counted."""
         raise NotImplementedError
 
     def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
@@ -54,11 +53,11 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         raise NotImplementedError
 
     def graphs(self, config: C) -> list[G]:
-        """Make the graphs of all clients once a process, in the order of the clients' numbers."""
+        """Load the graphs of all clients, once a process, ordered by the clients' numbers."""
         return cached_clients(self.load_graphs, config)
 
     def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
-        """Give the graphs of one SuperNode, and the folder that they come from if they do."""
+        """Return the graphs of one SuperNode, and their data folder, if there is one."""
         folder = client_folder(config, context)
         if folder is not None:
             return graphs_of(folder, self.graph), folder
@@ -66,16 +65,16 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return everyone[share(context, len(everyone))], None
 
     def default_supernodes(self, config: C) -> int | None:
-        """Give each client a SuperNode of its own where replies get noise."""
+        """Return one SuperNode for each client if replies get noise."""
         fewest = FEWEST_PARTIES if config.strategy.distrusts else None
         return self.num_clients(config) if config.privacy.is_on else fewest
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        """Count the clients."""
+        """Return the number of clients."""
         return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        """Count the classes of the whole run: a client may lack one."""
+        """Return the number of classes of the whole run; a client may lack one."""
         if folder is not None:
             return folder.manifest.classes
         return Clients.of(self.graphs(config)).num_classes
@@ -85,7 +84,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return Clients.of(self.graphs(config)).classes if folder is None else folder.class_names
 
     def as_graph(self, config: C) -> Graph:
-        """Give the data of all clients as one graph: the one that they were cut out of, if any."""
+        """Return all clients' data as one graph: the one that was partitioned, if any."""
         return Clients.of(self.graphs(config)).as_graph()
 
     def holdings(self, config: C) -> str:
@@ -94,25 +93,25 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
 
     def data_form(self, config: C) -> DataForm | None:
-        """Say what a new graph must be like: as the graph of all, or as the clients' own."""
+        """Return the form of a new graph: that of the whole graph, or of the clients' own."""
         return form_of(Clients.of(cached_clients(self.load_graphs, config)), config)
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
-        """Count the features of a node."""
+        """Return the number of features."""
         if folder is not None:
             return folder.manifest.features
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C) -> Figures:
-        """Return accuracies to compare the run's with, from the clients' graphs."""
+        """Return the baselines' accuracies on the clients' graphs."""
         return client_baselines(self.graphs(config))
 
     def own_baselines(self, config: C, folder: RunFolder) -> Figures:
-        """Give what a party's clients reach alone."""
+        """Return the baselines of a party's clients."""
         return own_baselines(graphs_of(folder, self.graph))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
-        """Cut the data into clients, and give each its graph."""
+        """Partition the data into one graph for each client."""
         graphs = Clients.of(cached_clients(self.load_graphs, config))
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
         figures = client_baselines(graphs)
@@ -120,19 +119,19 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
 
 
 class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
-    """A method whose clients hold a ``ClientGraph`` each, cut by the section ``partition``."""
+    """A method whose clients hold a ``ClientGraph`` each, made by the section ``partition``."""
 
     graph = ClientGraph
 
     def graphless_ratio(self, config: P) -> float:
-        """Say which share of the clients has no edges; of the default ``load_graphs``."""
+        """Return the share of clients without edges, for the default ``load_graphs``."""
         return 0.0
 
     def load_graphs(self, config: P) -> list[ClientGraph]:
         """Cut the clients' graphs out of the config's data, or read them.
 
-        By default as the config's section ``partition`` says, a ``PartitionSection``; where
-        ``data.name`` is a folder, it has a file for each client.
+        By default by the config's section ``partition``, a ``PartitionSection``; if ``data.name``
+        is a folder, it has a file for each client.
         """
         folder, how = clients_path(config.data.name), config.partition
         ratio = self.graphless_ratio(config)
@@ -151,7 +150,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
 
     def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:
         """Describe the clients' graphs."""
-        # Imported here, as a client needs none of it.
+        # Imported here, since clients do not need it.
         from flower_graph.data.partition.statistics import client_statistics
 
         return client_statistics(graphs, Clients.of(graphs).whole)

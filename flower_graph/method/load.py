@@ -1,9 +1,9 @@
-"""Settings of a run: the schema of each method, the YAML files that ship with it, overrides.
+"""Settings of a run, from a method's schema, YAML files and overrides.
 
-Settings are laid over each other in three steps: the defaults that the method's schema has
+Settings come from three layers: the defaults of the method's schema
 (``config.py`` in its folder), one YAML file (and the parent that it names), and overrides such as
-``strategy.reg_weight=10``. The key ``app`` chooses the method. Whatever is unknown, of the wrong
-type or impossible is refused here, before data are read or a client is asked.
+``strategy.reg_weight=10``. The key ``app`` chooses the method. Keys and values that are unknown, of
+the wrong type or impossible are refused here, before data are read or a client is asked.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from flower_graph.storage.reading import (
     reading,
 )
 
-# A file's key that names the one config which it differs from.
+# A file's key that names its parent config.
 PARENT = "defaults"
-# To another setting, and to nothing else
+# A reference to another setting only
 _REFERENCE = re.compile(r"\$\{\.*\w+(\.\w+)*\}", re.ASCII)
 TABLES = "reproduce/"  # Folder of the papers' tables, which `flower-graph reproduce` reads
 
@@ -66,15 +66,15 @@ def load_config(
         your own (it ends in ``.yaml`` or ``.yml``). Relative paths of data in such a file start
         from its folder, those in overrides from the working directory.
     overrides : sequence of str
-        Settings as ``key=value`` with dotted keys, laid over the file in this order.
+        Settings as ``key=value`` with dotted keys, applied to the file in this order.
     allowed : collection of str or None
         Modules that ``app`` may name besides methods that ship or are announced; None: any.
     environment : bool
-        Whether values may have what is not in the settings, such as ``${oc.env:HOME}``; those of
+        Whether values may refer to more than settings, such as ``${oc.env:HOME}``; values from
         others may not.
     of_run : bool
-        Whether the file is a run's: it then names no method that the user does not have, and its
-        ``${...}`` is text. A ``config.yaml`` beside what runs leave always is.
+        Whether the file is a run's: it may then name only methods that the user has, and its
+        ``${...}`` is text. A ``config.yaml`` beside other files of a run always is.
     trust : Trust
         Whether a run's file may name other methods.
 
@@ -114,7 +114,7 @@ def load_config(
     return config
 
 
-# Cached: it takes six times as long as a copy of the result.
+# Cached: building takes six times as long as copying the result.
 @cache
 def _defaults(schema: type[RunConfig]) -> DictConfig:
     """Build OmegaConf's tree of a schema, with the defaults."""
@@ -123,20 +123,20 @@ def _defaults(schema: type[RunConfig]) -> DictConfig:
 
 
 def to_dict(config: RunConfig) -> dict[str, object]:
-    """Give the settings as nested plain dictionaries, in the order in which they are shown."""
+    """Return the settings as nested plain dictionaries, in the order in which they are shown."""
     settings = asdict(config)
     return settings | {LAST: settings.pop(LAST)}
 
 
 def to_yaml(config: RunConfig) -> str:
-    """Give the settings as YAML text that `load_config` reads back to the same settings."""
+    """Return the settings as YAML text that `load_config` reads back to the same settings."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))
 
 
 def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
     """Refuse ``${...}`` that leads out of the settings: to the environment, or by any resolver."""
     for key, value in settings.items():
-        # What is left once plain references are taken away is a resolver, or hides one.
+        # After plain references are removed, any other is a resolver, or hides one.
         if "${" in _REFERENCE.sub("", repr(value)):
             raise ConfigError(
                 f"{key}: {brief(value)} is not allowed in a run config: there ${{...}} may name "
@@ -145,13 +145,13 @@ def _refuse_interpolation(settings: dict[str, object], where: str) -> None:
             )
 
 
-Layer = tuple[dict[str, object], str]  # settings by dotted key, and where they stand
+Layer = tuple[dict[str, object], str]  # settings by dotted key, and their source
 
 
 def _foreign(
     layers: Sequence[Layer], runs: Collection[str], given: Sequence[Layer], trust: Trust
 ) -> list[Layer]:
-    """Return the origin of each layer; take what a run's file says as text of its author."""
+    """Return the origin of each layer; treat a run's file as text of its author."""
     result: list[Layer] = []
     for number, (settings, source) in enumerate(layers):
         where = f" (in {source})"
@@ -166,8 +166,8 @@ def _foreign(
 
 
 def _located(settings: Tree, source: str) -> dict[str, object]:
-    """Write paths of data in full: those in a file start from its folder, others from here."""
-    # So a run can be gone on with, and Flower can run it, from anywhere.
+    """Make paths of data absolute: those in a file start from its folder, others from here."""
+    # So a run can be resumed, and Flower can run it, from any folder.
     folder = Path(source).expanduser().parent if is_file_name(source) else Path()
     found = dict(settings)
     for key, full in (("data.name", located), ("data.add", in_full), ("data.root", in_full)):
@@ -189,7 +189,7 @@ def _schema(
 def _lay_over(
     tree: DictConfig, settings: dict[str, object], known: dict[str, str], where: str
 ) -> None:
-    """Write settings, given by dotted key, into the typed tree."""
+    """Set values, given by dotted key, in the typed tree."""
     for key, value in settings.items():
         if key not in known:
             refuse_key(key, list(known), where)
@@ -201,13 +201,13 @@ def _lay_over(
 
 
 def list_configs() -> list[str]:
-    """Name the configs that ship with the package, sorted; papers' tables are none."""
+    """List the configs of this package, sorted, without the papers' tables."""
     names = _yaml_names(resources.files("flower_graph.conf"), "")
     return sorted(name for name in names if not name.startswith(TABLES))
 
 
 def describe_config(name: str) -> str:
-    """Give the first sentence of a shipped config: the comment that says what it is for."""
+    """Return the first sentence of a shipped config's comment, which says what it is for."""
     lines = _shipped(name).read_text(encoding="utf-8").splitlines()
     comment = (line.lstrip("# ") for line in takewhile(lambda line: line.strip("# "), lines))
     return re.split(r"(?<=\.)\s", " ".join(comment))[0]
@@ -220,14 +220,14 @@ def title_of(name_or_path: str) -> str:
     try:
         with open_text(name_or_path, MOST_SETTINGS) as stream:
             first = stream.readline(1000)
-    except (OSError, ValueError):  # reading it will say so
+    except (OSError, ValueError):  # reading it raises the error
         return name_or_path
-    # Whoever wrote the file may have put anything there, also what moves a terminal's cursor
+    # The file's author may have put anything there, even characters that move a terminal's cursor
     return one_line(first.removeprefix(RUN_OF)) if first.startswith(RUN_OF) else name_or_path
 
 
 def is_file_name(name_or_path: str) -> bool:
-    """Tell whether a config is named by its path rather than by a shipped name."""
+    """Return whether a config is named by its path, not by a shipped name."""
     return name_or_path.endswith((".yaml", ".yml"))
 
 
@@ -255,20 +255,20 @@ def read_override(override: str) -> dict[str, object]:
         raise ConfigError(
             f"override {override!r}: write key=value, such as rounds=100; null stands for no value"
         )
-    # Behind "value=" the text is read by the rules that OmegaConf has for values.
+    # After "value=" OmegaConf parses the text as a value.
     tree = _plain(lambda: OmegaConf.from_dotlist([f"value={text}"]), f"override {override!r}")
     return dict(_flatten({key.strip(): tree["value"]}))
 
 
-# Left open: settings as YAML has them
+# Any: settings as in YAML
 def as_overrides(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
-    """Write settings, a mapping nested or with dots or a list of ``key=value``, as overrides."""
+    """Turn settings, a nested or dotted mapping or a list of ``key=value``, into overrides."""
     if given is None or not isinstance(given, Mapping):
         if isinstance(given, str) or not all(isinstance(one, str) for one in given or ()):
             raise ConfigError(f"overrides {given!r:.60}: give a mapping or a list of key=value")
         return list(given or ())
     try:
-        # A JSON value is a YAML value, whatever signs a text has.
+        # A JSON value is a YAML value, whatever characters a text has.
         return [
             f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
             for key, value in _flatten(dict(given))
@@ -309,7 +309,7 @@ def _read_text(name: str) -> str:
     if name not in configs:
         app = name.partition("/")[0]
         own = [config for config in configs if config.startswith(f"{app}/")]
-        # Another method's config of a like name is not what was meant.
+        # Suggest no config of another method.
         close = suggest(name, own or configs, "/")
         hint = f"did you mean {close}?" if close else f"there are {', '.join(own or configs)}"
         raise ConfigError(
@@ -321,7 +321,7 @@ def _read_text(name: str) -> str:
 def _parent_name(parent: object, *, child: str) -> str:
     if not isinstance(parent, str):
         raise ConfigError(f"{PARENT}: {show(parent)} is not the name of one config (in {child})")
-    # A file names another file from where it lies itself, not from where the command is typed.
+    # A file's path to another file starts from its own folder, not from the working directory.
     return str(Path(child).parent / parent) if is_file_name(parent) else parent
 
 
@@ -343,7 +343,7 @@ def _plain(parse: Callable[[], object], what: str) -> Any:
 
 
 def _flatten(tree: dict[Any, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    """Give dotted keys and values; an empty mapping counts as a value."""
+    """Return dotted keys and values; an empty mapping counts as a value."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value:
@@ -362,7 +362,8 @@ def _yaml_names(folder: Traversable, prefix: str) -> Iterator[str]:
 
 def _shipped(name: str) -> Traversable:
     place: Traversable = resources.files("flower_graph.conf")
-    # Step by step: without `__init__.py` (a bundle may lack it) several at once are refused.
+    # Step by step: several parts at once are refused without `__init__.py`, which a bundle may
+    # lack.
     for part in f"{name}.yaml".split("/"):
         place = place.joinpath(part)
     return place

@@ -1,4 +1,4 @@
-"""Methods whose clients train a torch module on a graph of their own, and a server combines."""
+"""Methods whose clients train torch modules on their own graphs, which a server combines."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class ModuleFedAvg(ReportedFedAvg):
     make_module, settings
         As the clients have them.
     how, classes
-        The config's section ``strategy`` and how many classes there are, for a subclass.
+        The config's section ``strategy`` and the number of classes, for a subclass.
     **more
-        As for ``ReportedFedAvg``, but for the seed, which is the settings'.
+        As for ``ReportedFedAvg``; the seed is the settings'.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     """A ``GraphMethod`` of a ``ModuleFedAvg`` and a ``ModuleClient``.
 
     Its schema is a ``flower_graph.config.module.ModuleRunConfig``. A subclass names the two classes
-    and may say anew which module is trained, what never leaves a client, and with which arguments
-    of their own the two are made.
+    and may override the module, the entries that never leave a client, and the arguments of the two
+    classes.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
 
     def local(self, config: M) -> tuple[str, ...]:
-        """Give patterns of the module's entries that never leave a client."""
+        """Return patterns of the module's entries that never leave a client."""
         return ()
 
     def build_strategy(
@@ -136,7 +136,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     def final_figures(
         self, config: M, strategy: ModuleFedAvg, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Give the whole payload."""
+        """Return the run's payload."""
         return {"bytes": strategy.payload}
 
     def _module(self, config: M, folder: RunFolder | None) -> Callable[[], nn.Module]:

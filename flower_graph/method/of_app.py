@@ -21,10 +21,10 @@ from flower_graph.storage.places import DATA_FOLDER
 from flower_graph.wire.client_errors import is_own_machine, on_ray
 
 DATA_ROOT = "data-root"  # of the node config: where raw data sets are
-# Data sets by name; what has more separators than one, or a dot before a part, is a path
+# Names of data sets; several separators, or a part that begins with a dot, make a path
 NAMED = re.compile(r"\w[\w-]*(/\w[\w.+-]*)?", re.ASCII)
 METHODS = "methods"  # of the node config: modules of methods that a run may name, with commas
-# Keys that Flower's own apps have, and the settings that they are; "" is "as in the config".
+# Keys of Flower's own apps, and their settings; "" means "as in the config".
 SETTINGS = {
     "num-server-rounds": "rounds",
     "seed": "seed",
@@ -51,11 +51,11 @@ def configured(
 ) -> tuple[RunConfig, Path | None]:
     """Read the run config of a Flower app: the run, and its output folder if one is named.
 
-    `allowed` are the modules of somebody else's methods that may be imported; None: any.
+    `allowed` are the modules of foreign methods that may be imported; None: any.
     """
     given = {**RUN_CONFIG, **context.run_config}
     name = str(given["config"])
-    # As text, since a config is kept by it; in Flower's spelling of true and false.
+    # As text, the key of the cache; in Flower's spelling of true and false.
     keys = tuple((key, str(given[key])) for key in SETTINGS if given[key] != "")
     config = _configuration(name, str(given["overrides"]), keys, saved_at(name), allowed)
     folder = str(given["output-dir"])
@@ -68,7 +68,7 @@ def configured(
 
 
 def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
-    """Read the run config at a client: paths on a SuperNode's machine are its own to choose."""
+    """Read the run config at a client, where only the node config chooses paths."""
     allowed, permits = allowed_methods(context), Permits.of(context.node_config)
     if is_own_machine(context):
         config, out = configured(context, allowed)
@@ -86,13 +86,13 @@ def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
 
 
 def fetches(context: Context) -> bool:
-    """Say whether a client may download data: a deployed SuperNode what its ``data`` names."""
-    # What is allowed is checked when the run config is read, so that a list is enough here.
+    """Return whether a client may download data; a deployed one only what ``data`` names."""
+    # The data set was checked when the run config was read, so any list is enough here.
     return is_own_machine(context) or context.node_config.get(DATA) is not None
 
 
 def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> None:
-    """Refuse data of this machine that a run names: files there may be pickles, or private."""
+    """Refuse paths on this machine that a run names: the files may be pickles, or private."""
     data, how = config.data, f"its node config has {DATA_FOLDER}, {DATA_ROOT}, or {DATA}"
     if data.root is not None and not named_here:
         raise _no_path("data.root", data.root, how)
@@ -117,7 +117,7 @@ def _no_path(key: str, value: str, instead: str) -> ConfigError:
 
 
 def allowed_methods(context: Context) -> frozenset[str] | None:
-    """Say which modules of methods a run may make this SuperNode import; None: any."""
+    """Return the modules of methods that a run may make this SuperNode import; None: any."""
     # A run must not choose what a client's machine imports. Where Flower simulates, the machine is
     # that of whoever started the run: clients are then actors of Ray, which no SuperNode is.
     given = context.node_config.get(METHODS, "")
@@ -139,8 +139,8 @@ def _configuration(
     saved: int,
     allowed: frozenset[str] | None,
 ) -> RunConfig:
-    """Load a config once a process: for a client of one user it takes longer than all the rest."""
-    # `saved`, the time of its file, is there to read a new file anew.
+    """Load a config once a process: for a client of one user nothing else takes as long."""
+    # With `saved`, the time of its file, a changed file is read again.
     given = parse_overrides(overrides)
     settings = [f"{SETTINGS[key]}={value}" for key, value in keys]
     try:
@@ -149,13 +149,13 @@ def _configuration(
         blamed = next((key for key, _ in keys if SETTINGS[key] == error.key), None)
         if blamed is None:
             raise
-        # What is wrong without these keys is told as it is, and not as theirs.
+        # An error that occurs without these keys too is not blamed on them.
         _require_known(blamed, load_config(name, given, allowed=allowed, environment=False))
         raise ConfigError(f"{blamed} in the run config: {error}", key=error.key) from error
 
 
 def _require_known(key: str, config: RunConfig) -> None:
-    """Refuse a key that is no setting of the method, and name what there is."""
+    """Refuse a key that is no setting of the method, and name those that are."""
     known, setting = known_keys(type(config)), SETTINGS[key]
     if setting in known:
         return

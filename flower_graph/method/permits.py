@@ -1,8 +1,8 @@
-"""What a SuperNode permits a run to ask of it, whatever the run's config says.
+"""The limits that a SuperNode sets to runs, whatever their config says.
 
-The run config comes from the server. So a SuperNode's own node config may have floors: the least
-noise, the fewest clients in a sum, whom it trusts, which data it reads. A run that asks for less is
-refused by an error that names the floor; it is never answered with weaker protection.
+The run config comes from the server. So a SuperNode's own node config may set limits: the least
+noise, the fewest clients in a sum, whom it trusts, which data it reads. A run that does not keep
+them is refused by an error that names the limit; it is never answered with weaker protection.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip
 ALLOW_TRUST, DATA = "allow-trust", "data"
 NOISE = (MOST_EPSILON, LEAST_NOISE, MOST_CLIP)
 KEYS = (*NOISE, LEAST_CLIENTS, HOLDERS, OF_NODE, DIFFER_BY, ALLOW_TRUST, DATA)
-# How keys begin that can be nothing but a misspelt floor
+# Beginnings of keys that can only be misspelt limits
 FLOORS = ("least-", "most-", "allow-", "differ-")
 PLAIN = "plain"  # the server reads what each SuperNode sends
 FORMS = (PLAIN, *TRUST)
@@ -46,7 +46,7 @@ HERE = "this SuperNode's node config"
 
 @dataclass(frozen=True)
 class Permits:
-    """What a SuperNode permits.
+    """The limits of a SuperNode.
 
     Attributes
     ----------
@@ -61,18 +61,18 @@ class Permits:
     least_holders : int
         ``least-holders``: how many clients must hold a node whose embeddings are summed.
     most_points : int
-        ``most-points``: points of one SuperNode that this one multiplies as a key-holder, where
+        ``most-points``: the most points of another SuperNode that it multiplies as a key-holder, if
         the server is not trusted.
     differ_by : int or None
-        ``differ-by``: how many SuperNodes two sums of a run differ by at least, unless they are of
-        the same ones or noise that this node config asks for is in every vector.
+        ``differ-by``: the least number of SuperNodes in which two sums of a run differ, unless they
+        do not differ or every vector has the noise that this node config asks for.
     allow_trust : tuple of str
         ``allow-trust``: what the server may be, of ``plain`` (it reads what each sends),
         ``semi-honest`` (masked sums, by a server that follows the protocol) and
         ``malicious-server``.
     data : tuple of str or None
-        ``data``: names of data sets, files and folders that a run may name. Without it a deployed
-        SuperNode takes no path from a run, and fetches nothing.
+        ``data``: names of data sets, files and folders that a run may use. Without it a deployed
+        SuperNode accepts no path from a run, and downloads nothing.
     """
 
     most_epsilon: float | None = None
@@ -87,7 +87,7 @@ class Permits:
 
     @classmethod
     def of(cls, node_config: Mapping[str, UserConfigValue]) -> Permits:
-        """Read the floors of a node config; ``ConfigError`` names a key that cannot be used."""
+        """Read the limits of a node config; ``ConfigError`` names a key that cannot be used."""
         for key in node_config:
             if key.startswith(FLOORS) and key not in KEYS:
                 near = get_close_matches(key, KEYS, 1, 0)
@@ -110,12 +110,12 @@ class Permits:
         )
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a run that asks for less than a floor; ``RefusedError`` names it.
+        """Refuse a run that does not keep a limit; ``RefusedError`` names the limit.
 
         Parameters
         ----------
         config : RunConfig
-            The run, as the server asks for it.
+            The settings of the run, from the server.
         """
         self._check_noise(config)
         form, how = PLAIN, config.strategy
@@ -133,11 +133,11 @@ class Permits:
 
     @property
     def noises(self) -> bool:
-        """Whether noise is in every vector of a run that is permitted."""
+        """Whether every vector of a permitted run has noise."""
         return self.least_noise is not None or self.most_epsilon is not None
 
     def lines(self) -> list[str]:
-        """Say in words what is permitted, a line for each key."""
+        """Describe the limits in words, a line for each key."""
         noise = {
             MOST_EPSILON: (self.most_epsilon, "a budget of at most {:g} for the whole run"),
             LEAST_NOISE: (self.least_noise, "noise of at least {:g} times the sensitivity"),
@@ -193,9 +193,9 @@ class Permits:
                 raise _refused(LEAST_NOISE, self.least_noise, why)
 
     def allows_data(self, name: str) -> bool:
-        """Say whether a run may name a data set, a file or a folder.
+        """Return whether a run may use a data set, a file or a folder.
 
-        A file or folder is allowed if it is one that `data` names, or lies in one.
+        A file or folder is allowed if `data` names it or a folder above it.
         """
         if self.data is None:
             return False

@@ -1,8 +1,8 @@
-"""The methods that there are: what ``app`` in a YAML names, and the module that has its ``METHOD``.
+"""The registry of methods: names for ``app``, and the module that has the ``METHOD``.
 
-``app`` names, in this order, a method that ships, one whose file was given (``--app FILE``), one
-that an installed package announces by the entry-point group ``flower_graph.methods``, or a module
-of somebody else's (``package.module``).
+``app`` names, in this order, a method of this package, one whose file was given (``--app FILE``),
+one that an installed package announces by the entry-point group ``flower_graph.methods``, or a
+module of another package (``package.module``).
 Names and module strings only: a process that answers one message imports one method.
 """
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from flower_graph.method.base import Method
     from flower_graph.server.round_loop import RoundLoop
 
-DEFAULT = "nfedgnn"  # of settings that name no method
+DEFAULT = "nfedgnn"  # of settings without ``app``
 
 
 def known_apps() -> tuple[str, ...]:
-    """Name the methods that ship, and those that installed packages announce."""
+    """List the methods of this package, and those that installed packages announce."""
     return (*SHIPPED, *(name for name in sorted(announced()) if name not in SHIPPED))
 
 
 def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfig]:
-    """Import the schema of a method; of unknown modules only those allowed (None: any)."""
+    """Import the schema of a method; of foreign modules only those allowed (None: any)."""
     if app in SHIPPED:
         module, name = _shipped(app)
         return cast("type[RunConfig]", getattr(import_module(module), name))
@@ -46,12 +46,12 @@ def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfi
 
 
 def method_of(config: RunConfig) -> Method[RunConfig, RoundLoop]:
-    """Import the method that a run's config is of."""
+    """Import the method of a run's config."""
     return method_named(config.app)
 
 
 def method_named(app: str) -> Method[RunConfig, RoundLoop]:
-    """Import a method; ``ConfigError`` if there is none or it is unfit."""
+    """Import a method; ``ConfigError`` if there is none or it cannot be used."""
     if app in SHIPPED:
         module = _shipped(app)[0].replace(".config", ".method")
         return cast("Method[RunConfig, RoundLoop]", import_module(module).METHOD)
@@ -62,21 +62,21 @@ def method_named(app: str) -> Method[RunConfig, RoundLoop]:
 
 
 def give_file(path: Path) -> str:
-    """Take the method of a user's file; return its name for ``app``."""
+    """Register the method of a user's file; return its name for ``app``."""
     from flower_graph.method.base import Method
 
     spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--app {path}: not a Python file (.py) that is there")
-    if path.stem in sys.modules:  # such as json.py, or a second file of this name
+    if path.stem in sys.modules:  # a file such as json.py, or a second one of this name
         known = sys.modules[path.stem]
         if str(getattr(known, "__file__", None)) != str(path.absolute()):
             raise ConfigError(f"--app {path}: a module {path.stem} is there already; rename it")
     module = sys.modules.get(path.stem) or module_from_spec(spec)
-    sys.modules[path.stem] = module  # where dataclasses look their own annotations up
+    sys.modules[path.stem] = module  # where dataclasses look up their annotations
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever the user's module does when it is imported
+    except Exception as error:  # any error of the user's module
         del sys.modules[path.stem]
         raise _broken(str(path), path.stem, error) from error
     method = getattr(module, "METHOD", None)
@@ -90,13 +90,13 @@ def give_file(path: Path) -> str:
 
 
 def _shipped(app: str) -> tuple[str, str]:
-    """Give module and name of a schema."""
+    """Return module and name of a shipped schema."""
     module, _, name = SHIPPED[app].partition(":")
     return f"flower_graph.strategies.{module}", name
 
 
 def _read(app: str, name: str, *, is_announced: bool) -> Method[RunConfig, RoundLoop]:
-    """Read METHOD of somebody else's module."""
+    """Read METHOD of a foreign module."""
     from flower_graph.method.base import Method
 
     module = _import(app, name, is_announced=is_announced)
@@ -110,7 +110,7 @@ def _read(app: str, name: str, *, is_announced: bool) -> Method[RunConfig, Round
 
 
 def _import(app: str, name: str, *, is_announced: bool) -> ModuleType:
-    """Import somebody else's module; a name that is no module's is no method's either."""
+    """Import a foreign module; raise if there is none."""
     if not is_announced and not all(part.isidentifier() for part in name.split(".")):
         raise _unknown(app)
     try:
@@ -120,7 +120,7 @@ def _import(app: str, name: str, *, is_announced: bool) -> ModuleType:
         if not is_announced and (name == missing or name.startswith(f"{missing}.")):
             raise _unknown(app) from error
         raise _broken(app, name, error) from error
-    except Exception as error:  # whatever a stranger's module does when it is imported
+    except Exception as error:  # any error of the foreign module
         raise _broken(app, name, error) from error
 
 

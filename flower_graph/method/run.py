@@ -1,6 +1,6 @@
-"""What a run left, read from its folder: figures, predictions, models; and predicting with them.
+"""Reads a run's folder: figures, predictions, models; and predicts with them.
 
-Nothing here needs Flower but ``Run.predict``, which asks the run's method.
+Only ``Run.predict``, which uses the run's method, needs Flower.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 RESULT, SUMMARY = "result.json", "summary.json"
 METRICS, CLIENTS, OUTPUTS = "metrics.jsonl", "clients", "outputs"
 T = TypeVar("T", Predictions, Embeddings)
-SHOWN = 8  # clients that an error lists
+SHOWN = 8  # most clients that an error lists
 
 
 class Run:
@@ -62,7 +62,7 @@ class Run:
             for one in self.path.glob("seed-*")
             if (found := re.fullmatch(r"seed-([0-9]{1,20})", one.name)) and one.is_dir()
         }
-        # A seed's run has no seeds of its own, whatever lies in it, such as a link to where it is
+        # A seed's run has no seeds of its own, even if its folder links to itself
         folders = {} if is_one else folders
         self._several = {seed: Run(folders[seed], trust, is_one=True) for seed in sorted(folders)}
 
@@ -77,14 +77,14 @@ class Run:
 
     @cached_property
     def result(self) -> dict[str, object]:
-        """What ``result.json`` holds; of several seeds ``summary.json``."""
+        """The content of ``result.json``; for several seeds of ``summary.json``."""
         name = SUMMARY if self._several else RESULT
         hint = "the run is not complete (`flower-graph run --resume` goes on with it)"
         return _read_json(self.path / name, hint)
 
     @cached_property
     def config(self) -> RunConfig:
-        """The run's settings; of several seeds those of the first."""
+        """The run's settings; for several seeds those of the first."""
         place = next(iter(self._several.values()), self).path / CONFIG
         if not place.is_file():
             raise OutputError(f"{place}: there is no such file, so nobody knows what the run was")
@@ -92,7 +92,7 @@ class Run:
 
     @cached_property
     def metrics(self) -> Rounds:
-        """What each round gave, by the keys of ``metrics.jsonl``."""
+        """The figures of each round, by the keys of ``metrics.jsonl``."""
         path = self._one().path / METRICS
         with reading(path, OutputError):
             return Rounds(read_lines(path))
@@ -121,7 +121,7 @@ class Run:
 
     @property
     def kept_rounds(self) -> list[int]:
-        """The round that predictions and models are of; several where clients kept others."""
+        """The round of predictions and models; several if clients kept different ones."""
         said = [one / SAID for one in self._places if (one / SAID).is_file()]
         hint = "the folder is damaged"
         rounds = set()
@@ -153,7 +153,7 @@ class Run:
         return build_module(saved, client)
 
     def embeddings(self, client: int | None = None) -> Embeddings:
-        """Give where nodes lie in the spaces of their clients, of a method whose result that is.
+        """Return the embeddings of nodes in their clients' spaces, if the method has embeddings.
 
         Parameters
         ----------
@@ -178,11 +178,11 @@ class Run:
         Parameters
         ----------
         x : Tensor or ndarray
-            ``[n, f]`` features as they were given to the run: they are treated as its own were.
+            ``[n, f]`` features as they were given to the run; they get the same treatment.
         edge_index : Tensor or ndarray, optional
-            ``[2, e]`` edges, in one direction or both; None where they are not known.
+            ``[2, e]`` edges, in one direction or both; None if they are not known.
         client : int, optional
-            Whose model; needed where models differ.
+            Whose model; needed if models differ.
 
         Returns
         -------
@@ -192,36 +192,36 @@ class Run:
         Raises
         ------
         DataError, OutputError
-            If the graph is unfit for the run, or there is no model.
+            If the graph does not fit the run, or there is no model.
         """
         return self.predict_graph(new_graph(x, edge_index, self.data), client)
 
     def predict_graph(self, graph: NewGraph, client: int | None = None) -> Tensor:
-        """Predict the nodes of a graph that ``read_new_graph`` read; otherwise as ``predict``."""
+        """Predict the nodes of a graph that ``read_new_graph`` read, as ``predict`` does."""
         result: Tensor = method_of(self.config).predict_beside(self, graph, client)
         return result
 
     @cached_property
     def data(self) -> DataForm:
-        """What a new graph must be like: features, what was done to them, classes."""
+        """The form of new graphs: features, their treatment, classes."""
         path = self._one().path / DATA
         record = _read_json(path, f"the run says of no new graph how to read it{self._why_none()}")
         try:
             return DataForm.from_json(record)
-        except Exception as error:  # whatever the file says
+        except Exception as error:  # any error that the file causes
             raise OutputError(f"{path}: damaged ({type(error).__name__}: {error})") from error
 
     # Helpers
 
     def _one(self) -> Run:
-        """Refuse to choose among several seeds."""
+        """Return this run; refuse to choose among several seeds."""
         if self._several:
             one = f"seed-{min(self._several)}"
             raise OutputError(f"{self.path}: runs of several seeds; name one, such as {one} in it")
         return self
 
     def _rows(self, kind: type[T], read: Callable[[Path], T | None], client: int | None) -> T:
-        """Read one kind of file of all clients that are here, or of one client."""
+        """Read one kind of file, of all clients that are here or of one."""
         what = kind.__name__.lower()
         parts = [found for one in self._places if (found := read(one)) is not None]
         if not parts:
@@ -241,7 +241,7 @@ class Run:
 
     @cached_property
     def _places(self) -> list[Path]:
-        """List the folders that have predictions or models: the server's, each SuperNode's."""
+        """List the folders with predictions or models: the server's and each SuperNode's."""
         clients = self._one().path / CLIENTS
         return [self.path, *sorted(one for one in clients.glob("*") if one.is_dir())]
 
@@ -251,7 +251,7 @@ class Run:
         return [replace(one, trust=self._trust) for one in found]
 
     def all_saved(self) -> list[SavedModels]:
-        """Give the models of all; ``OutputError`` if there is none."""
+        """Return the models of all clients; ``OutputError`` if there are none."""
         if not self._models:
             has_config = (self.path / CONFIG).is_file()
             why = method_of(self.config).why_no_model(self.config) if has_config else ""
@@ -261,7 +261,7 @@ class Run:
     def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
         """Return the models with that of a client; without a client, the only model there is.
 
-        A server's model is the run's where it has one.
+        If the server has a model, it is the run's.
         """
         forms, known = self.all_saved(), self.clients
         if client is None and self.are_own:
@@ -285,7 +285,7 @@ class Run:
 
     @property
     def are_own(self) -> bool:
-        """Whether clients have models of their own, several are here, and none is the server's."""
+        """Whether several clients here have models of their own, and the server has none."""
         return len(self.clients) > 1 and NO_CLIENT not in self.clients and not self._is_one_model
 
     @property
@@ -301,7 +301,7 @@ class Run:
         )
 
     def _why_none(self) -> str:
-        """Say why something is not there, as far as the settings tell."""
+        """Return why something is missing, as far as the settings tell."""
         try:
             save = self.config.save
         except (OutputError, ValueError):
@@ -314,7 +314,7 @@ class Run:
 
 
 def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
-    """Read what a run left.
+    """Read the outputs of a run.
 
     Parameters
     ----------
@@ -322,17 +322,17 @@ def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
         The output folder of a run, or of several seeds; or a folder in which a SuperNode keeps what
         its clients have, such as ``<data-folder>/outputs/<run>``.
     trust : bool
-        Whether its files may name code that you do not have; what is imported is logged before.
+        Whether its files may name code that you do not have; each import is logged first.
 
     Returns
     -------
     Run
-        Files are read when they are asked for.
+        Its files are read on demand.
 
     Raises
     ------
     OutputError
-        If the folder is not there, or is none of these.
+        If there is no such folder, or it is none of these.
     """
     place = Path(path).expanduser()
     if not place.is_dir():
@@ -345,7 +345,7 @@ def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
 
 
 def latest_in(data_folder: Path | str, *, trust: bool | Trust = False) -> Run:
-    """Read what a SuperNode's clients keep, in ``<data-folder>/outputs``, of their last run."""
+    """Read the outputs of a SuperNode's last run, in ``<data-folder>/outputs``."""
     place = Path(data_folder).expanduser()
     if not place.is_dir():
         raise OutputError(f"data folder {data_folder}: there is no such folder")

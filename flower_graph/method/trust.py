@@ -1,4 +1,4 @@
-"""Settings of methods whose clients may take the server for one that deviates."""
+"""Settings of methods whose clients may distrust the server."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from flower_graph.secure.parties.trust import (
     USUAL_DIFFERENCE,
 )
 
-OF_PARTIES = ("registry", "differ_by")  # that a strategy takes
+OF_PARTIES = ("registry", "differ_by")  # keyword arguments of a strategy
 
 
 @dataclass
 class TrustSection(StrategySection):
-    """What the section ``strategy`` of a method has whose clients hide what they send in sums."""
+    """The section ``strategy`` of methods whose clients send masked sums."""
 
     trust: str = setting(
         SEMI_HONEST,
@@ -68,7 +68,7 @@ class TrustSection(StrategySection):
         return replace(self, registry=str(make()))
 
     def refuse_holders(self, alignment: str, choosing: str) -> None:
-        """Refuse to ask for more holders of a slot in an alignment that does not choose by them."""
+        """Refuse ``least_holders`` with an alignment that does not choose slots by holders."""
         if self.least_holders > LEAST_HOLDERS and alignment != choosing:
             raise ConfigError(
                 f"strategy.least_holders: {self.least_holders} needs strategy.alignment="
@@ -76,7 +76,7 @@ class TrustSection(StrategySection):
             )
 
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
-        """Refuse settings by which a server that deviates could read clients: keys and why."""
+        """Refuse settings with which a deviating server could read clients' data."""
         if self.registry is not None and not self.distrusts:
             raise ConfigError(
                 f"strategy.registry: {self.registry!r:.60} is read with strategy.trust="

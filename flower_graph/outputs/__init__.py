@@ -1,1 +1,1 @@
-"""What a run leaves to use: predictions, models, figures by client; and how they are read."""
+"""Outputs of a run, written and read: predictions, models, figures by client."""

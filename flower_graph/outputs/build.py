@@ -1,4 +1,4 @@
-"""From saved weights to the module that they are of."""
+"""Builds modules from saved weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flower_graph.storage.reading import reason
 if TYPE_CHECKING:
     from flower_graph.outputs.files import SavedModels
 
-# Where the classes are that ship
+# The modules of this package's classes
 SHIPPED = re.compile(r"flower_graph\.(outputs|strategies\.[a-z_]+)\.modules", re.ASCII)
 
 
 def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
-    """Build one client's model, in evaluation mode; with one client, or one model, that is it.
+    """Build one client's model, in evaluation mode; ``client`` may be None if there is only one.
 
-    Its class ships, or is defined in the code of a method that the user has; others need trust.
+    Its class is of this package, or of a method that the user has; others need trust.
     """
     if not saved.clients:
         raise OutputError(f"no client has a model among those of {saved.module}")
@@ -40,14 +40,14 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
         module.load_state_dict(state)
     except OutputError:
         raise
-    except Exception as error:  # whatever a class makes of arguments that it is not made for
+    except Exception as error:  # any error of a class that gets unsuitable arguments
         message = f"the weights are not those of a {saved.module}: {reason(error)}"
         raise OutputError(message) from error
     return module.eval()
 
 
 def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
-    """Find the class; nothing is imported that the user does not have, unless it is trusted."""
+    """Find the class; import foreign code only if it is trusted."""
     place, _, name = str(saved.module).rpartition(".")
     try:
         if SHIPPED.fullmatch(place):
@@ -56,7 +56,7 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
         else:
             module = code_of_methods(place)
             found = getattr(module, name, None)
-            # What a method's module has imported of others, such as PyG's Sequential, is not its.
+            # Classes that a method's module imports, such as PyG's Sequential, do not count.
             is_own = module is not None and getattr(found, "__module__", "") == module.__name__
             found = found if is_own else None
         if found is None:
@@ -78,16 +78,16 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
 def _check_shapes(
     kind: type[torch.nn.Module], arguments: dict[str, object], state: dict[str, Tensor]
 ) -> None:
-    """Refuse arguments that the weights do not fit, before memory is taken for any."""
+    """Refuse arguments that do not fit the weights, before any memory is allocated."""
     try:
         with torch.device("meta"):
             made = kind(**arguments)
     except (NotImplementedError, RuntimeError):
         if f"{kind.__module__}.{kind.__qualname__}" in DECLARED:
             raise
-        return  # a class of the user's own that cannot be made without memory
+        return  # a user's class that cannot be made on PyTorch's meta device
     if any(is_lazy(one) for one in made.parameters()):
-        return  # a lazy module's own, whose shapes its weights give
+        return  # a lazy module, which takes its shapes from the weights
     wanted = {name: value.shape for name, value in made.state_dict().items()}
     if wanted != {name: value.shape for name, value in state.items()}:
         raise RuntimeError(f"they have other names or shapes than its own with {arguments}")

@@ -1,6 +1,6 @@
-"""What the clients of one SuperNode keep for use after the run, where they live.
+"""Outputs of the clients of one SuperNode, kept on their machine.
 
-A server that wants it says so with ``query.keep``: before that nothing is written. The folder is
+The server asks for them with ``query.keep``; before that nothing is written. The folder is
 the SuperNode's own, ``<data-folder>/outputs/<run token>``, or ``outputs/<run token>/<SuperNode>``
 in its ``state-dir``; in a simulation ``clients/<SuperNode>`` of the run's output folder.
 """
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 __all__ = ["ClientOutputs", "Snapshot", "count_traffic"]
 
 NAME = "outputs"  # in Context.state
-FOLDER = "outputs"  # in a place of the SuperNode's own
+FOLDER = "outputs"  # in the SuperNode's own folder
 IN_RUN = "clients"  # in a run's output folder
 UP, DOWN = "up", "down"
 
 
 class ClientOutputs:
-    """What the clients of one SuperNode measure, predict and have learnt, in files.
+    """Writes the figures, predictions and models of one SuperNode's clients.
 
     Parameters
     ----------
     context : Context
         The ClientApp's context.
     output_dir : Path or None
-        The run's output folder, for SuperNodes without a place of their own.
+        The run's output folder, for SuperNodes without a folder of their own.
     """
 
     def __init__(self, context: Context, output_dir: Path | None) -> None:
@@ -51,18 +51,18 @@ class ClientOutputs:
 
     @property
     def is_on(self) -> bool:
-        """Whether the run keeps anything: a snapshot may be asked for."""
+        """Whether the run keeps outputs, so that a snapshot may be asked for."""
         return bool(self._said("run"))
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the run keeps its best round: any that was just measured may be asked for."""
+        """Whether the run keeps its best round, which may be any that was just measured."""
         return self._said("keep") == BEST
 
     def measured(
         self, server_round: int, clients: object, *, loss: object, accuracy: object, nodes: object
     ) -> None:
-        """Note what clients measured of a round; what they note twice replaces it.
+        """Record the clients' measurements of a round; a second call replaces them.
 
         Parameters
         ----------
@@ -71,7 +71,7 @@ class ClientOutputs:
         clients : sequence of int
             ``[c]`` the clients' numbers.
         loss : array
-            ``[c]`` each client's loss, as the server's report means it.
+            ``[c]`` each client's loss, as in the server's report.
         accuracy : array
             ``[c, 3]`` of its training, validation and test nodes; NaN where it has none.
         nodes : array
@@ -84,15 +84,15 @@ class ClientOutputs:
             self._kept.log.add(server_round, np.asarray(clients), **local, traffic=traffic)
 
     def candidate(self, server_round: int, snapshot: Callable[[], Snapshot]) -> None:
-        """Hold a round that was just measured, if the run keeps its best round.
+        """Keep a snapshot of the round that was just measured, if the run keeps its best round.
 
-        For clients whose state moves on in the message that measures: they call it in between.
+        Called by clients that go on training in the message in which they measure.
         """
         if self.keeps_best:
             self._kept.candidate(server_round, snapshot)
 
     def keep(self, request: KeepRequest, snapshot: Callable[[], Snapshot]) -> str:
-        """Do what the server asks; return what could not be done, or nothing."""
+        """Carry out the server's request; return why it failed, or an empty string."""
         if request.action == BEGIN:
             self._begin(request)
         elif self._said("run") != request.run:
@@ -100,7 +100,7 @@ class ClientOutputs:
         elif request.action == SNAPSHOT:
             self._kept.hold(request, snapshot)
         else:
-            # Figures first, for they need no model
+            # Figures first, since they need no model
             self._kept.figures(request, {way: self._count(way) for way in (UP, DOWN)})
             missing = self._kept.finish(request, snapshot)
             self._context.state.pop(NAME)
@@ -131,7 +131,7 @@ class ClientOutputs:
         return int(self._context.state.config_records[NAME][way])  # type: ignore[arg-type]
 
     def _traffic(self, clients: int) -> tuple[float, float]:
-        """Give each client's share of what the SuperNode sent and got since it was last asked."""
+        """Return each client's share of the SuperNode's bytes since the last call."""
         shares = self._count(UP) / clients, self._count(DOWN) / clients
         self._context.state.config_records[NAME].update({UP: 0, DOWN: 0})
         return shares
@@ -154,8 +154,8 @@ class ClientOutputs:
 
 
 def own_outputs(context: Context, run: str) -> Path | None:
-    """Say where a SuperNode that has a place of its own keeps a run's outputs."""
-    # The token comes with a message: it may name a folder here and no other.
+    """Return where a SuperNode with a folder of its own keeps a run's outputs."""
+    # The token comes with a message: it must not lead out of this folder.
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise MalformedReplyError(f"run token: {brief(run)} is not 32 hexadecimal digits")
     if data := str(context.node_config.get(DATA_FOLDER, "")):
@@ -165,7 +165,7 @@ def own_outputs(context: Context, run: str) -> Path | None:
 
 
 def count_traffic(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Count the bytes of messages between whose begin and end outputs are kept."""
+    """Count the bytes of messages while outputs are kept."""
     reply = call_next(message, context)
     record = context.state.config_records.get(NAME)
     if record is not None and message.metadata.message_type != TYPE:

@@ -1,6 +1,6 @@
-"""What the classes of saved models may be made with: types and bounds of their arguments.
+"""Allowed arguments of the classes of saved models: types and bounds.
 
-A run's folder may come from anybody. Of the classes that ship only those declared here are built
+A run's folder may come from anybody. Of this package's classes only those declared here are built
 from its files, and only with arguments of the declared types, within their bounds.
 """
 
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class Rule(Protocol):
-    """What one argument may be."""
+    """The rule of one argument."""
 
     def refuses(self, value: object) -> str:
-        """Say what is allowed instead of a value; nothing if the value is allowed."""
+        """Return what is allowed instead of a value; empty if the value is allowed."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Arguments:
 
 
 WIDTH = Whole(1, 2**24)
-LAYERS = Whole(0, 64)  # each is a module: a number that nobody bounds would fill the memory
+LAYERS = Whole(0, 64)  # each is a module: an unlimited number would fill the memory
 HEADS = Whole(1, 2**12)
 COUNT = Whole(0, 2**24)
 SEED = Whole(-(2**63), 2**64)
@@ -93,7 +93,7 @@ DECLARED: dict[str, Arguments] = {}
 
 
 def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
-    """Declare a class that ships: it is built from a run's files with these arguments alone."""
+    """Declare a class of this package: a run's files may build it with these arguments only."""
 
     def declare(kind: type[T]) -> type[T]:
         DECLARED[f"{kind.__module__}.{kind.__qualname__}"] = Arguments(rules)

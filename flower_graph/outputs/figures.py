@@ -1,4 +1,4 @@
-"""What clients measured, round by round, and the tables that are made of it."""
+"""Clients' measurements, round by round, and the tables that are made of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Rows = NDArray[np.void]  # of ROW
 
 
 class FigureLog:
-    """Rows of clients in a file that only grows; of what came twice the later counts."""
+    """A file of clients' rows to which rows are appended; of two rows the later counts."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class FigureLog:
         nodes: object,
         traffic: tuple[float, float] = (0.0, 0.0),
     ) -> None:
-        """Append a round's figures; ``traffic``: bytes up and down since the last row, of each."""
+        """Append a round's figures; ``traffic``: each client's bytes since its last row."""
         found = np.asarray(accuracy, np.float64)
         rows = np.zeros(len(found), ROW)
         rows["round"], rows["client"], rows["nodes"] = server_round, clients, nodes
@@ -55,11 +55,13 @@ class FigureLog:
             rows.tofile(file)
 
     def read(self, last: int | None = None) -> Rows:
-        """Give the rows up to a round, by round and client; ``OutputError`` if it is no file."""
+        """Return the rows up to a round, by round and client; ``OutputError`` if it is damaged."""
         if not self._path.exists():
             return np.zeros(0, ROW)
         with reading(self._path, OutputError), open_regular(self._path, MOST_TENSORS) as stream:
-            whole = os.fstat(stream.fileno()).st_size // ROW.itemsize  # it may have died in one
+            whole = (
+                os.fstat(stream.fileno()).st_size // ROW.itemsize
+            )  # the process may have died while it wrote a row
             rows = np.fromfile(stream, ROW, whole)
         rows = rows if last is None else rows[rows["round"] <= last]
         backwards = rows[::-1]
@@ -67,7 +69,7 @@ class FigureLog:
         return backwards[first]
 
     def cut(self, last: int) -> None:
-        """Forget what comes after a round: the run goes on from there, or anew."""
+        """Remove the rows after a round: the run goes on from there, or anew."""
         if self._path.exists():
             rows = self.read(last)
             with replaced(self._path) as part:
@@ -75,7 +77,7 @@ class FigureLog:
 
 
 def _for_its_owner(path: str, flags: int) -> int:
-    """Open a file that other users cannot read, in whatever mode it was."""
+    """Open a file so that other users cannot read it, whatever its mode was."""
     handle = os.open(path, flags, 0o600)
     os.fchmod(handle, 0o600)
     return handle
@@ -92,7 +94,7 @@ def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> N
 
 
 def _lines(rows: Rows, at: dict[str, int]) -> list[list[str]]:
-    """Give a line for each client and each of some rounds, in the order of the clients."""
+    """Return a line for each client and each of some rounds, in the order of the clients."""
     _, place, count = np.unique(rows["client"], return_inverse=True, return_counts=True)
     up, down = (np.bincount(place, rows[way]).round().astype(int) for way in ("up", "down"))
     lines = []
@@ -108,7 +110,7 @@ def _lines(rows: Rows, at: dict[str, int]) -> list[list[str]]:
 
 
 def _text(value: float) -> str:
-    """Write a number; nothing for one that is not there."""
+    """Write a number; an empty text if it is missing."""
     if isinstance(value, int):
         return str(value)
     return repr(value) if math.isfinite(value) else ""

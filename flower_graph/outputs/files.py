@@ -1,9 +1,9 @@
-"""Predictions and models as files: what a client or a server leaves of a run, and how it is read.
+"""Predictions and models as files, written by a client or a server, and read back.
 
-A folder has ``predictions.npz`` with the same as a table, ``predictions.csv``, and the models of
-its clients: of one client ``model.safetensors``, the ``state_dict`` of the module that
-``model.json`` names; of several ``models.safetensors`` and ``models.json``, with what they have in
-common once. Everything is its owner's alone. This file needs neither Flower nor Ray.
+A folder has ``predictions.npz``, the same as a table, ``predictions.csv``, and the models of its
+clients: for one client ``model.safetensors``, the ``state_dict`` of the module that ``model.json``
+names; for several ``models.safetensors`` and ``models.json``, which store shared tensors once.
+Other users cannot read them. This file needs neither Flower nor Ray.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = [
     "write_outputs",
 ]
 
-NO_CLIENT = -1  # whose predictions are the server's own
-SERVER = "server"  # what a table says in place of the number of no client
+NO_CLIENT = -1  # client number of the server's own predictions
+SERVER = "server"  # how a table names the server
 PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
-SAID = "outputs.json"  # of which round the files beside it are
+SAID = "outputs.json"  # has the round of the files beside it
 EMBEDDINGS = "embeddings.npz"
 ONE, SEVERAL = "model", "models"
 Numbers = NDArray[Any]
@@ -54,7 +54,7 @@ T = TypeVar("T")
 
 @dataclass(repr=False)
 class Predictions(Framed):
-    """What nodes were predicted to be; one row for each node of each client.
+    """Predictions: one row for each node of each client.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Predictions(Framed):
     classes : tuple of str or None
         Names of the classes, by their numbers.
     fold : ndarray or None
-        ``[r]`` int64, of a classifier that was trained several times: which time it was.
+        ``[r]`` int64, the fold of the classifier, if several were trained.
     """
 
     client: Numbers
@@ -94,7 +94,7 @@ class Predictions(Framed):
         classes: Sequence[str] | None = None,
         fold: object = None,
     ) -> Predictions:
-        """Read predictions off logits ``[n, k]``; the rest ``[n]``, as tensors, arrays or lists."""
+        """Make predictions from logits ``[n, k]`` and tensors, arrays or lists ``[n]``."""
         logits = logits.detach().cpu()
         label = np.asarray(label, np.int64)
         return cls(
@@ -113,20 +113,20 @@ class Predictions(Framed):
         return self.rows(self.client == client)
 
     def rows(self, chosen: Numbers) -> Predictions:
-        """Give some rows: a mask or places."""
+        """Return some rows, by a mask or by indices."""
         arrays = {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
         local: dict[str, Any] = {name: values[chosen] for name, values in arrays.items()}
         return replace(self, **local)
 
     def of_role(self, role: str) -> Predictions:
-        """Give the rows of one role whose label is known."""
+        """Return the rows of one role whose label is known."""
         return self.rows((self.role == NODE_ROLES.index(role)) & (self.label >= 0))
 
     def accuracy(self) -> float:
-        """Give the share that is right, as runs report it; NaN without rows.
+        """Return the accuracy, as runs report it; NaN without rows.
 
-        Of each client the mean over its folds, and of these the mean over the clients. A server's
-        nodes count each once.
+        It is the mean over clients of the mean over each client's folds. Of a server's predictions
+        each node counts once.
         """
         fold = np.zeros_like(self.client) if self.fold is None else self.fold
         right, shares = self.predicted == self.label, []
@@ -138,9 +138,9 @@ class Predictions(Framed):
 
     @classmethod
     def join(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Put predictions of several clients one behind the other."""
+        """Concatenate predictions of several clients."""
         columns = {one.name for one in fields(cls)} - {"classes", "fold"}
-        # Numbers and names in one column are all written as names.
+        # If some clients have names, numbers become names too.
         local = {name: np.concatenate([_column(one, name, parts) for one in parts])
                  for name in columns}  # fmt: skip
         folds = [one.fold for one in parts if one.fold is not None]
@@ -155,7 +155,7 @@ def _column(one: Predictions, name: str, parts: Sequence[Predictions]) -> Number
 
 
 def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
-    """Give the places in ``NODE_ROLES`` of nodes ``[n]`` from their masks."""
+    """Return the indices in ``NODE_ROLES`` of nodes ``[n]``, from their masks."""
     result = np.zeros(len(train), np.int8)
     for number, mask in enumerate((train, val, test), start=1):
         result[mask.cpu().numpy()] = number
@@ -163,14 +163,14 @@ def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
 
 
 class Embeddings(NamedTuple):
-    """Where nodes lie in the spaces of their clients; one row for each node of each client.
+    """Embeddings, in each client's own space: one row for each node of each client.
 
     Attributes
     ----------
     client, node : ndarray
         ``[r]`` as in ``Predictions``.
     number : ndarray
-        ``[r]`` int64, the id that clients have of the node in common.
+        ``[r]`` int64, the node's id, common to all clients.
     public : ndarray
         ``[r]`` bool, whether other clients may have the node too.
     embeddings : ndarray
@@ -189,21 +189,21 @@ class Embeddings(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[Embeddings]) -> Embeddings:
-        """Put those of several clients one behind the other."""
+        """Concatenate embeddings of several clients."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 class Snapshot(NamedTuple):
-    """What some clients, or a server, have at one moment.
+    """The outputs of some clients, or of a server, at one moment.
 
     Attributes
     ----------
     predictions : Predictions or None
-        What their nodes were predicted to be.
+        Predictions for their nodes.
     models : list of SavedModels
         Their models.
     embeddings : Embeddings or None
-        Of a method whose result they are.
+        Embeddings, if the method's result is embeddings.
     """
 
     predictions: Predictions | None
@@ -246,7 +246,7 @@ def _write_predictions(folder: Path, found: Predictions) -> None:
 
 
 def table_of(found: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
-    """Give predictions as a table of text: names of its columns, and lines."""
+    """Return predictions as a table of text: names of its columns, and lines."""
     names = ["client", "node", "class", "probability", "role", "label"]
     columns: list[Iterable[str]] = [
         (SERVER if value == NO_CLIENT else str(value) for value in found.client.tolist()),
@@ -268,13 +268,13 @@ def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
 
 
 def write_lines(path: Path, names: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
-    """Write lines of text, whole or not at all, as a file that spreadsheets read."""
+    """Write lines of text as a file that spreadsheets read, whole or not at all."""
     with replaced(path) as part:
         part.write_text(table_text(names, lines), encoding="utf-8")
 
 
 def table_text(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    """Write lines of text one below the other."""
+    """Join lines of text."""
     return "\n".join(map(",".join, [names, *lines])) + "\n"
 
 
@@ -284,12 +284,12 @@ def _texts(values: Numbers) -> Iterable[str]:
 
 
 def quoted(text: str) -> str:
-    """Write text as a table has it."""
+    """Quote text for a table."""
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
 def _classes(values: Numbers, classes: Sequence[str] | None) -> Iterable[str]:
-    """Name classes, or give their numbers; nothing where it is not known."""
+    """Return classes' names or numbers; an empty text if unknown."""
     if classes is None:
         return ("" if value < 0 else str(value) for value in values.tolist())
     words = [quoted(name) for name in classes]
@@ -327,7 +327,7 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copy those of several tensors that share memory, which safetensors refuses."""
+    """Copy tensors that share memory, which safetensors refuses."""
     result, seen = dict[str, Tensor](), set[int]()
     for name, value in tensors.items():
         local = value.detach().cpu().contiguous()
@@ -341,7 +341,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_predictions(folder: Path) -> Predictions | None:
-    """Read what ``write_outputs`` wrote; None where there are no predictions."""
+    """Read predictions that ``write_outputs`` wrote; None if there are none."""
     return _read_arrays(Path(folder) / PREDICTIONS, _predictions)
 
 
@@ -351,7 +351,7 @@ def _predictions(classes: Numbers | None = None, **arrays: Numbers) -> Predictio
 
 
 def read_embeddings(folder: Path) -> Embeddings | None:
-    """Read what ``write_outputs`` wrote; None where there are no embeddings."""
+    """Read embeddings that ``write_outputs`` wrote; None if there are none."""
     return _read_arrays(Path(folder) / EMBEDDINGS, Embeddings)
 
 
@@ -365,7 +365,7 @@ def _read_arrays(path: Path, make: Callable[..., T]) -> T | None:
 
 
 def read_models(folder: Path) -> list[SavedModels]:
-    """Read what ``write_outputs`` wrote; empty where there is no model."""
+    """Read models that ``write_outputs`` wrote; an empty list if there are none."""
     folder = Path(folder)
     stem = next((name for name in (ONE, SEVERAL) if (folder / f"{name}.json").exists()), None)
     if stem is None:
@@ -389,6 +389,6 @@ def read_models(folder: Path) -> list[SavedModels]:
 
 
 def _names(nodes: object) -> Numbers:
-    """Take nodes' names as text, and their numbers as numbers."""
+    """Return nodes' names as text, or their numbers as numbers."""
     values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
     return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)

@@ -1,4 +1,4 @@
-"""What clients leave of a run: how a torch module is saved, and what is read off its logits."""
+"""The saved form of a torch module, and predictions from its logits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flower_graph.storage.reading import Tree
 
 
 class Form(NamedTuple):
-    """Which class builds saved models again, and with what."""
+    """The class that saved models are built with, and its arguments."""
 
     module: str  # its dotted name
     arguments: dict[str, object]
@@ -27,10 +27,10 @@ class Form(NamedTuple):
 
 @runtime_checkable
 class SavedAs(Protocol):
-    """A module that is saved as one of another class, under the same names."""
+    """A module that is saved as another class with the same names of tensors."""
 
     def saved_as(self) -> Form:
-        """Say as what."""
+        """Return the module to save."""
 
 
 # The engine's own GCN is saved as one of PyG's layers.
@@ -46,9 +46,9 @@ GCN_NAMES = {
 def predictions_from(
     graphs: Sequence[HeldGraph], logits: Tensor, classes: Sequence[str] | None, nodes: object = None
 ) -> Predictions:
-    """Read off what clients say of all their nodes, one client's behind the other's.
+    """Make the clients' predictions for all their nodes, concatenated.
 
-    ``nodes``: what these are called, if not as the graphs say.
+    ``nodes``: the nodes' names, if others than the graphs'.
     """
     return Predictions.of(
         logits,
@@ -61,10 +61,10 @@ def predictions_from(
 
 
 def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> SavedModels:
-    """Say how a client's module is saved that ``make`` made: all of it its own.
+    """Return the saved form of a client's module that ``make`` made, with nothing shared.
 
-    What it is made with is known if ``make`` is a ``partial`` of its class whose arguments JSON can
-    say; otherwise its class is taken to need none.
+    Its arguments are known if ``make`` is a ``partial`` of its class, with arguments that JSON can
+    hold; otherwise the class must need none.
     """
     kind = type(module)
     own = {name: value[None] for name, value in module.state_dict().items()}
@@ -84,7 +84,7 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
 
 
 def _plain(bound: Tree, signature: inspect.Signature) -> Tree | None:
-    """Give arguments by name as JSON has them; None if it cannot have them."""
+    """Return arguments by name as JSON values; None if JSON cannot hold them."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = dict[str, object]()
     for name, value in bound.items():

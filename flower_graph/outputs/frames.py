@@ -1,4 +1,4 @@
-"""What a notebook shows of a run: a short text, or a data frame where pandas is there."""
+"""How a notebook shows a run: as a short text, or as a data frame if pandas is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from flower_graph.wire.keys import ROLES
 
 NODE_ROLES = ("none", *ROLES)  # a node may have no role
-SHORT = ("loss", "val-accuracy", "test-accuracy")  # what is shown of a round
+SHORT = ("loss", "val-accuracy", "test-accuracy")  # keys of a round that are shown
 SHOWN = 10  # rows and columns of a table in a notebook
 
 
@@ -20,7 +20,7 @@ class Rounds(list[dict[str, object]]):
     """The lines of ``metrics.jsonl``: a mapping for each round."""
 
     def __repr__(self) -> str:
-        """Say how many there are and what the last one gave."""
+        """Return the number of rounds and the figures of the last one."""
         last = self[-1] if self else {}
         figures = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
         return f"<{len(self)} rounds; the last: {', '.join(figures)}; .to_pandas() has all>"
@@ -30,12 +30,12 @@ class Rounds(list[dict[str, object]]):
         return html_of(self)
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
-        """Give a data frame with a line for each round, nested keys joined by dots."""
+        """Return a data frame with a row for each round, nested keys joined by dots."""
         return pandas_module().json_normalize(list(self))
 
 
 class Framed:
-    """Arrays with a row for each node of each client, shown in short."""
+    """Base of classes of arrays with a row for each node of each client."""
 
     node: NDArray[np.generic]
     client: NDArray[np.generic]
@@ -43,7 +43,7 @@ class Framed:
     classes: tuple[str, ...] | None
 
     def __repr__(self) -> str:
-        """Say how much there is."""
+        """Return the class's name and its number of rows and clients."""
         count = f"{len(self.node)} nodes, {len(np.unique(self.client))} clients"
         return f"<{type(self).__name__.lower()}: {count}; .to_pandas() has all>"
 
@@ -52,16 +52,16 @@ class Framed:
         return html_of(self)
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
-        """Give a data frame with a line for each row; roles and classes by their names."""
+        """Return a data frame of the rows, with names of roles and classes."""
         arrays = {name: one for name, one in vars(self).items() if isinstance(one, np.ndarray)}
         arrays["role"] = np.asarray(NODE_ROLES)[self.role]
         if self.classes:
-            names = np.asarray([*self.classes, None], object)  # the last where it is -1
+            names = np.asarray([*self.classes, None], object)  # -1 takes the last
             arrays |= {name: names[arrays[name]] for name in ("predicted", "label")}
         return pandas_module().DataFrame(arrays)
 
 
-# Kinds of NumPy's of the columns that a run's arrays may have; what is none has a row per class
+# NumPy kinds of the columns that a run's arrays may have; other arrays have a row per class
 COLUMNS = {
     **dict.fromkeys(("client", "predicted", "role", "label", "fold", "number"), "iu"),
     **{"node": "iuU", "probability": "f", "public": "b", "embeddings": "f", "classes": "U"},
@@ -69,7 +69,7 @@ COLUMNS = {
 
 
 def check_columns(arrays: Mapping[str, Any]) -> None:
-    """Refuse arrays of a run that are no columns with a row for each node: ``ValueError``."""
+    """Refuse arrays that are not columns with a row for each node: ``ValueError``."""
     most = {"role": len(NODE_ROLES)}
     if "classes" in arrays:
         most |= dict.fromkeys(("predicted", "label"), len(arrays["classes"]))
@@ -86,7 +86,7 @@ def check_columns(arrays: Mapping[str, Any]) -> None:
 
 
 def pandas_module() -> Any:
-    """Import pandas, which nothing else needs."""
+    """Import pandas, which only data frames need."""
     try:
         return import_module("pandas")
     except ImportError as error:
@@ -94,7 +94,7 @@ def pandas_module() -> Any:
 
 
 def html_of(shown: Any) -> str | None:
-    """Write a short table as HTML; None, so that the short text is shown, without pandas."""
+    """Return a short table as HTML; None without pandas, so that the short text is shown."""
     try:
         return str(shown.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))
     except ImportError:

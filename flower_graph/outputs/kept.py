@@ -1,4 +1,4 @@
-"""One folder of outputs while a run goes on: what was measured, snapshots of good rounds."""
+"""One folder of outputs during a run: measurements, and snapshots of good rounds."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Take = Callable[[], Snapshot]
 class KeptFolder:
     """The outputs of the clients of a SuperNode, or of the server.
 
-    Until the end ``snapshots/round-N`` has what was held of round N. A run that goes on from a
-    checkpoint may need what was the best then: such rounds are protected.
+    Until the end ``snapshots/round-N`` has the snapshot of round N. A run that is resumed from a
+    checkpoint may need the round that was the best then: such rounds are protected.
     """
 
     def __init__(self, folder: Path, save: str) -> None:
@@ -32,19 +32,19 @@ class KeptFolder:
         self.log = FigureLog(folder / LOG_FILE)
 
     def begin(self, server_round: int) -> None:
-        """Make the folder; forget what a run that was stopped noted after a round."""
+        """Make the folder; remove what a stopped run wrote after a round."""
         private_folder(self.folder)
         self.log.cut(server_round)
 
     def candidate(self, server_round: int, take: Take) -> None:
-        """Hold a round that the server may call the best; only the newest such."""
+        """Keep a snapshot that the server may call the best; only the newest such."""
         snapshots = self.folder / SNAPSHOTS
         for old in snapshots.glob(f"{CANDIDATE}-*"):
             shutil.rmtree(old)
         self._write(snapshots / f"{CANDIDATE}-{server_round}", take())
 
     def hold(self, request: KeepRequest, take: Take) -> None:
-        """Hold the round that is the best so far, and of others the protected ones."""
+        """Keep the snapshots of the best round so far and of protected rounds."""
         snapshots, number = self.folder / SNAPSHOTS, request.server_round
         target, candidate = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
         shutil.rmtree(target, ignore_errors=True)
@@ -57,7 +57,7 @@ class KeptFolder:
                 shutil.rmtree(round_folder(snapshots, old))
 
     def figures(self, request: KeepRequest, traffic: dict[str, float]) -> None:
-        """Write what was measured; ``traffic``: bytes since then, of all clients together."""
+        """Write the measurements; ``traffic``: all clients' bytes since the last ones."""
         rows = self.log.read(request.server_round)
         if not rows.size:
             return
@@ -68,7 +68,7 @@ class KeptFolder:
         write_figures(self.folder, rows, at, request.every)
 
     def finish(self, request: KeepRequest, take: Take) -> str:
-        """Write what stays; return what is not as it was wanted, or nothing."""
+        """Write the final files; return what differs from the request, or nothing."""
         last, missing = request.server_round, ""
         wanted = request.best_round or last if request.keep == BEST else last
         held = round_folder(self.folder / SNAPSHOTS, wanted)
@@ -85,7 +85,7 @@ class KeptFolder:
         with replaced(self.folder / SAID) as part:
             text = json.dumps(said | {"keep": request.keep, "save": request.save}, indent=1)
             part.write_text(text + "\n", encoding="utf-8")
-        if not request.protected:  # else somebody may go on with the run
+        if not request.protected:  # otherwise the run may be resumed
             shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
             (self.folder / LOG_FILE).unlink(missing_ok=True)
         return missing

@@ -1,4 +1,4 @@
-"""What the server tells clients of what a run keeps, and what they say of it."""
+"""Messages about a run's outputs: the server's request and the clients' reply."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TYPE = "query.keep"
 
 @dataclass
 class KeepRequest(Message, down=TYPE):
-    """What of a run clients are to keep where they live."""
+    """The outputs that clients are to keep on their machines."""
 
     run: Annotated[str, Word(RUN_TOKEN, "of the run")]
     server_round: Annotated[
@@ -51,7 +51,7 @@ class KeepRequest(Message, down=TYPE):
 
 @dataclass
 class KeepReply(Message, up=TYPE):
-    """What came of it."""
+    """The answer to a ``KeepRequest``."""
 
     not_kept: Annotated[
         str, Said("not-kept", "why it could not be done; left out if it could", optional=True)

@@ -1,6 +1,6 @@
-"""Modules of PyG layers that saved models are; what a method alone has lies in its own folder.
+"""Modules of PyG layers for saved models; a method's own are in its folder.
 
-Imported when a model is read: it takes seconds, and no run needs it.
+Imported only when a model is read, since it takes seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tables that the clients of a simulation wrote, put together, and how its clients differ."""
+"""Joins the tables of a simulation's clients, and measures how clients differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flower_graph.wire.keys import ROLES
 
 
 def merge_clients(out: Path) -> dict[str, object]:
-    """Put the tables of a simulation's clients together; return how its clients differ."""
+    """Join the tables of a simulation's clients; return how clients differ."""
     folders = sorted((out / IN_RUN).glob("*/"))
     for name in (CLIENTS, CURVES):
         tables = [_read(folder / name) for folder in folders if (folder / name).is_file()]
@@ -35,7 +35,7 @@ def merge_clients(out: Path) -> dict[str, object]:
 
 
 def spread(path: Path) -> dict[str, object]:
-    """Say how much the clients of a ``clients.csv`` differ in accuracy, by round and role.
+    """Return how much the clients of a ``clients.csv`` differ in accuracy, by round and role.
 
     Returns
     -------
@@ -60,7 +60,7 @@ def _spread(path: Path) -> dict[str, object]:
         lines = file.readlines()[1:]
     if not lines:
         return {}
-    # As bytes, as wide as a number can be: of a million users it takes seconds
+    # As bytes of a fixed width: reading a million users takes seconds
     cells = np.loadtxt(lines, "S24", delimiter=",", usecols=columns, comments=None, ndmin=2)
     places, *shares = cells.T
     result: dict[str, object] = {}

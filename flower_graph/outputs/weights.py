@@ -1,4 +1,4 @@
-"""Models of clients as they are saved: what all have in common once, and what each has of its own.
+"""Saved models of clients: shared tensors once, and each client's own.
 
 This file needs neither Flower nor PyTorch Geometric.
 """
@@ -16,18 +16,18 @@ from flower_graph.config.foreign import NOBODY, Trust
 from flower_graph.errors import OutputError
 from flower_graph.storage.reading import Tree
 
-KINDS = ("shared", "own", "rows")  # of the tensors of models of several forms
+KINDS = ("shared", "own", "rows")  # of the tensors' names if models have several forms
 
 
 class SparseRows(NamedTuple):
-    """Rows of one weight matrix that differ from the common one: those of features a client has.
+    """The rows of one weight matrix in which clients differ: those of their features.
 
     Attributes
     ----------
     name : str
         The weight's name in the ``state_dict``.
     values : Tensor
-        ``[R, h]`` the rows of all clients, one client's behind the other's.
+        ``[R, h]`` the rows of all clients, concatenated.
     feature : Tensor
         ``[R]`` int64, which feature each row is of.
     ptr : Tensor
@@ -43,7 +43,7 @@ class SparseRows(NamedTuple):
     transposed: bool = False
 
     def check(self, shared: Mapping[str, Tensor], count: int) -> None:
-        """Refuse rows that are not those of so many clients, of a shared matrix: ``ValueError``."""
+        """Refuse rows that do not fit so many clients or the shared matrix: ``ValueError``."""
         matrix, whole = shared[self.name], (torch.int64, torch.int32)
         if matrix.dim() != 2 or self.values.dim() != 2 or type(self.transposed) is not bool:
             raise ValueError(f"rows of {self.name}: are of no matrix")
@@ -60,7 +60,7 @@ class SparseRows(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
-        """Put the rows of several clients one behind the other."""
+        """Concatenate the rows of several clients."""
         counts = torch.cat([one.ptr.diff() for one in parts])
         return parts[0]._replace(
             values=torch.cat([one.values for one in parts]),
@@ -78,15 +78,15 @@ class SavedModels:
     module : str
         The dotted name of the module's class.
     arguments : dict
-        What the module is made with; JSON can say it.
+        The module's arguments, which JSON can hold.
     clients : list of int
         The clients' numbers; -1 for a server's.
     shared : dict of str to Tensor
-        Entries of the ``state_dict`` that are the same at all of them.
+        Entries of the ``state_dict`` that all clients share.
     own : dict of str to Tensor
         The others, stacked: ``[c, ...]``.
     rows : SparseRows or None
-        What of ``shared[rows.name]`` each client has otherwise.
+        The rows of ``shared[rows.name]`` in which each client differs.
     trust : Trust
         Whether the class may be one that the user does not have.
     """
@@ -100,7 +100,7 @@ class SavedModels:
     trust: Trust = NOBODY
 
     def check(self) -> None:
-        """Refuse what does not fit together, or has other types than written: ``ValueError``."""
+        """Refuse entries that do not fit together or have wrong types: ``ValueError``."""
         if type(self.module) is not str or type(self.arguments) is not dict:
             raise ValueError("module and arguments are not a name and a mapping")
         numbers = self.clients
@@ -115,7 +115,7 @@ class SavedModels:
             self.rows.check(self.shared, len(numbers))
 
     def state_dict(self, client: int) -> dict[str, Tensor]:
-        """Give one client's weights, plain and dense, as its module takes them."""
+        """Return one client's dense weights, as its module takes them."""
         if client not in self.clients:
             raise OutputError(f"client {client}: no model of it; there are {_some(self.clients)}")
         index = self.clients.index(client)
@@ -124,7 +124,7 @@ class SavedModels:
             name, values, feature, ptr, transposed = self.rows
             begin, end = int(ptr[index]), int(ptr[index + 1])
             dense = state[name].clone()
-            # A view: what is written into it is in `dense`.
+            # A view: writing into it changes `dense`.
             by_feature = dense.T if transposed else dense
             by_feature[feature[begin:end].long()] = values[begin:end].to(dense.dtype)
             state[name] = dense
@@ -132,7 +132,7 @@ class SavedModels:
 
     @classmethod
     def join(cls, parts: Sequence[SavedModels]) -> list[SavedModels]:
-        """Put models of one form that share the same weights together; what is alike once."""
+        """Join models of one form that share the same weights, which are stored once."""
         groups: list[list[SavedModels]] = []
         for one in parts:
             same = next((group for group in groups if group[0].is_like(one)), None)
@@ -156,7 +156,7 @@ class SavedModels:
         )
 
     def is_like(self, other: SavedModels) -> bool:
-        """Whether the two differ in nothing but clients, their own entries and rows."""
+        """Whether the two differ only in clients, their own entries and rows."""
         rows = [None if one.rows is None else one.rows[::4] for one in (self, other)]
         return (
             (self.module, self.arguments) == (other.module, other.arguments)
@@ -167,7 +167,7 @@ class SavedModels:
 
 
 def saved_models(said: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
-    """Put models of several forms together of what files have of them."""
+    """Join the models of several forms that files have."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         number, kind, own = name.split("/", 2)

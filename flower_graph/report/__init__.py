@@ -1,1 +1,1 @@
-"""What a run reports: rounds, results, pictures."""
+"""Reports of a run: rounds, results, pictures."""

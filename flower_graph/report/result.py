@@ -1,4 +1,4 @@
-"""The figures of one run, and of several runs together, as data and as people read them."""
+"""The figures of one run, and of several runs together, as data and as text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flower_graph.records.rounds import WAYS, RoundReport, format_bytes
 from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
 
-# What `baselines` has, as people read it
+# The keys of `baselines`, in words
 GUESSES = {
     "majority": "commonest class",
     "majority-per-client": "each client's own commonest class",
@@ -31,13 +31,13 @@ BASELINES = {**GUESSES, "logistic-regression": REGRESSION, "label-propagation": 
 def make_result(
     config: Mapping[str, object], reports: Sequence[RoundReport], total: float
 ) -> dict[str, object]:
-    """Work out what the rounds say about the run as a whole."""
-    # Flower comes with it, and a refused setting must not wait for that.
+    """Compute the result of a run from its rounds."""
+    # It imports Flower, which takes too long before a setting is refused.
     from flower_graph.records.participation import summarise_participation
 
     last = reports[-1]
     best = best_round(reports)
-    # Only of methods that make graphs or align embeddings: for others the keys would say nothing.
+    # Only methods that learn graphs or align embeddings have these keys.
     of_some: dict[str, Tree] = {"structure": last.structure, "alignment": last.alignment}
     of_some["participation"] = summarise_participation(one.participation for one in reports)
     local = {name: figures for name, figures in of_some.items() if figures}
@@ -64,14 +64,14 @@ def make_result(
 
 
 def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
-    """Work out where the time went; ``parts`` is there if the rounds tell their parts."""
+    """Compute the run's seconds; ``parts`` is there if the rounds have parts."""
     seconds = [report.seconds for report in reports]
     figures: dict[str, object] = {
         "total": total,
         "first-round": seconds[0],
         "per-round-median": statistics.median(seconds),
     }
-    # A part that a round does not name took no time in it.
+    # A part that a round does not name took no time.
     names = dict.fromkeys(name for report in reports for name in report.parts)
     parts = {name: [report.parts.get(name, 0.0) for report in reports] for name in names}
     if parts:
@@ -83,19 +83,19 @@ def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
 
 
 def best_round(reports: Sequence[RoundReport]) -> RoundReport | None:
-    """Find the first round of the highest validation accuracy; None where all are NaN."""
+    """Return the first round of the highest validation accuracy; None if all are NaN."""
     measured = [report for report in reports if math.isfinite(report.val_accuracy)]
     return max(measured, key=lambda report: report.val_accuracy, default=None)
 
 
 def peak_memory_bytes() -> int:
-    """Give the most memory that this process has held so far, in bytes."""
+    """Return the peak memory of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def versions() -> dict[str, str | None]:
-    """Give the versions of this package and of what it stands on; None where it is not there."""
+    """Return the versions of this package and of those that it needs; None if one is missing."""
     result: dict[str, str | None] = {"flower-graph": __version__}
     for name in ("flwr", "torch", "torch-geometric"):
         try:
@@ -114,9 +114,9 @@ def summarise(out: Path, results: Sequence[Mapping[str, object]]) -> dict[str, o
     return summary
 
 
-# Left open, here and below: a result is nested as JSON, and missing keys are what it lacks
+# Any, here and below: a result is nested as JSON, and a missing figure has no key
 def join(values: list[Any]) -> Any:
-    """Put what several seeds gave together: of numbers mean, deviation and values."""
+    """Join the results of several seeds: mean, deviation and values of each number."""
     given = [value for value in values if value is not None]
     if given and all(isinstance(value, Mapping) for value in given):
         keys = dict.fromkeys(key for value in given for key in value)
@@ -136,8 +136,8 @@ def describe_result(
     out: Path,
     called: tuple[str, str] = ("client", "clients"),
 ) -> str:
-    """Say in a few lines how good a run was, what it cost and where its outputs lie."""
-    # called: one client and several, as the method calls them
+    """Describe in a few lines a run's accuracy, its cost and where its outputs are."""
+    # called: the method's words for one client and for several
     clients, (one, several) = _mean(result.get("clients")), called
     seeds = result["seed"]["values"] if isinstance(result["seed"], Mapping) else [result["seed"]]
     seconds, words = result["seconds"], ("baselines", "")
@@ -164,11 +164,11 @@ def describe_result(
 
 
 def describe_kept(result: Tree) -> list[str]:
-    """Say which round was saved and what it has; nothing where none was."""
+    """Describe which round was saved and its accuracy; nothing if none was."""
     config, last, best = result["config"], result["rounds"], result["best-round"]
     if config.get("save", NOTHING) == NOTHING:
         return []
-    is_one = not isinstance(last, Mapping)  # seed: several have rounds of their own
+    is_one = not isinstance(last, Mapping)  # seed: several seeds have rounds of their own
     at_last, at_best = (_tested(result, f"test-accuracy{end}") for end in ("", "-at-best-val"))
     end = ""
     if best is None or (is_one and best == last):
@@ -183,19 +183,19 @@ def describe_kept(result: Tree) -> list[str]:
 
 
 def _tested(result: Mapping[str, object], key: str) -> str:
-    """Give a test accuracy in brackets, if it is known."""
+    """Return a test accuracy in brackets, if it is known."""
     return f" (test {_share(result[key])})" if math.isfinite(_mean(result[key])) else ""
 
 
 def tested(result: Tree) -> dict[str, float]:
-    """Give the baselines' test accuracies by what people call them, as far as they are known."""
+    """Return the known test accuracies of the baselines, by their names in words."""
     given = result.get("baselines") or {}
     means = {name: _mean(given.get(key, {}).get("test")) for key, name in BASELINES.items()}
     return {name: value for name, value in means.items() if math.isfinite(value)}
 
 
 def baseline_figures(baselines: Tree) -> list[str]:
-    """Name the baselines with their test accuracies, and why there is none where it is known."""
+    """Describe the baselines' test accuracies, and why one is missing, if known."""
     reached = tested({"baselines": baselines}).items()
     figures = [f"{name} {value:.3f}" for name, value in reached]
     for key, name in BASELINES.items():
@@ -205,13 +205,13 @@ def baseline_figures(baselines: Tree) -> list[str]:
 
 
 def describe_baselines(result: Tree) -> list[str]:
-    """Say what is reached without the method, and in words where the method is not better."""
-    # A line of figures and, where there is something to say, one of words; none without figures.
+    """Describe the baselines' accuracies, and say if the method is not better."""
+    # A line of figures and perhaps one of words; no line without figures.
     reached = tested(result)
     if not reached:
         return []
     figures = baseline_figures(result["baselines"])
-    # Means over clients of equal shares may differ in their last digits.
+    # Equal means over clients may differ in their last digits.
     accuracy = _mean(result.get("test-accuracy-at-best-val")) - 1e-9
     words = [
         f"not better than {what}"
@@ -226,7 +226,7 @@ def describe_baselines(result: Tree) -> list[str]:
 
 
 def _mean(value: Any) -> float:
-    """Give the number, or the mean over several seeds; NaN where there is none."""
+    """Return the number, or the mean over several seeds; NaN if there is none."""
     number = value.get("mean") if isinstance(value, Mapping) else value
     return math.nan if number is None else float(number)
 
@@ -237,6 +237,6 @@ def _share(value: object) -> str:
 
 
 def _traffic(kinds: Mapping[str, Mapping[str, object]], users: float) -> str:
-    """Give the payload up and down, per so many users."""
+    """Return the payload up and down, per so many users."""
     sums = {way: sum(_mean(number) for number in kinds.get(way, {}).values()) for way in WAYS}
     return ", ".join(f"{way} {format_bytes(number / users)}" for way, number in sums.items())

@@ -1,4 +1,4 @@
-"""What a run reports: one line a round, and at its end a result, curves and weights."""
+"""The files of a run: one line for each round, and in the end a result, curves and weights."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from flower_graph.storage.files import (
 from flower_graph.storage.reading import Tree
 
 LOG = logging.getLogger(__name__)
-RISE = 10  # times the lowest loss so far: one above that, and above its first, is warned of
+RISE = 10  # a loss above the lowest so far times this, and above the first, is warned of
 
 
 class RunWriter:
@@ -55,15 +55,15 @@ class RunWriter:
         with saying(self.out):
             self._lock = FolderLock(self.out)
         self.config, self._title = plain(config), title
-        self._draw_more = draw  # the method's own pictures: folder, reports, title
-        self._steadying = " or ".join(steadying)  # keys to turn when the loss rises
+        self._draw_more = draw  # draws the method's own pictures; takes folder, reports, title
+        self._steadying = " or ".join(steadying)  # settings to change when the loss rises
         self._has_warned = False
         self.metrics = self.out / "metrics.jsonl"
         self.reports: list[RoundReport] = []
         self._resumed, self._has_written = resume_round is not None, False
         try:
             if resume_round is not None:
-                # Asked once the folder is this run's: until then another may write rounds there.
+                # Checked once the folder is locked: until then another run may write rounds there.
                 last = resume_round() if callable(resume_round) else resume_round
                 self.reports = _reports_until(self.metrics, last)
         except (OutputError, CheckpointError):
@@ -105,16 +105,16 @@ class RunWriter:
         return result
 
     def close(self) -> None:
-        """Let other runs use the folder; what never had a round leaves none behind."""
+        """Unlock the folder for other runs; remove it if the run had no round."""
         if not (self.reports or self._resumed):
-            # Clients may have begun these; whatever else is there is not the run's.
+            # Clients may have begun these; other files are not the run's.
             for name in (CHECKPOINTS, IN_RUN):
                 shutil.rmtree(self.out / name, ignore_errors=True)
         self._lock.release()
         remove_empty(self._made)
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
-        # Imported here: it takes a second, and a run that stops early has no use for it.
+        # Imported here: it takes a second, and a run that stops early does not need it.
         from flower_graph.report.plots.base import save_curves, save_participation
 
         title = _title(self.config)
@@ -125,10 +125,9 @@ class RunWriter:
             save_participation(self.out / "participation.png", self.reports, title=title)
 
     def _take_over(self) -> None:
-        """Write the settings, and make a resumed run's files say what it goes on from."""
-        # Not before it has something to write: a new run may fail before its first round, and then
-        # leaves nothing; a checkpoint may yet be refused, because it is of other settings, and then
-        # the run that lies there has to stay as it was.
+        """Write the settings, and cut a resumed run's files back to its checkpoint."""
+        # Called with the first round, not earlier: a new run that fails before leaves no file, and
+        # if a checkpoint of other settings is refused, the old run's files must stay as they were.
         if self._has_written:
             return
         self._has_written = True
@@ -141,13 +140,13 @@ class RunWriter:
         write_config(self.out, self.config, self._title)
 
     def _warn_of_loss(self, report: RoundReport) -> None:
-        """Say once that the loss rises tenfold or is no number, and what to turn then."""
+        """Warn once if the loss rises tenfold or is not a number; name settings to change."""
         if self._has_warned:
             return
         advice = f"; turn {self._steadying} down" if self._steadying else ""
         earlier = [one.loss for one in self.reports if math.isfinite(one.loss)]
         if not math.isfinite(report.loss):
-            # Under a privacy budget clients may keep their losses to themselves.
+            # Under a privacy budget clients may withhold their losses.
             self._has_warned = not report.privacy
             if self._has_warned:
                 text = "round %d: the loss is %s; files have null for it%s"
@@ -166,7 +165,7 @@ class RunWriter:
 def write_config(folder: Path, config: Mapping[str, object], title: str = "") -> None:
     """Write a run's settings as ``load_run`` reads them, for their owner alone.
 
-    ``title`` is the config that they are of, which a first line names: a comment.
+    ``title`` is the config's name; the first line, a comment, has it.
     """
     head = f"{RUN_OF}{' '.join(title.split())}\n" if title else ""
     with saying(folder / CONFIG), replaced(folder / CONFIG) as part:
@@ -175,7 +174,7 @@ def write_config(folder: Path, config: Mapping[str, object], title: str = "") ->
 
 
 def write_data_form(folder: Path, form: DataForm | None) -> None:
-    """Write what a new graph must be like, for its owner alone, where it is known."""
+    """Write the form of new graphs, if it is known, readable by its owner alone."""
     if form is None:
         return
     with replaced(folder / DATA) as part:
@@ -183,7 +182,7 @@ def write_data_form(folder: Path, form: DataForm | None) -> None:
 
 
 def _reports_until(path: Path, last: int) -> list[RoundReport]:
-    # A run that stopped in its first round may have no file yet.
+    # A run that stopped in its first round may have no such file.
     kept = [report for report in read_reports(path) if report.round <= last] if last else []
     if [report.round for report in kept] != list(range(1, last + 1)):
         raise OutputError(f"{path}: rounds 1 to {last} are needed to resume, and some are missing")
@@ -195,7 +194,7 @@ def _write_weights(path: Path, state: Mapping[str, object]) -> None:
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    # A tensor may lie on a GPU and want a gradient; an array has neither.
+    # A tensor may be on a GPU and require a gradient; an array does not.
     arrays = {
         name: np.asarray(
             value.detach().cpu().numpy() if hasattr(value, "detach") else value, order="C"
@@ -213,6 +212,6 @@ def _title(config: Tree) -> str:
     data, model, strategy = (
         config.get(key, {}).get("name") for key in ("data", "model", "strategy")
     )
-    # A method has several models or several strategies; what it has one of says nothing.
+    # Only what differs within a method is named: its models or its strategies.
     named = " · ".join(str(part) for part in (config.get("app"), data, model or strategy) if part)
     return f"{named} · seed {config['seed']}" if "seed" in config else named

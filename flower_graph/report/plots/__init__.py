@@ -1,1 +1,1 @@
-"""Pictures that any run can have."""
+"""Pictures of any run."""

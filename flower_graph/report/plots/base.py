@@ -1,4 +1,4 @@
-"""Pictures: the course of one run, who took part, and several methods beside each other.
+"""Pictures: one run over its rounds, participation, and several methods beside each other.
 
 Figures are drawn without pyplot: no window system is touched and no global state is left behind.
 """
@@ -26,23 +26,23 @@ from flower_graph.storage.files import atomic
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Curves that fall together are told apart by their dashes.
+# Dashes tell curves apart that coincide.
 DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3)))
 GREY = "#707070"
 DPI = 150
-BARS = 30  # bars that a distribution has at most; numbers that range less far have one each
+BARS = 30  # most bars of a distribution; smaller ranges have one bar for each number
 
-MOST_ROWS = 200  # clients with a row of their own; of more, neighbours share one
+MOST_ROWS = 200  # most rows; with more clients, neighbours share a row
 COLOUR = {ANSWERED: COLOURS[0], FAILED: COLOURS[1], LEFT_OUT: "#C8C8C8"}
 NAMES = {ANSWERED: "answered", FAILED: "failed", LEFT_OUT: "left out"}
-# By the numbers of the states; what is not known is white.
+# By the numbers of the states; unknown states are white.
 PALETTE = np.array([to_rgb("white"), *(to_rgb(COLOUR[state]) for state in sorted(COLOUR))])
 SHARES = LinearSegmentedColormap.from_list("share", [COLOUR[LEFT_OUT], COLOUR[ANSWERED]])
 
 
 @dataclass
 class CurveSet:
-    """One method's curves, one row of each per seed, one column per round."""
+    """One method's curves: a row for each seed, a column for each round."""
 
     accuracy: Sequence[Sequence[float]]  # seeds x rounds, 0 to 1
     loss: Sequence[Sequence[float]]  # seeds x rounds
@@ -79,8 +79,9 @@ def save_curves(
 
 
 def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
-    """Draw who answered, failed or was left out in each round, and how many."""
-    # With more than ``MOST_ROWS`` clients a row stands for neighbouring ones, and its colour for
+    """Draw which clients, and how many, answered, failed or were left out in each round."""
+    # With more than ``MOST_ROWS`` clients a row stands for several neighbouring clients, and its
+    # colour for
     # the share of them that answered.
     clients = known_clients(report.participation for report in reports)
     if not clients.size:
@@ -102,8 +103,8 @@ def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str
 def _cells(
     reports: Sequence[RoundReport], clients: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give the cells, ``[rows, rounds]``, and how many clients were what, ``[rounds, 4]``."""
-    # A cell is a state, or, where clients share rows, the share of them that answered; NaN in a
+    """Return the cells, ``[rows, rounds]``, and clients by state, ``[rounds, 4]``."""
+    # A cell is a state, or, if clients share rows, the share of them that answered; NaN in a
     # round that does not say.
     rows = min(clients.size, MOST_ROWS)
     starts = np.arange(rows) * clients.size // rows
@@ -122,7 +123,7 @@ def _cells(
 def _draw_cells(
     axes: Axes, cells: NDArray[np.float64], rounds: Sequence[int], clients: NDArray[np.int64]
 ) -> None:
-    """Draw the cells: by what a client was, or by the share that answered."""
+    """Draw the cells: by the client's state, or by the share that answered."""
     edges = (rounds[0] - 0.5, rounds[-1] + 0.5, clients.size - 0.5, -0.5)
     if len(cells) == clients.size:
         colours = PALETTE[np.nan_to_num(cells).astype(int)]
@@ -146,7 +147,7 @@ def _draw_cells(
 
 
 def _number(clients: NDArray[np.int64], at: float) -> str:
-    """Name the client of a row; their numbers may have gaps."""
+    """Return the client of a row; clients' numbers may have gaps."""
     return str(clients[int(at)]) if 0 <= at < clients.size else ""
 
 
@@ -188,7 +189,7 @@ def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: s
     for index, (cell, (name, counts)) in enumerate(zip(row, panels.items(), strict=True)):
         values = list(counts)
         low, high = min(values, default=0), max(values, default=0)
-        # Every bar stands for the same number of whole numbers, else they would jitter.
+        # Every bar covers the same number of whole numbers, else heights would jitter.
         width = -(-(high - low + 1) // BARS)
         edges = np.arange(low, high + width + 1, width) - 0.5
         cell.hist(
@@ -196,7 +197,7 @@ def plot_counts(path: Path, panels: Mapping[str, Mapping[int, int]], *, title: s
             bins=edges.tolist(),
             weights=list(counts.values()),
             color=COLOURS[index % len(COLOURS)],
-            edgecolor="white",  # neighbouring bars of one height stay apart
+            edgecolor="white",  # keeps neighbouring bars of one height apart
             linewidth=0.5,
         )
         cell.set_axisbelow(True)  # the grid goes behind the bars
@@ -227,7 +228,7 @@ def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, nam
 
 
 def look(place: int) -> tuple[str, Any]:
-    """Give the colour and the dashes of a picture's curve, others for each of 36."""
+    """Return the colour and the dashes of a curve, distinct for up to 36 curves."""
     shift = place // len(COLOURS)
     return COLOURS[place % len(COLOURS)], DASHES[(place + shift) % len(DASHES)]
 
@@ -235,7 +236,7 @@ def look(place: int) -> tuple[str, Any]:
 def mean_band(
     axes: Axes, spent: Sequence[float], values: NDArray[np.float64], place: int, name: str
 ) -> None:
-    """Draw a mean over seeds against what was spent, with a band of one deviation."""
+    """Draw a mean over seeds against a cost, with a band of one deviation."""
     mean = values.mean(axis=0)  # of [seeds, rounds]
     colour, dashes = look(place)
     axes.plot(spent, mean, color=colour, linestyle=dashes, linewidth=1.4, label=name)
@@ -247,14 +248,14 @@ def mean_band(
 
 
 def staying(rows: Sequence[Sequence[float]], rounds: int) -> NDArray[np.float64]:
-    """Stack the seeds' curves, ``[seeds, rounds]``; a run that ended stays where it was."""
+    """Stack the seeds' curves, ``[seeds, rounds]``; a run that has ended keeps its last value."""
     return np.array([[*row, *[row[-1]] * (rounds - len(row))] for row in rows], dtype=np.float64)
 
 
 def line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
     """Draw the next curve of a panel, in a colour and with dashes of its own."""
     place = len(axes.lines)
-    # One round alone has no line to be seen: it gets a dot.
+    # A single round has no line, so it gets a dot.
     marker = "o" if len(rounds) == 1 else ""
     axes.plot(
         rounds,
@@ -274,7 +275,7 @@ def finish(axes: Axes, label: str, *, legend: bool, x_label: str = "round") -> N
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     open_grid(axes)
     if legend:
-        # Above the axes, where it can hide no curve.
+        # Above the axes, where it hides no curve.
         anchor = (0.0, 1.0)
         axes.legend(loc="lower left", bbox_to_anchor=anchor, ncols=2, frameon=False, fontsize=9)
 
@@ -286,7 +287,7 @@ def open_grid(axes: Axes, axis: Literal["both", "x"] = "both") -> None:
 
 
 def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
-    """Put one legend for all columns where it can hide no curve."""
+    """Put one legend for all columns below them."""
     handles: dict[str, Artist] = {}
     for cell in axes:
         for handle, name in zip(*cell.get_legend_handles_labels(), strict=True):
@@ -302,7 +303,7 @@ def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
 
 def save(figure: Figure, path: Path) -> None:
     """Write a picture, whole or not at all."""
-    # Not by `savefig`, which draws twice what has a layout.
+    # Not by `savefig`, which draws a figure with a layout twice.
     figure.set_dpi(DPI)
     canvas: Any = FigureCanvasAgg(figure)  # its method has no types
     with atomic(path) as temporary:

@@ -1,4 +1,4 @@
-"""Pictures of figures beside each other: intervals, two settings, costs, budgets, attacks."""
+"""Pictures that compare figures: intervals, two settings, costs, budgets, attacks."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from flower_graph.report.plots.base import (
 from flower_graph.storage.reading import Tree
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
-LABEL_WIDTH = 42  # letters of an attack's name in a line
+LABEL_WIDTH = 42  # most letters of an attack's name in a line
 TITLE_WIDTH = 30  # of a panel's title
 GREY_LINE: dict[str, object] = {"color": "#B0B0B0", "linewidth": 0.9, "label": "_"}
 LEAST_ROOM = 0.04  # in accuracy
-ZOOM = 3.0  # room below the curves at stake, in the range of their ends
+ZOOM = 3.0  # room below the marked curves, as a multiple of the range of their ends
 BAR, GAP = 0.8, 0.35  # height of a bar, and room between attacks
 
 
 class Interval(NamedTuple):
-    """One method's figure: mean and deviation of ours, and the paper's, if it has one."""
+    """One method's figure: our mean and deviation, and the paper's figure, if there is one."""
 
     mean: float
     std: float
@@ -45,7 +45,7 @@ class Interval(NamedTuple):
 
 
 def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
-    """Draw points with intervals by method, a panel for each data set, the paper's as diamonds."""
+    """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
     # Not bars: whoever compares their lengths is misled by an axis that does not begin at 0.
     if not any(panels.values()):
         raise ValueError("panels: empty; at least one figure is needed")
@@ -56,7 +56,7 @@ def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, 
     row[0].set_yticks(range(len(names)), names, fontsize=9)
     row[0].invert_yaxis()
     for cell, (data, figures) in zip(row, panels.items(), strict=True):
-        unnamed = "paper"  # the first mark names them all in the legend
+        unnamed = "paper"  # only the first mark is named in the legend
         for name, one in figures.items():
             index = names.index(name)
             how = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "markersize": 5}
@@ -64,10 +64,10 @@ def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, 
             cell.errorbar(one.mean, index, xerr=one.std, label=ours, **how)
             if one.paper is not None:
                 cell.plot(one.paper, index, "D", color=COLOURS[1], markersize=5, label=unnamed)
-                unnamed = "_"  # an underscore keeps the others out of it
+                unnamed = "_"  # an underscore keeps the others out of the legend
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
-        cell.locator_params(axis="x", nbins=5)  # more would touch each other
+        cell.locator_params(axis="x", nbins=5)  # more labels would touch each other
         open_grid(cell)
     legend_below(figure, row)
     save(figure, path)
@@ -81,7 +81,7 @@ def plot_matrices(
     columns: tuple[str, Sequence[float]],
     label: str,
 ) -> None:
-    """Draw numbers by two settings as fields on one scale; of gains, losses have another colour."""
+    """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
     if not panels:
         raise ValueError("panels: empty; at least one matrix is needed")
     size = (0.75 * len(columns[1]) + 1.2) * len(panels) + 1.0, 0.6 * len(rows[1]) + 1.6
@@ -126,7 +126,7 @@ def plot_points(
             cell.plot(x, y, marker=marker, color=colour, markersize=4, linewidth=1, label=name)
         for axis, scale in ((cell.xaxis, cell.set_xscale), (cell.yaxis, cell.set_yscale)):
             scale("log")
-            # Plain numbers at 1, 2, 5, 10 ...: powers of ten alone would be one or two to a panel.
+            # Plain numbers at 1, 2, 5, 10 ...: a panel has only one or two powers of ten.
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
             axis.set_minor_locator(NullLocator())
@@ -137,11 +137,11 @@ def plot_points(
     save(figure, path)
 
 
-Line = Mapping[str | float, Sequence[float]]  # differences of all seeds, by a number or a word
+Line = Mapping[str | float, Sequence[float]]  # all seeds' differences, by a number or a word
 
 
 def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:
-    """Draw differences in points by what is varied, a panel each, and where there is none."""
+    """Draw differences in points, a panel for each setting that is varied, and a line at zero."""
     if not panels:
         raise ValueError("panels: empty; at least one is needed")
     figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
@@ -150,7 +150,7 @@ def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: s
         cell.axhline(0, color=GREY, linewidth=1)
         finish(cell, label if cell is row[0] else "", legend=False, x_label=name)
         positions = list(dict.fromkeys(x for one in lines.values() for x in one))
-        # Words stand side by side, numbers where they belong
+        # Words stand side by side, numbers at their values
         places = {x: at if isinstance(x, str) else x for at, x in enumerate(positions)}
         cell.set_xticks([*places.values()], [*map(str, places)])
         for index, (data, one) in enumerate(lines.items()):
@@ -161,10 +161,10 @@ def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: s
 
 
 class Spent(NamedTuple):
-    """One method's curves by what was spent."""
+    """One method's curves by cost."""
 
     spent: Sequence[float]  # After each round of the longest run
-    accuracy: Sequence[Sequence[float]]  # seeds x rounds; a run that ended stays where it was
+    accuracy: Sequence[Sequence[float]]  # seeds x rounds; a run that has ended keeps its last value
 
     @property
     def values(self) -> NDArray[np.float64]:
@@ -175,9 +175,9 @@ class Spent(NamedTuple):
 def plot_spent(
     path: Path, panels: Mapping[str, Mapping[str, Spent]], marked: Sequence[str] = ()
 ) -> None:
-    """Draw accuracy against what it cost, a panel for each kind of cost, on logarithmic axes.
+    """Draw accuracy against cost, a panel for each kind of cost, on logarithmic axes.
 
-    Where some curves are marked the others are grey, and the axis shows where the marked ones end.
+    If some curves are marked, the others are grey, and the axis shows where the marked ones end.
     """
     if not panels:
         raise ValueError("panels: empty; at least one is needed")
@@ -200,7 +200,7 @@ def plot_spent(
 
 
 def _draw_spent(cell: Axes, one: Spent, place: int, name: str) -> None:
-    # What costs nothing has no place on a logarithmic axis: a line across says so.
+    # A method without cost has no point on a logarithmic axis: it is a horizontal line.
     if one.spent[-1] > 0:
         mean_band(cell, one.spent, one.values, place, name)
         return
@@ -210,7 +210,7 @@ def _draw_spent(cell: Axes, one: Spent, place: int, name: str) -> None:
 
 
 def _zoom(cell: Axes, curves: Sequence[NDArray[np.float64]]) -> None:
-    """Show the accuracies that curves end with, and a few times their range below."""
+    """Limit the axis to the accuracies that curves end with, and a few times their range below."""
     ends = [values[:, -1].mean() for values in curves]
     highest = max((values.mean(axis=0) + values.std(axis=0)).max() for values in curves)
     room = max(LEAST_ROOM, ZOOM * (max(ends) - min(ends)))
@@ -221,7 +221,7 @@ Values = Sequence[float]  # one a seed
 
 
 class Panel(NamedTuple):
-    """What is drawn of one config."""
+    """The drawn figures of one config."""
 
     budgets: dict[float, Values]  # Accuracies by epsilon
     levels: dict[str, Values]  # Accuracies of runs without noise, by name
@@ -230,7 +230,7 @@ class Panel(NamedTuple):
 def plot_budgets(
     path: Path, panels: Mapping[str, Panel], *, noisy: str = "FED, with noise"
 ) -> None:
-    """Draw accuracy against epsilon, and levels to compare it with."""
+    """Draw accuracy against epsilon, with levels for comparison."""
     # Points and lines are means over the seeds; bars and bands one standard deviation.
     if not panels:
         raise ValueError("panels: empty; at least one is needed")
@@ -266,7 +266,7 @@ def _percent(values: Values) -> tuple[float, float]:
 
 
 def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
-    """Draw one bar for each attack and setting, and a line where a guess would be."""
+    """Draw one bar for each attack and setting, and a line for a guess."""
     if not findings:
         raise ValueError("findings: empty; at least one attack is needed")
     attacks = list(dict.fromkeys(one["attack"] for one in findings))
