@@ -45,7 +45,8 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         """Make the clients' graphs from the config's data, or read them.
 
         A method with data of its own returns ``Clients``, or a list from whose labels classes are
-        counted."""
+        counted.
+        """
         raise NotImplementedError
 
     def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:

@@ -67,5 +67,11 @@ def test_what_opens_a_file_is_noticed() -> None:
     reads = ("open(p)", "open(p, 'rb')", "p.open()", "p.open(encoding='utf-8')", "p.open('r+')")
     reads += ("p.read_text()", "np.fromfile(p, ROW)", "torch.load(p)", "os.open(p, os.O_RDONLY)")
     assert all(list(opened(one)) for one in reads)
-    others = ("open(p, 'w')", "p.open('ab')", "open(p, mode='x')", "grid.open(a, b)", "read_text(p)")
+    others = (
+        "open(p, 'w')",
+        "p.open('ab')",
+        "open(p, mode='x')",
+        "grid.open(a, b)",
+        "read_text(p)",
+    )
     assert not any(list(opened(one)) for one in others)
