@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from flower_graph.outputs.declared import COUNT, SEED, WIDTH, Arguments, Rule, built_with
+from flower_graph.config.rules import Rule
+from flower_graph.outputs.declared import COUNT, SEED, WIDTH, built_with, mapping
 from flower_graph.strategies.fed_sage.networks import MendingModel
 
 __all__ = ["SageModel"]
@@ -21,7 +22,7 @@ GENERATOR: dict[str, Rule] = {
 }
 
 
-@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, generator=Arguments(GENERATOR))
+@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, generator=mapping(GENERATOR))
 class SageModel(MendingModel):
     """A classifier on a graph that its generator has mended; arguments of ``MendingModel``."""
 

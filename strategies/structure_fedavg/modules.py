@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flower_graph.config.rules import Rule, choice
 from flower_graph.ops.graph import Adjacency, csr_tensor, pointers
 from flower_graph.ops.graph_learner import (
     attentive_encode,
@@ -19,27 +20,17 @@ from flower_graph.ops.graph_learner import (
     symmetric_pattern,
 )
 from flower_graph.ops.similarity import Rows, SparseRows, kept_similarity, nearest
-from flower_graph.outputs.declared import (
-    COUNT,
-    FLAG,
-    LAYERS,
-    SHARE,
-    WIDTH,
-    Arguments,
-    OneOf,
-    Rule,
-    built_with,
-)
+from flower_graph.outputs.declared import COUNT, FLAG, LAYERS, SHARE, WIDTH, built_with, mapping
 from flower_graph.outputs.modules import GCN
 
 __all__ = ["MLP", "GraphLearner", "StructureModel"]
 
 # What a graph learner may be made with, besides the numbers of a node
 LEARNER: dict[str, Rule] = {
-    "encoder": OneOf(("attentive", "mlp")),
+    "encoder": choice("attentive", "mlp"),
     "layers": LAYERS,
     "width": WIDTH,
-    "similarity": OneOf(("cosine", "euclidean", "inner")),
+    "similarity": choice("cosine", "euclidean", "inner"),
     "neighbours": COUNT,
     "weighted": FLAG,
     "hidden": FLAG,
@@ -151,7 +142,7 @@ class GraphLearner(nn.Module):
     classes=WIDTH,
     dropout=SHARE,
     encoder=FLAG,
-    learner=Arguments(LEARNER, optional=True),
+    learner=mapping(LEARNER, optional=True),
 )
 class StructureModel(nn.Module):
     """What a client of FedGLS has: GNN, feature encoder, and a graph learner if it has no edges.
