@@ -22,8 +22,7 @@ from flower_graph.data.folders.members import read_members
 from flower_graph.data.folders.party import assigned, client_folder
 from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
 from flower_graph.data.new_graph import DataForm
-from flower_graph.engine.device import resolve_device
-from flower_graph.engine.memory import refuse_too_large
+from flower_graph.engine.machine import refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.method.load import to_dict

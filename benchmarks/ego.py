@@ -22,7 +22,7 @@ from benchmarks.ego_round import Overlap, engine_round
 from benchmarks.measure import peak_bytes, run_part, say, summary
 from flower_graph.data import load_data
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
-from flower_graph.engine.memory import keep_freed_memory
+from flower_graph.engine.machine import keep_freed_memory
 from flower_graph.errors import DataError
 from flower_graph.method.load import load_config
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings

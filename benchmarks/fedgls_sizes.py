@@ -17,7 +17,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.client_graphs import ClientGraph, split_nodes
 from flower_graph.data.sources.generators import csbm_sparse
 from flower_graph.engine.graph_batch import pack_graphs
-from flower_graph.engine.memory import peak_memory
+from flower_graph.engine.machine import peak_memory
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import csr_tensor
 from flower_graph.ops.graph_learner import weighted_propagate

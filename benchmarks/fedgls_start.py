@@ -18,7 +18,7 @@ import json, sys, tempfile, time
 from pathlib import Path
 from flower_graph.apps.run import run
 from flower_graph.method.load import load_config
-from flower_graph.engine.memory import peak_memory
+from flower_graph.engine.machine import peak_memory
 
 times = []
 config = load_config(sys.argv[1], sys.argv[2:])

@@ -26,7 +26,7 @@ from benchmarks.ego_round import Overlap, engine_round
 from benchmarks.ppfl_server import FORMS, Size, embeddings
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.sources.generators import csbm
-from flower_graph.engine.device import resolve_device
+from flower_graph.engine.machine import resolve_device
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import ActiveRows, pack_csr
 from flower_graph.rng import generator

@@ -16,8 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from flower_graph.engine.memory import keep_freed_memory
-from flower_graph.engine.processor import processor
+from flower_graph.engine.machine import keep_freed_memory, processor
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flwr", "numpy", "ray", "torch", "torch-geometric")

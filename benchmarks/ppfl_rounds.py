@@ -21,7 +21,7 @@ from benchmarks.ppfl_server import Size, embeddings
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import share
-from flower_graph.engine.memory import peak_memory
+from flower_graph.engine.machine import peak_memory
 from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid

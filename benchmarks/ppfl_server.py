@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.measure import exponent, say, summary
-from flower_graph.engine.memory import peak_memory
+from flower_graph.engine.machine import peak_memory
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.rng import generator
 

@@ -17,7 +17,7 @@ from flwr.app import UserConfigValue
 from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
-from flower_graph.engine.device import resolve_device
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import ConfigError, DataError, RefusedError, brief
 from flower_graph.method.load import is_file_name, list_configs, load_config, to_dict
 from flower_graph.method.permits import Permits

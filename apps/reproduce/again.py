@@ -28,7 +28,7 @@ from flower_graph.apps.reproduce.experiments import (
 )
 from flower_graph.apps.reproduce.rows import FIGURES, TEST, Row
 from flower_graph.apps.run import simulate_whole
-from flower_graph.engine.processor import processor
+from flower_graph.engine.machine import processor
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.rng import generator
 from flower_graph.storage.files import write_json, write_text

@@ -22,7 +22,7 @@ from flower_graph.apps.reproduce.templates import one_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RunConfig
 from flower_graph.engine.graph_batch import Epoch
-from flower_graph.engine.memory import peak_memory
+from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_of

@@ -29,7 +29,7 @@ from flower_graph.client.learner import (
     training_loss,
 )
 from flower_graph.client.state import Tensors
-from flower_graph.engine.device import resolve_device
+from flower_graph.engine.machine import resolve_device
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot

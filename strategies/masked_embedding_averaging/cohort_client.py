@@ -20,8 +20,8 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.data.checked import check_clients
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
+from flower_graph.engine.machine import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
 from flower_graph.outputs.client import ClientOutputs

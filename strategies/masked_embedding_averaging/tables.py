@@ -22,8 +22,8 @@ from torch.profiler import ProfilerActivity, profile
 from flower_graph.data.graph import WholeGraph, to_undirected
 from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Epoch
+from flower_graph.engine.machine import resolve_device
 from flower_graph.storage.reading import MOST_LINES, read_json
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings, Shared
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import Epoch
+from flower_graph.engine.machine import resolve_device
 from flower_graph.models import CentralModel, build_server_model
 from flower_graph.ops.adam import Adam
 from flower_graph.rng import seeded

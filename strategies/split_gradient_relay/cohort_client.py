@@ -19,7 +19,7 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.data.checked import check_rows
 from flower_graph.data.graph import row_entries
-from flower_graph.engine.device import resolve_device
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.outputs.client import ClientOutputs, Snapshot

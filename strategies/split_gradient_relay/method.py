@@ -22,7 +22,7 @@ from flower_graph.data.folders.party import (
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import take_rows
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.engine.memory import first_layer_bytes
+from flower_graph.engine.machine import first_layer_bytes
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition

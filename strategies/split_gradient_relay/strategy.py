@@ -38,7 +38,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor, nn
 
 from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
-from flower_graph.engine.device import resolve_device
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import Snapshot
 from flower_graph.records.rounds import RoundReport

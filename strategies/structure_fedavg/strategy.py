@@ -45,8 +45,8 @@ from flwr.client import NumPyClient
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.device import resolve_device
 from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.machine import resolve_device
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import ReportedFedAvg

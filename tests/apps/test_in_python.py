@@ -139,7 +139,7 @@ CODE = """
 import flower_graph as fg, torch
 before = torch.get_num_threads()
 torch.set_num_threads(2)
-from flower_graph.engine.threads import waiting_threads
+from flower_graph.engine.machine import waiting_threads
 with waiting_threads():
     print(torch.get_num_threads())
 print(torch.get_num_threads())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.engine.device import resolve_device
+from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply

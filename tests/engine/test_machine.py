@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_graph.engine.memory import peak_memory
+from flower_graph.engine.machine import peak_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,7 +16,7 @@ def test_freed_memory_is_kept():
     """In a process of its own: a block of 64 MiB is made of one of 256 MiB that was freed."""
     code = (
         "import torch, resource\n"
-        "from flower_graph.engine.memory import keep_freed_memory\n"
+        "from flower_graph.engine.machine import keep_freed_memory\n"
         "if not keep_freed_memory(): raise SystemExit(77)\n"
         "def faults(size):\n"
         "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"

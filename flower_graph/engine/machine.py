@@ -1,0 +1,122 @@
+"""What the code needs of its machine: device, memory, threads and processor."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import math
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from flower_graph import torch_was_loaded
+from flower_graph.errors import ConfigError
+
+LOG = logging.getLogger(__name__)
+# Numbers of glibc's mallopt(3)
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+LARGEST = 1 << 30  # bytes; larger blocks come from and go back to the system as before
+KEPT = (1 << 31) - 1  # bytes; the most that mallopt's int can say
+SPINNING = (
+    "torch was imported before flower_graph, and its threads spin while they wait: this run uses "
+    "one thread; for all of them import flower_graph first, or set OMP_WAIT_POLICY=passive"
+)
+
+
+def resolve_device(name: str) -> torch.device:
+    """Turn ``auto``, ``cpu``, ``cuda`` or ``cuda:N`` into a device that exists."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        count = torch.cuda.device_count()
+        raise ConfigError(
+            f"device: {name!r} is not there; {count} GPUs found; set device=auto or device=cpu"
+        )
+    return device
+
+
+# Memory of this process: what it frees and needs again, and the most that it held --------------
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees, for what it allocates next."""
+    # A round makes and frees the same tensors again and again. By default glibc returns every block
+    # of more than 32 MiB to the system at once, and the system clears each page when it is touched
+    # anew: with a million users, a third of a round.
+    if sys.platform != "linux":
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return all(
+        mallopt(what, size)
+        for what, size in ((M_MMAP_THRESHOLD, LARGEST), (M_TRIM_THRESHOLD, KEPT))
+    )
+
+
+def first_layer_bytes(used: int, size: int) -> int:
+    """Return the bytes of `used` rows of a first layer, with both of Adam's moments."""
+    return 3 * 4 * used * size
+
+
+def refuse_too_large(least: int, what: str) -> None:
+    """Refuse work that needs more memory than this machine has free."""
+    import psutil  # not at the top: deployed clients need it not
+
+    free = int(psutil.virtual_memory().available)
+    if least > free:
+        raise ConfigError(
+            f"memory: the weights of {what} take at least {least / 2**30:.1f} GiB, and "
+            f"{free / 2**30:.1f} GiB are free; set a smaller model.hidden, fewer features, or "
+            "fewer clients"
+        )
+
+
+def peak_memory() -> float:
+    """Return the peak memory of this process in bytes; NaN if the system does not count it."""
+    # The kernel's own figure for this program alone. ``getrusage`` begins with what the process
+    # that started this one held.
+    status = Path("/proc/self/status")
+    if not status.exists():
+        return math.nan
+    line = re.search(r"^VmHWM:\s*(\d+)", status.read_text(), re.MULTILINE)
+    return 1024.0 * int(line[1]) if line else math.nan
+
+
+# Threads and processor ---------------------------------------------------------------------------
+
+
+@contextmanager
+def waiting_threads() -> Iterator[None]:
+    """Use one thread in this block if torch's threads would spin, which is slow on busy cores."""
+    # Measured on two busy cores: 2.0 to 3.5 s a round with two threads that spin, 0.15 s with one,
+    # 0.15 s with two that do not.
+    before = torch.get_num_threads()
+    if not torch_was_loaded or before == 1:
+        yield
+        return
+    LOG.warning(SPINNING)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def processor() -> str:
+    """Return the processor's name if the kernel tells it, else its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
