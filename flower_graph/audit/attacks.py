@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from flower_graph.audit.deviating import Deviation
 from flower_graph.audit.scores import Finding, Floats
 from flower_graph.config.common import RunConfig
+from flower_graph.errors import ConfigError
 from flower_graph.rng import derive_seed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import decode_array
@@ -108,13 +109,19 @@ class Audit(Generic[C, M]):
         time and hardly anything else.
     notes : sequence of str
         What an attacker needs besides the messages, and what else a reader must know.
+    audited : sequence of str
+        Names of the strategies whose messages the attacks read; empty: all of them.
     """
 
     rounds = 5
     notes: Sequence[str] = ()
+    audited: Sequence[str] = ()
 
     def refuse(self, config: C) -> None:
         """Raise ``ConfigError`` for settings whose messages no attack here reads."""
+        name, names = config.strategy.name, ", ".join(self.audited)
+        if names and name not in self.audited:
+            raise ConfigError(f"strategy.name: {name} has no audit; must be one of {names}")
 
     def counterparts(self, config: C, noisy: Sequence[list[str]]) -> list[list[str]]:
         """Give the overrides of every run, the config's own first; `noisy` are those with noise."""

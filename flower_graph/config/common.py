@@ -288,6 +288,12 @@ class RobustSection:
                 f"{not_with[method]}: set strategy.robust=none"
             )
 
+    def refuse_noise(self, privacy: PrivacyConfig) -> None:
+        """Refuse the server's noise beside another average than the mean, which it is for."""
+        if self.robust != NO_DEFENCE and privacy.is_central:
+            why = "the noise is for a mean, and one client can move this average further"
+            privacy.refuse_with(f"strategy.robust={self.robust}", why)
+
 
 @dataclass
 class StrategySection:
@@ -357,6 +363,8 @@ class RunConfig:
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
+        if own := type(self).app:
+            choice(own).check("app", self.app)
         check_settings(self)
         self.privacy.refuse_checkpoints(self.checkpoint_every)
         if self.every and self.save == NOTHING:

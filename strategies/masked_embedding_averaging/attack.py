@@ -22,7 +22,6 @@ from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
 from flower_graph.audit.distrusting import of_parties, of_proved_alignment
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.errors import ConfigError
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
 from flower_graph.secure.align.polynomial import POLYNOMIALS, PolynomialReply, evaluate
@@ -177,13 +176,7 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         "The sums themselves, which the server learns with `plain`, or for `polynomial` under "
         "masks alone, are not attacked here.",
     )
-
-    def refuse(self, config: FedSCemConfig) -> None:
-        """Refuse the baselines."""
-        if config.strategy.name != FEDSCEM:
-            raise ConfigError(
-                f"strategy.name: {config.strategy.name} has no audit; must be one of {FEDSCEM}"
-            )
+    audited = (FEDSCEM,)
 
     def counterparts(self, config: FedSCemConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
         """Give every form of alignment and sum."""

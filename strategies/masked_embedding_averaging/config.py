@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import (
-    NO_DEFENCE,
     DataConfig,
     RobustSection,
     RunConfig,
@@ -169,7 +168,6 @@ class FedSCemConfig(RunConfig):
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
-        choice(APP).check("app", self.app)
         super().validate()
         if self.masks_sums:
             # The sum over one client is that client's embedding, whatever masks it wore.
@@ -188,9 +186,7 @@ class FedSCemConfig(RunConfig):
         """Refuse a budget where something leaves clients that gets no noise, or nothing does."""
         how = self.strategy
         self.privacy.require_averaging(how.name, AVERAGING)
-        if self.strategy.robust != NO_DEFENCE and self.privacy.is_central:
-            why = "the noise is for a mean, and one client can move this average further"
-            self.privacy.refuse_with(f"strategy.robust={self.strategy.robust}", why)
+        self.strategy.refuse_noise(self.privacy)
         if how.name not in (FEDSCEM, *AVERAGING):
             why = "noise is for embeddings or weights, and it sends neither, or more than these"
             self.privacy.refuse_with(f"strategy.name={how.name}", why)

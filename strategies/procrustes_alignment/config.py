@@ -182,7 +182,6 @@ class PPFLConfig(RunConfig):
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
-        choice(APP).check("app", self.app)
         super().validate()
         how = self.strategy
         self.privacy.require_averaging(how.name, ())

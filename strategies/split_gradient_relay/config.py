@@ -109,7 +109,6 @@ class NFedGNNConfig(RunConfig):
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
-        choice(APP).check("app", self.app)
         super().validate()
         self.privacy.require_averaging(self.strategy.name, ())
         if self.strategy.average_every:

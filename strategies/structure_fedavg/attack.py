@@ -19,7 +19,6 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.scores import Finding, Floats, ranking
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.errors import ConfigError
 from flower_graph.strategies.structure_fedavg.config import AVERAGING, FedGLSConfig
 from flower_graph.wire import keys
 
@@ -128,14 +127,7 @@ class ModelAudit(Audit[FedGLSConfig, Holders]):
         "Robust averaging (`strategy.robust`) changes what the server does with the models, not "
         "what it is sent: these figures stay. FedGLS has no secure sum.",
     )
-
-    def refuse(self, config: FedGLSConfig) -> None:
-        """Refuse the baselines that send something else than one client's weights."""
-        if config.strategy.name not in AVERAGING:
-            raise ConfigError(
-                f"strategy.name: {config.strategy.name} has no audit; must be one of "
-                f"{', '.join(AVERAGING)}"
-            )
+    audited = AVERAGING  # the others send something else than one client's weights
 
     def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         """Attack the models."""

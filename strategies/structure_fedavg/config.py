@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import (
-    NO_DEFENCE,
     CutRunConfig,
     DataConfig,
     RobustSection,
@@ -97,16 +96,13 @@ class FedGLSConfig(CutRunConfig):
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
-        choice(APP).check("app", self.app)
         super().validate()
         if self.graph.knn_on == ENCODER and self.strategy.name != FED_KNN:
             raise ConfigError(
                 f"graph.knn_on: {ENCODER} is not allowed with strategy.name={self.strategy.name}: "
                 f"only {FED_KNN} makes such graphs; set graph.knn_on={FEATURES}"
             )
-        if self.strategy.robust != NO_DEFENCE and self.privacy.is_central:
-            why = "the noise is for a mean, and one client can move this average further"
-            self.privacy.refuse_with(f"strategy.robust={self.strategy.robust}", why)
+        self.strategy.refuse_noise(self.privacy)
         self.privacy.require_averaging(self.strategy.name, AVERAGING)
         if self.strategy.name not in AVERAGING:
             why = "noise is for weights, and it sends none, or more than weights"
