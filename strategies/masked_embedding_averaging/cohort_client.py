@@ -36,7 +36,11 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
     Shared,
 )
-from flower_graph.strategies.masked_embedding_averaging.ego_secrets import PLAIN, EgoSecrets
+from flower_graph.strategies.masked_embedding_averaging.ego_secrets import (
+    PLAIN,
+    EgoSecrets,
+    pad_run,
+)
 from flower_graph.strategies.masked_embedding_averaging.kept import own_models, predictions_of
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoEnrolment,
@@ -51,7 +55,6 @@ from flower_graph.strategies.masked_embedding_averaging.parties import (
     add_table,
     answer_party,
     check_request,
-    pad_run,
 )
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     VectorEncoding,

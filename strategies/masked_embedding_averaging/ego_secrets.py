@@ -24,7 +24,6 @@ from flower_graph.secure.sum.partners import least_clients
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
 from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, VERIFIED
-from flower_graph.strategies.masked_embedding_averaging.parties import begin_alignment
 
 PLAIN = "plain"  # the form of alignment in which the server is told identities
 Identities = Mapping[int, Sequence[object]]
@@ -164,3 +163,18 @@ class EgoSecrets:
             return AlignmentClient(run_id, self._identities)
         choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
         return OPEN_ALIGNERS[form](self._identities)
+
+
+def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:
+    """Give the alignment what the parties of an epoch have agreed on."""
+    if (epoch := party.epoch) is not None:
+        aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
+
+
+def pad_run(host: Host) -> bytes:
+    """Return what pads are made for: a sum's number may come again in another epoch."""
+    if not isinstance(host, PartyClient):
+        return host.run_id
+    if host.epoch is None:
+        raise RefusedError("no epoch has begun")
+    return host.epoch.id

@@ -102,11 +102,10 @@ class EgoMembership(Membership):
         if answer.handled == 0 and self.begun & set(answer.clients):
             LOG.warning("node %d has lost its state: its clients begin anew", node)
 
-    def forget_unbound(self) -> None:
+    def forget_unbound(self, parties: PartySums) -> None:
         """Ask parties again that have not bound themselves for the epoch that is to begin."""
-        if self.parties is not None:
-            for node in self.clients.keys() - self.parties.homes.values():
-                self.forget(node)
+        for node in self.clients.keys() - parties.homes.values():
+            self.forget(node)
 
     def begin_epoch(self) -> None:
         """Let the parties of a new epoch be aligned, and nobody else."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flower_graph.errors import RefusedError
 from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
@@ -15,16 +13,11 @@ from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.strategies.masked_embedding_averaging.ego_secrets import begin_alignment
 from flower_graph.strategies.masked_embedding_averaging.messages import EgoRequest, union_terms
 from flower_graph.wire.numpy_client import Config
 
 TABLE = b"table of tokens"  # in the journal
-
-
-def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:
-    """Give the alignment what the parties of an epoch have agreed on."""
-    if (epoch := party.epoch) is not None:
-        aligner.begin(epoch.digest, epoch.parties.tolist(), epoch.points)
 
 
 def answer_party(
@@ -70,13 +63,3 @@ def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None
             f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
             "aligned here: of sums over some and over others the difference would be single ones'"
         )
-
-
-def pad_run(host: Any) -> bytes:
-    """Return what pads are made for: a sum's number may come again in another epoch."""
-    if not isinstance(host, PartyClient):
-        run: bytes = host.run_id
-        return run
-    if host.epoch is None:
-        raise RefusedError("no epoch has begun")
-    return host.epoch.id

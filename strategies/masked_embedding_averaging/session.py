@@ -121,7 +121,8 @@ class EgoSession(Session):
             for client in members.clients[node]:
                 self.unaligned.pop(client, None)
         begun = self.sums.begin(server_round, self.connected)
-        members.forget_unbound()
+        if members.parties is not None:
+            members.forget_unbound(members.parties)
         if begun:
             members.begin_epoch()
             self.unaligned.clear()
