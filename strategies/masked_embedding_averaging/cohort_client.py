@@ -279,7 +279,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
-            pads = pad_run(host)
+            order = aligner.order if isinstance(aligner, AlignmentClient) else None
+            run, now = pad_run(host), round_terms(request.server_round, request.ring, order)
             if self.trust is not None:
                 check_request(request, aligner)
             with self._kept.opened(self._makers(request.settings)) as (cohort, tensors):
@@ -287,6 +288,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 place = torch.tensor(chosen.places)
                 if request.model is not None:
                     self._start_from(chosen, tensors, place, request)
+                before = round_terms(request.server_round - 1, request.ring, order)
+                pads = before.pad_context(run)
                 contrast, is_unread = self._fuse(
                     chosen, tensors, place, request, aligner.slots, pads
                 )
@@ -304,16 +307,14 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             if request.checkpoint:
                 not_saved = self._save(request.settings, request.server_round - 1, request.run)
             trained = time.perf_counter()
-            writing = VectorEncoding.of(request, aligner.slots, pads)
+            writing = VectorEncoding.of(request, aligner.slots, now.pad_context(run))
             if self._noise is not None:
                 clients = chosen.batch.clients
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
             total, present, left_out = add_up(chosen, h, measured, writing)
-            order = aligner.order if isinstance(aligner, AlignmentClient) else None
-            terms = round_terms(request.server_round, request.ring, order)
             state = h.detach().cpu().numpy()
-            entries, total = put_masks(host, request, total, present, left_out, terms, state)
+            entries, total = put_masks(host, request, total, present, left_out, now, state)
         masked = time.perf_counter()
         seconds = trained - started, masked - trained
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)
@@ -351,7 +352,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         place: Tensor,
         request: EgoRequest,
         table: Any,
-        run_id: bytes,
+        pads: bytes,
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
         # Returns what ``ChosenEgos.fuse`` does, if it was called, and whether there were means that
@@ -365,7 +366,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
         if request.sums is not None and request.settings.mu:
             try:
-                shared = read_shared(request.sums, chosen, table, request.ring, run_id)
+                shared = read_shared(request.sums, chosen, table, request.ring, pads)
                 is_shared = table.num_slots > 0
             except UnreadableSumError as error:  # some client's fault, and for this round only
                 is_unread = True

@@ -51,11 +51,11 @@ class VectorEncoding:
     layout: Layout  # Their parts
     table: SlotTable  # Who holds which slot
     ring: Ring | None  # None for plain sums
-    run_id: bytes  # Of the secure sum
+    pads: bytes  # What pads are made for: the run, and what the sum is of
     sum_round: int  # Number of the secure sum of this round
 
     @classmethod
-    def of(cls, request: EgoRequest, table: SlotTable, run_id: bytes) -> VectorEncoding:
+    def of(cls, request: EgoRequest, table: SlotTable, pads: bytes) -> VectorEncoding:
         """Write as a round's request says."""
         slots = 0 if request.is_last else table.num_slots
         weights = 0
@@ -63,7 +63,7 @@ class VectorEncoding:
             weights = sum(part.size for part in request.model)
         layout = Layout(slots, request.settings.hidden, weights)
         sum_round = request.mask.server_round if request.mask else request.server_round
-        return cls(layout, table, request.ring, run_id, sum_round)
+        return cls(layout, table, request.ring, pads, sum_round)
 
 
 def add_up(
@@ -97,7 +97,7 @@ def add_up(
 
 
 def read_shared(
-    sums: Sums, chosen: ChosenEgos, table: SlotTable, ring: Ring | None, run_id: bytes
+    sums: Sums, chosen: ChosenEgos, table: SlotTable, ring: Ring | None, pads: bytes
 ) -> Shared:
     """Take the pads off the sums and divide: mean embeddings of nodes with two holders or more."""
     hidden = chosen.settings.hidden
@@ -109,7 +109,7 @@ def read_shared(
     else:
         words, ones = embeddings[held], counts
         if table.group_key:
-            common = _common(table, run_id, sums.sum_round, hidden).astype(ring.dtype)
+            common = _common(table, pads, sums.sum_round, hidden).astype(ring.dtype)
             common *= ring.dtype.type(sums.contributors)
             ones = ones - common[words.shape[1] * table.num_slots :]
             words = words - common[: hidden * table.num_slots].reshape(-1, hidden)[held]
@@ -118,8 +118,8 @@ def read_shared(
             raise UnreadableSumError(f"a number of holders is not from 0 to {sums.contributors}")
         counts = decoded.astype(np.int64)
         if table.group_key:
-            pads = table.pads(run_id, sums.sum_round, hidden).astype(ring.dtype)
-            words = words - counts[held, None].astype(ring.dtype) * pads
+            added = table.pads(pads, sums.sum_round, hidden).astype(ring.dtype)
+            words = words - counts[held, None].astype(ring.dtype) * added
         values = ring.decode(words)
         ring.check_sums(values, counts[held, None])
     mean = np.zeros((table.num_slots, hidden), np.float32)
@@ -201,18 +201,18 @@ def _pads(writing: VectorEncoding, slots: NDArray[np.int64], present: int) -> ND
     """Return what hides the sums from the server: a pad a holder, a common one a client."""
     layout, table = writing.layout, writing.table
     pads = np.zeros(layout.length, np.uint64)
-    hidden = _common(table, writing.run_id, writing.sum_round, layout.hidden)
+    hidden = _common(table, writing.pads, writing.sum_round, layout.hidden)
     pads[: layout.counts.stop] = hidden * np.uint64(present)
     count = np.bincount(slots[slots >= 0], minlength=layout.slots)[table.held]
-    local = table.pads(writing.run_id, writing.sum_round, layout.hidden)
+    local = table.pads(writing.pads, writing.sum_round, layout.hidden)
     spread = pads[layout.embeddings].reshape(layout.slots, layout.hidden)
     spread[table.held] += local * count[:, None].astype(np.uint64)
     return pads
 
 
-def _common(table: SlotTable, run_id: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:
+def _common(table: SlotTable, pads: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:
     """Return the pad that all clients add, over embeddings and counts: it hides who holds what."""
-    return table.group_pad(run_id, sum_round, table.num_slots * (hidden + 1))
+    return table.group_pad(pads, sum_round, table.num_slots * (hidden + 1))
 
 
 def put_masks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ from party_helpers import write_keys
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.ring import SIGNED
+from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum.results import Skipped, SumResult
 from flower_graph.secure.sum.service import SecureSum
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import CONFIG
@@ -105,3 +107,15 @@ def test_a_form_that_one_supernode_is_told_leaves_no_readable_sum(
         for place in range(COUNT):
             shown = vector(2 * place) + vector(2 * place + 1)
             assert abs(np.corrcoef(read, shown)[0, 1]) < 5 / np.sqrt(LENGTH)
+
+
+def test_pads_are_those_of_one_sum_as_masks_are() -> None:
+    ring = Ring(64, 20, 3, 32.0)
+    terms = SumTerms("a sum", ring, b"layout", padded=True)
+    rings = [replace(ring, **one) for one in ({"fraction_bits": 21}, {"guard_bits": 4},
+             {"limit": 33.0}, {"word": 32, "fraction_bits": 8})]  # fmt: skip
+    others = [replace(terms, ring=one) for one in (*rings, None)]
+    others += [replace(terms, purpose="another"), replace(terms, detail=b"another")]
+    contexts = [one.pad_context(b"a run") for one in (terms, *others)]
+    contexts.append(terms.pad_context(b"another run"))
+    assert len(set(contexts)) == len(contexts) == 9

@@ -53,13 +53,20 @@ def test_no_clients_and_no_slots() -> None:
 
 def test_pads_are_shake_of_the_context_and_the_key_wherever_the_holder_is() -> None:
     both = two_clients()
-    context = b"flower-graph/pad/1/\0\0\0\3run\0\0\0\4slot" + (5).to_bytes(8, "big")
+    context = b"flower-graph/pad/2/\0\0\0\3run\0\0\0\4slot"
+    context += (5).to_bytes(8, "big") + (3).to_bytes(8, "big")
     expected = [hashlib.shake_128(context + key * 32).digest(24) for key in (b"\3", b"\1")]
     assert [pad.tobytes() for pad in both.pads(RUN, 5, 3)] == expected
     one = slot_table(rows(C, A), {9: rows(B, A)}, {9: keys(2, 1)}, b"g" * 32)
     assert one.held.tolist() == [1]
     assert one.pads(RUN, 5, 3).tobytes() == expected[1]
     assert np.array_equal(one.group_pad(RUN, 5, 9), both.group_pad(RUN, 5, 9))
+
+
+def test_pads_of_two_lengths_have_nothing_in_common() -> None:
+    table = two_clients()
+    assert not (table.pads(RUN, 1, 8)[:, :4] == table.pads(RUN, 1, 4)).any()
+    assert not (table.group_pad(RUN, 1, 8)[:4] == table.group_pad(RUN, 1, 4)).any()
 
 
 def test_pads_differ_by_run_round_slot_and_purpose() -> None:

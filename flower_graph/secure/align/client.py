@@ -55,7 +55,7 @@ from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
-DOMAIN = b"flower-graph/pad/1/"
+DOMAIN = b"flower-graph/pad/2/"
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class SlotTable:
     )
 
     def pads(self, run_id: bytes, server_round: int, width: int) -> NDArray[np.uint64]:
-        """Return the pads of one round."""
+        """Return the pads of one round, ``[s, width]``; ``run_id``: also what the sum is of."""
         if len(self.keys) != self.held.size:
             raise ValueError("slots aligned in the clear have no keys, and so no pads")
 
         def make() -> bytes:
-            base, pads = hashlib.shake_128(_context(run_id, b"slot", server_round)), []
+            base, pads = hashlib.shake_128(_context(run_id, b"slot", server_round, width)), []
             for key in pieces(self.keys):
                 stream = base.copy()
                 stream.update(key)
@@ -97,7 +97,7 @@ class SlotTable:
             raise ValueError("clients aligned in the clear have no common key, and so no pad")
 
         def make() -> bytes:
-            context = _context(run_id, b"group", server_round)
+            context = _context(run_id, b"group", server_round, length)
             return hashlib.shake_128(context + self.group_key).digest(8 * length)
 
         return self._once(b"group", (run_id, server_round, length), make)
@@ -351,6 +351,8 @@ def open_table(
     )
 
 
-def _context(run_id: bytes, purpose: bytes, server_round: int) -> bytes:
+def _context(run_id: bytes, purpose: bytes, server_round: int, numbers: int) -> bytes:
     """Return what a stream is for; the key that follows is always 32 bytes long."""
-    return DOMAIN + framed(run_id, purpose) + server_round.to_bytes(8, "big")
+    # How long it is goes in: of two lengths the shorter would be the beginning of the other.
+    ends = server_round.to_bytes(8, "big") + numbers.to_bytes(8, "big")
+    return DOMAIN + framed(run_id, purpose) + ends

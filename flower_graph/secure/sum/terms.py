@@ -1,4 +1,4 @@
-"""What a sum is of. It is hashed into every mask: who is told otherwise shares no mask with others.
+"""What a sum is of. It is hashed into every mask and pad: who is told otherwise shares neither.
 
 A server that tells one party a finer resolution, another length or another layout than the rest
 gets a total whose masks do not cancel, and not that party's vector.
@@ -16,7 +16,7 @@ from flower_graph.secure.ring import Ring
 
 __all__ = ["SumTerms"]
 
-DOMAIN = b"flower-graph sum terms 1"
+DOMAIN, PADS = b"flower-graph sum terms 1", b"flower-graph pads 1"
 SECURE_SUM = "secure sum"  # the purpose of `SecureSum`'s
 
 
@@ -66,8 +66,15 @@ class SumTerms:
             The run and the number of the sum are in the context of each key besides.
         """
         numbers = struct.pack("<qqqq", length, word, threshold, minimum)
+        return self._hash(DOMAIN, numbers)
+
+    def pad_context(self, run_id: bytes) -> bytes:
+        """Hash them with a run, shape (32,): for pads, which whoever reads the sum makes again."""
+        return self._hash(PADS, run_id)
+
+    def _hash(self, domain: bytes, more: bytes) -> bytes:
         ring = b""
         if (one := self.ring) is not None:
             ring = struct.pack("<qqqd", one.word, one.fraction_bits, one.guard_bits, one.limit)
-        parts = framed(DOMAIN, self.purpose.encode(), numbers, ring, self.detail)
+        parts = framed(domain, self.purpose.encode(), more, ring, self.detail)
         return hashlib.sha256(parts).digest()
