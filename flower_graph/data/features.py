@@ -22,11 +22,13 @@ from flower_graph.data.graph import Treatment
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers
 
-CHANGES = (
-    "features made 0 or 1",
-    "features row-normalised",
-    "features standardised",
-)  # how notes of changes begin
+# What is done to the features, in words
+CHANGES = {
+    PRESENCE: ("made 0 or 1",),
+    ROW: ("row-normalised",),
+    PRESENCE_ROW: ("made 0 or 1", "row-normalised"),
+    STANDARDISE: ("standardised over all nodes",),
+}
 MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
 SPARSE = 1 / 3  # features of which at most this share is not 0 count as sparse
 
@@ -50,18 +52,13 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
     if how in (AUTO, AUTO_DENSE):
         given, (how, why) = how, look.choice(is_dense=how == AUTO_DENSE)
         notes.append(f"data.features={given} chose {how}: {why}")
-    treatment = Treatment(how, features[0].size(1))
+    treatment, constant = Treatment(how, features[0].size(1)), 0
     if how in (PRESENCE, PRESENCE_ROW):
         look.check_presence()
-        notes.append(f"features made 0 or 1; before: {look}")
-    if how in (ROW, PRESENCE_ROW):
-        notes.append(f"features row-normalised; before: {look}")
     if how == STANDARDISE:
         treatment, constant = _standardised(treatment, features)
-        notes.append(
-            f"features standardised over all nodes; before: {look}"
-            + (f"; {constant} constant" * bool(constant))
-        )
+    also = f"; {constant} constant" if constant else ""
+    notes += [f"features {change}; before: {look}{also}" for change in CHANGES.get(how, ())]
     return Prepared([treatment.apply(x) for x in features], tuple(notes), treatment)
 
 

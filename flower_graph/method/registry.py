@@ -135,10 +135,10 @@ def _unknown(app: str) -> ConfigError:
 
 def _not_allowed(app: str, allowed: Collection[str]) -> ConfigError:
     named = ", ".join(sorted(allowed)) or "none"
-    why = "and this SuperNode's node config allows no such module"
+    why = "this SuperNode's node config allows no such module"
     advice = f"Whoever runs the SuperNode can allow it with --node-config 'methods=\"{app}\"'"
-    error = _none_of(app, f"{why} (methods: {named}). {advice}")
-    return told(error, f"app: {show(app)}: {why.removeprefix('and ')}")
+    error = _none_of(app, f"and {why} (methods: {named}). {advice}")
+    return told(error, f"app: {show(app)}: {why}")
 
 
 def _none_of(app: str, why: str) -> ConfigError:

@@ -142,7 +142,7 @@ def load_folder(
         with saying(file.where):
             graph = _client_graph(client, file.found, ratios, seed)
             graph = without_edges(graph) if client in drawn else graph
-            check_client_graph(graph, files.notes)
+            check_client_graph(graph, files.treatment)
             graphs.append(fewer_trained(graph, train_share, seed))
     return told(path, files, graphs)
 

@@ -15,7 +15,14 @@ from torch import Tensor
 
 from flower_graph.config.common import PartitionSection
 from flower_graph.data.features import CHANGES
-from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
+from flower_graph.data.graph import (
+    Neighbours,
+    Treatment,
+    WholeGraph,
+    names_in,
+    take_rows,
+    to_undirected,
+)
 from flower_graph.data.partition import communities
 from flower_graph.data.splits import (
     Masks,
@@ -113,7 +120,7 @@ def partition_graph(
         try:
             graph = split_nodes(graph, partition.ratios, seed, roles)
             graph = fewer_trained(graph, partition.train_share, seed)
-            check_client_graph(graph, getattr(data, "notes", ()))
+            check_client_graph(graph, getattr(data, "treatment", None))
         except DataError as error:
             raise DataError(
                 f"{error}; use fewer clients (partition.clients = {partition.clients}), another "
@@ -222,10 +229,10 @@ def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientG
     return replace(graph, train_mask=mask)
 
 
-def check_client_graph(graph: ClientGraph, notes: Sequence[str] = ()) -> None:
+def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -> None:
     """Check that a client can train: on some label, and on edges or features that differ.
 
-    The notes say what was done to features: what is alike now may have differed before.
+    The treatment is that of all features: what is alike now may have differed before.
     """
     nodes = graph.y.numel()
     if not (graph.y >= 0).any():
@@ -233,8 +240,7 @@ def check_client_graph(graph: ClientGraph, notes: Sequence[str] = ()) -> None:
     if not graph.train_mask.any():
         raise DataError(f"client {graph.client}: none of its {nodes} nodes is for training")
     if graph.is_graphless and _rows_are_equal(graph.x):
-        done = [note for note in notes if note.startswith(CHANGES)]
-        how = ", ".join(note.partition(";")[0].removeprefix("features ") for note in done)
+        how = ", ".join(CHANGES.get(treatment.how, ())) if treatment is not None else ""
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(
             f"client {graph.client}: it has no edges, and all its {nodes} nodes have the same "
