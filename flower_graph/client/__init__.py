@@ -1,4 +1,4 @@
-"""The client: from a ``NumPyClient`` to a ClientApp, and what lasts between messages."""
+"""The client: the adaptor from ``NumPyClient`` to ClientApp, and state between messages."""
 
 from typing import TYPE_CHECKING
 

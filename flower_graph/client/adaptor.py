@@ -5,7 +5,7 @@ the client's metrics, evaluation fails on a missing key, and named actions (``tr
 refused. This file routes ``train``, ``evaluate``, ``query`` and named actions to the methods of a
 ``NumPyClient`` and writes replies exactly as ``flwr.serverapp.strategy.FedAvg`` reads them.
 Mods (``LocalDpMod``, ``message_size_mod``) work around it as around any ``ClientApp``. A mod of our
-own keeps a client's context where a SuperNode that is started anew finds it.
+own keeps a client's context for a SuperNode that is started anew.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def make_client_app(
     ``train.<action>`` calls the method ``<action>``, which takes and returns what ``fit`` does, if
     the client's attribute ``actions``, a tuple of names, has it. ``parameters`` are the arrays of
     all array records in order, writable and the client's own; ``config`` holds the entries of all
-    config records. ``query.keep`` has its ``outputs``, a ``ClientOutputs``, write what its
+    config records. On ``query.keep`` its ``outputs``, a ``ClientOutputs``, write what its
     ``snapshot`` returns, if it has both.
 
     Parameters
     ----------
     client_fn : Callable[[Context], NumPyClient]
-        Makes the client for one message. Nothing that it keeps in memory is sure to survive.
+        Makes the client for one message; its memory may not last until the next.
     mods : list[Mod] or None
         Flower mods around every message.
     train_mods : list[Mod] or None
@@ -98,8 +98,7 @@ def make_client_app(
     ClientApp
         The app, for ``flwr run``, a SuperNode or the in-process engine.
     """
-    # Outermost but for the time: what is saved is what the client has once every other mod has
-    # done its work.
+    # Outermost except for the time, so that the state is saved after all other mods.
     app = _ActingClientApp(mods=[servers_time, keep_state, count_traffic, *(mods or [])])
     app.act = lambda action: app.train(action, mods=train_mods)(
         _handler(client_fn, partial(_act, action))
@@ -112,21 +111,23 @@ def make_client_app(
 
 
 class _ActingClientApp(ClientApp):
-    """Register each action when it is first asked for: only the client knows which it has."""
+    """Registers each action when it is first asked for: only the client knows which it has."""
 
     act: Callable[[str], object]  # registers the function for a named action
 
     def __call__(self, message: Message, context: Context) -> Message:
         kind, _, action = message.metadata.message_type.partition(".")
         if kind == "train" and action:
-            with suppress(ValueError):  # it is there, or it is no name: Flower says so
+            with suppress(
+                ValueError
+            ):  # it is registered, or it is not a name: Flower raises the error
                 self.act(action)
         state = own_records(context.state)
         try:
             with boundary(context):
                 return super().__call__(message, context)
         except StateLostError as error:
-            # Flower has one code for all errors that it is left to answer with.
+            # Flower answers all errors with one code.
             LOG.exception("node %d: its clients have lost their state", context.node_id)
             context.state = state
             return lost_reply(error, message)
@@ -151,14 +152,14 @@ def _handler(
 
 
 def _refuse_less(client: NumPyClient, context: Context) -> None:
-    """Refuse to work if the node config has a key and the client trusts the server nevertheless.
+    """Refuse the message if the node config has a key, but the client trusts the server.
 
     Parameters
     ----------
     client : NumPyClient
-        Made for the message; one that does not trust the server has ``trust``, a `TrustSettings`.
+        Made for the message; if it does not trust the server it has ``trust``, a `TrustSettings`.
     context : Context
-        Its node config decides. The run's config has no say, as the server may have written it.
+        Its node config decides, not the run's config, which the server may have written.
 
     Raises
     ------
@@ -173,7 +174,7 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
     try:
         TrustSettings.of(context.node_config, context.run_id)
     except ValueError as error:
-        # For whoever started the SuperNode: the server is told no path.
+        # Logged for the SuperNode's user: the server must not learn paths.
         LOG.error("%s", error)
         raise RefusedError(
             "this SuperNode has a key of its own, or should have: its node config's "
@@ -260,9 +261,9 @@ def _checked_result(
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Let a reply expire together with its message, by the clock of the server."""
-    # Flower works out how long a reply is valid from the message's time, which is the server's, and
-    # from the client's own. A client whose clock is ahead by more than the message's lifetime would
+    """Make a reply expire together with its message, by the server's clock."""
+    # Flower computes how long a reply is valid from the message's time (the server's clock) and the
+    # client's clock. A client whose clock is ahead by more than the message's lifetime would
     # answer with what has expired already, and the SuperLink would drop it.
     reply = call_next(message, context)
     asked = message.metadata
@@ -273,17 +274,18 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
 # A context that outlasts the SuperNode -----------------------------------------------------------
 
 # Flower holds a SuperNode's contexts in memory: with the SuperNode they are gone, keys, optimisers
-# and graph learners with them. Where the node's config names a place (``state-dir``, or the
+# and graph learners with them. If the node's config names a folder (``state-dir``, or the
 # ``state`` folder of its ``data-folder``), ``keep_state`` writes the context's state there after
-# each message, before the reply leaves: what the server has seen, the client knows of, so no mask
-# is used twice. The file, ``run-<run id>/context-<name>.state``, is its owner's alone (mode 600),
-# as it holds keys. A number of the messages handled tells whether it is newer than what Flower has:
-# then it goes before that. Larger tensors are in files of their own beside it
+# each message, before the reply leaves: a restarted client knows of every reply that the server has
+# seen, so no mask is used twice. The file, ``run-<run id>/context-<name>.state``, is its owner's
+# alone (mode 600),
+# as it holds keys. It has the number of messages handled, and is used if that is higher than in
+# Flower's state. Larger tensors are in separate files beside it
 # (``flower_graph.client.state``).
 
 
 def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Load the context's state if the file's is newer; save it before the reply leaves."""
+    """Load the context's state if the file is newer; save it before the reply leaves."""
     file, key = state_file(context), state_key(context)
     if file is None:
         return call_next(message, context)
@@ -291,9 +293,9 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
     reply = call_next(message, context)
     handled = messages_handled(context) + 1
     context.state.pop(RECORD, None)
-    if not context.state:  # nothing to keep yet, or the run is over
+    if not context.state:  # no state yet, or the run is over
         file.unlink(missing_ok=True)
-        remove_if_empty(file.parent)  # of the run, if it was the last
+        remove_if_empty(file.parent)  # removes the run's folder, if this was its last file
         return reply
     context.state[RECORD] = ConfigRecord({HANDLED: handled})
     write_state(file, context.state, handled, key)
@@ -309,7 +311,7 @@ def state_file(context: Context) -> Path | None:
 
 
 def messages_handled(context: Context) -> int:
-    """Return after how many messages the context has been saved."""
+    """Return how many messages were handled before the context was last saved."""
     record = context.state.config_records.get(RECORD)
     return 0 if record is None else int(record[HANDLED])  # type: ignore[arg-type]
 
@@ -324,7 +326,7 @@ def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | Non
 
 
 def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:
-    """Read what ``write_state`` wrote: the state, and after how many messages it was written."""
+    """Read what ``write_state`` wrote: the state, and how many messages were handled before."""
     data = read_bytes(file, MOST_TENSORS)
     if key is not None:
         data = key.open(data, file)
@@ -347,7 +349,7 @@ def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
         if in_memory:
             LOG.warning("%s is gone; going on with what Flower has in memory", file)
         return
-    except Exception as error:  # whatever the bytes bring about
+    except Exception as error:  # any error that damaged bytes cause
         why = reason(error)
         if in_memory:
             LOG.warning("%s: %s; going on with what Flower has in memory", file, why)

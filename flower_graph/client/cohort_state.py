@@ -1,4 +1,4 @@
-"""What the clients of one SuperNode keep: changed whole or not at all, saved and restored."""
+"""The state of one SuperNode's clients: changed whole or not at all, saved and restored."""
 
 from __future__ import annotations
 
@@ -34,23 +34,25 @@ T = TypeVar("T")
 G = TypeVar("G", bound="ClientGraph | EgoNetwork")
 LOG = logging.getLogger(__name__)
 KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
-# Makes what clients keep of what a checkpoint has of others: its tensors, its clients' numbers and
-# what else it has; None if it does not have enough
+# Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
+# and its other tensors; None if they do not suffice
 Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
 
 
 class Makers(NamedTuple, Generic[T]):
     """Two functions that make a cohort; the settings that they use may come with a message."""
 
-    start: Callable[[], Tensors]  # what new clients keep
-    build: Callable[[Tensors], tuple[T, Tensors]]  # what works on it, and the tensors as placed
+    start: Callable[[], Tensors]  # returns the tensors of new clients
+    build: Callable[
+        [Tensors], tuple[T, Tensors]
+    ]  # returns the object that works on the tensors, and the tensors
 
 
 class CohortState(Generic[T]):
     """Keeps an object and its tensors behind the ClientApp's context.
 
-    ``numbers`` are the clients', in a checkpoint under the name ``key``. Millions of users are
-    spared the ``copies``: a message that fails then leaves their state lost.
+    ``numbers`` are the clients', under the name ``key`` in a checkpoint. Without ``copies``, as for
+    millions of users, a message that fails leaves their state lost.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class CohortState(Generic[T]):
         *,
         key: str = "clients",
         copies: bool = True,
-        prefix: str = "",  # of the names of these tensors in a checkpoint that has others too
-        beside: str = "",  # name of another tensor in it, where these have no prefix
+        prefix: str = "",  # prefix of these tensors' names in a checkpoint that has others too
+        beside: str = "",  # name of another tensor in it, if these have no prefix
     ) -> None:
         self.store = StateStore(context, name)
         self._checkpoints = ClientCheckpoints(context, folder)
@@ -73,7 +75,7 @@ class CohortState(Generic[T]):
     @contextmanager
     def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
         """Work with the object; keep its changes only if the block ends without an error."""
-        if follows:  # the server knows of earlier messages
+        if follows:  # the server says that there were earlier messages
             self.store.expect()
         live, tensors = self._open(makers)
         before = {name: tensor.clone() for name, tensor in tensors.items() if self._copies}
@@ -82,12 +84,14 @@ class CohortState(Generic[T]):
             yield live
             self._collect(live, tensors)
         except BaseException:
-            # A client that failed half way goes back to where it was, and can take part again.
+            # The state goes back to what it was, so that the client can take part again.
             if self._copies:
                 with torch.no_grad():
                     for name, tensor in before.items():
                         tensors[name].copy_(tensor)
-                self.store.undo(makers.build(tensors))  # the object may remember more than tensors
+                self.store.undo(
+                    makers.build(tensors)
+                )  # the object may hold more state than tensors
             raise
         self.store.commit((live, tensors), tensors)
 
@@ -98,9 +102,9 @@ class CohortState(Generic[T]):
     def save(
         self, server_round: int, run: str, makers: Makers[T], more: Tensors | None = None
     ) -> str:
-        """Write a round's checkpoint; return why it cannot be written, or nothing."""
+        """Write a round's checkpoint; return why it cannot be written, or an empty string."""
         opened = self._open(makers)
-        if not self.store.version:  # not asked so far
+        if not self.store.version:  # not known before the first message
             self.store.commit(opened, opened[1])
         local = {f"{self._prefix}{name}": tensor for name, tensor in opened[1].items()}
         result = local | {self._key: self._numbers} | (more or {})
@@ -109,7 +113,7 @@ class CohortState(Generic[T]):
     def save_if_asked(
         self, config: Mapping[str, Any], answer: Measurements, makers: Makers[T]
     ) -> Measurements:
-        """Write a checkpoint, if the server wants one, before measurements are sent."""
+        """Write a checkpoint, if the server asks for one, before measurements are sent."""
         if not config.get(CHECKPOINT):
             return answer
         loss, weight, metrics = answer
@@ -120,7 +124,7 @@ class CohortState(Generic[T]):
         self, resume: Resume, makers: Makers[T], adopt: Adopt | None = None
     ) -> Tensors | None:
         """Restore a round's checkpoint; return its other tensors, or None if none is due."""
-        # The server names one when it goes on; a client loads it once for each of its starts.
+        # A resumed server names one; a client loads it once.
         if not self.store.is_due(resume):
             return None
         tensors = self._checkpoints.load(resume.server_round, resume.run)
@@ -162,7 +166,7 @@ class CohortState(Generic[T]):
         self.store.drop()
 
     def _collect(self, live: T, tensors: Tensors) -> None:
-        """Write changes into the tensors if the object does not work on them in place."""
+        """Write the object's changes into the tensors, unless it works on them in place."""
 
     def _open(self, makers: Makers[T]) -> tuple[T, Tensors]:
         if self.store.version:
@@ -201,7 +205,7 @@ def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
 
 
 class ClientCheckpoints:
-    """The checkpoints of one SuperNode's clients: where they are written and read."""
+    """Writes and reads the checkpoints of one SuperNode's clients."""
 
     # With ``state-dir`` or ``data-folder`` in the node's config that is a folder of its own,
     # ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last three. Without, as
@@ -213,7 +217,7 @@ class ClientCheckpoints:
         self._file_name = f"client-{node_name(context)}.safetensors"
 
     def path(self, server_round: int, run: str) -> Path:
-        """Return the file of a round; ``CheckpointError`` if there is no place for it."""
+        """Return the file of a round; ``CheckpointError`` if there is no folder for it."""
         return checkpoint.round_folder(self._folder(run), server_round) / self._file_name
 
     def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
@@ -225,7 +229,9 @@ class ClientCheckpoints:
             checkpoint.save_client(path, tensors, run, self._sealed)
         except OSError as error:
             LOG.warning("%s: no checkpoint: %s", path, error)
-            why = os.strerror(error.errno) if error.errno else AT_HOME  # its own words name files
+            why = (
+                os.strerror(error.errno) if error.errno else AT_HOME
+            )  # the error's text names files
             return f"its checkpoint cannot be written: {why}"
         if self._own is not None:
             run_folder = self._folder(run)
@@ -235,7 +241,7 @@ class ClientCheckpoints:
                 round_folder = checkpoint.round_folder(run_folder, old)
                 (round_folder / self._file_name).unlink(missing_ok=True)
                 with suppress(OSError):
-                    round_folder.rmdir()  # unless others have a file there
+                    round_folder.rmdir()  # unless other SuperNodes have files there
         return ""
 
     def load(self, server_round: int, run: str) -> dict[str, Tensor]:
@@ -244,7 +250,7 @@ class ClientCheckpoints:
 
     def _folder(self, run: str) -> Path:
         if self._own is not None:
-            # The token comes with a message: it may name a folder here and no other.
+            # The token comes with a message: it must not lead out of this folder.
             if not re.fullmatch(r"[0-9a-f]{32}", run):
                 raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
             return self._own / "checkpoints" / run

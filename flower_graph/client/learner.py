@@ -1,4 +1,4 @@
-"""One client of a ``ModuleClient``: a module, its optimiser, and the graph that it is on."""
+"""One client of a ``ModuleClient``: a module, its optimiser, and its graph."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LocalGraph = ClientGraph | EgoNetwork
 
 
 class GraphOnDevice(NamedTuple):
-    """A client's graph where its module computes."""
+    """A client's graph on its module's device."""
 
     client: int
     x: Tensor  # [n, f], dense
@@ -38,7 +38,7 @@ class Learner:
 
 
 def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Make the module that every client begins with."""
+    """Make the initial module, the same for every client."""
     with seeded(torch.device("cpu"), seed, "module"):
         return make_module()
 
@@ -49,7 +49,7 @@ def dense(x: Tensor) -> Tensor:
 
 
 def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
-    """Put a client's graph where its module computes."""
+    """Move a client's graph to its module's device."""
     edges = graph.edge_index
     if edges is None:
         edges = torch.zeros((2, 0), dtype=torch.int64)
@@ -64,7 +64,7 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
 
 
 def measure(logits: Tensor, graph: GraphOnDevice) -> Tensor:
-    """Return loss and accuracy by role; NaN where a client has no such nodes."""
+    """Return loss and accuracy by role; NaN if a client has no such nodes."""
     right, loss = (logits.argmax(1) == graph.y).double(), training_loss(logits, graph)
     shares = [right[graph.masks[role]].mean() for role in ROLES]
     result = torch.stack([loss.double(), *shares]).cpu()
@@ -78,7 +78,7 @@ def training_loss(logits: Tensor, graph: GraphOnDevice) -> Tensor:
 
 
 def has_diverged(loss: Tensor, graph: GraphOnDevice) -> bool:
-    """Whether the loss on the training nodes, if there are any, is no number."""
+    """Whether the loss on the training nodes, if there are any, is NaN or infinite."""
     return not bool(loss.isfinite()) and bool(graph.masks["train"].any())
 
 

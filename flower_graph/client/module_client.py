@@ -42,12 +42,12 @@ from flower_graph.wire.numpy_client import Answer, Config, Measurements, Paramet
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
-PROXIMAL = "proximal-mu"  # as Flower's FedProx says it
-MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # as Adam calls them
+PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's names
 
 
 class ModuleSettings(NamedTuple):
-    """How clients train a module; the same at the server and at all clients.
+    """How clients train a module; server and clients have the same settings.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class ModuleSettings(NamedTuple):
     local : tuple of str
         Entries of the module's state that never leave a client, as patterns such as ``"mask.*"``.
     seed : int
-        Of the first weights, and with client and round of all that a module draws (dropout).
+        Seed of the first weights and, with client and round, of all that a module draws (dropout).
     """
 
     learning_rate: float = 0.01
@@ -71,38 +71,39 @@ class ModuleSettings(NamedTuple):
     seed: int = 0
 
     def is_shared(self, name: str) -> bool:
-        """Whether an entry of the module's state travels."""
+        """Whether an entry of the module's state is sent."""
         return not any(fnmatch(name, pattern) for pattern in self.local)
 
 
 class ModuleClient(NumPyClient):
     """The clients of one SuperNode, each with a module on a graph of its own.
 
-    Several clients answer with the mean of their arrays, weighted by ``examples``, under the sum of
-    their weights: the server's mean is what it is with a SuperNode for each. A method that answers
+    Several clients answer with the mean of their arrays, weighted by ``examples``, and the sum of
+    their weights, so that the server's mean does not depend on who hosts whom. A method that
+    answers
     each client with a model of its own (``ReportedFedAvg.personal``) needs a SuperNode for each.
 
-    A subclass may say anew how a module is called (``logits``), what it learns by (``loss``), with
-    which optimiser and on what in each step (``optimiser``, ``steps``), what comes before
-    (``prepare``), what is sent (``arrays``, ``extras``), what a client weighs (``examples``), and
-    which module stays when the run is over (``exported``).
+    A subclass may override how a module is called (``logits``), its loss (``loss``), its optimiser
+    and the graph of each step (``optimiser``, ``steps``), a preparation (``prepare``), the arrays
+    that are sent (``arrays``, ``extras``), a client's weight (``examples``), and the module that is
+    saved (``exported``).
 
     Parameters
     ----------
     context : Context
-        The ClientApp's context; modules and optimisers live behind it.
+        The ClientApp's context, which keeps modules and optimisers.
     graphs : sequence of ClientGraph or EgoNetwork
         The clients' data.
     make_module : callable
-        Makes a module, of the same form at all clients and the server. Its entries take their
-        first values from the seed.
+        Makes a module, of the same form at all clients and the server. The seed determines its
+        initial values.
     settings : ModuleSettings
         How they train.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir, output_dir : Path, optional
-        Where checkpoints are saved, and where predictions, models and figures are left, if not in
-        a place of the SuperNode's own (``state-dir``).
+        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own
+        (``state-dir``).
     how : optional
         The config's section ``strategy``, for a subclass.
     classes : sequence of str, optional
@@ -114,7 +115,7 @@ class ModuleClient(NumPyClient):
         If there is no graph, two have one number, or one has no training node.
     """
 
-    all_train = True  # whether a client without a training node is refused
+    all_train = True  # whether clients without a training node are refused
 
     def __init__(
         self,
@@ -141,7 +142,7 @@ class ModuleClient(NumPyClient):
             context, "module-client", self._clients, checkpoint_dir
         )
 
-    # What a method may say anew
+    # What a method may override
 
     def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return the module's logits, ``[n, k]`` for the graph's ``n`` nodes."""
@@ -168,7 +169,7 @@ class ModuleClient(NumPyClient):
         """Prepare a client before it trains or measures; do nothing by default."""
 
     def arrays(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the arrays to send, by name; the same names are taken over from the server."""
+        """Return the arrays to send, by name; those of the server replace the same names."""
         state = module.state_dict().items()
         return {name: value for name, value in state if self.settings.is_shared(name)}
 
@@ -187,7 +188,7 @@ class ModuleClient(NumPyClient):
     # Answers
 
     def get_properties(self, config: Config) -> Config:
-        """Say which clients are here; go on from a checkpoint if the server does."""
+        """Return the clients here; load a checkpoint if the run is resumed."""
         self._state.restore(Resume.from_config(config), self._makers)
         processed = self._state.processed(self._makers)
         weight = sum(map(self.examples, self.graphs))
@@ -201,7 +202,7 @@ class ModuleClient(NumPyClient):
                 self._take_over(learner.module, parameters)
                 self.prepare(learner)
                 self._train(learner, server_round, float(config.get(PROXIMAL, 0)))
-        # Out here: if nobody is left to average, the clients still keep what they have.
+        # Outside the block: clients keep their state even if nobody is left to average.
         return self._answer(learners, parameters)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
@@ -223,7 +224,7 @@ class ModuleClient(NumPyClient):
         return self._state.save_if_asked(config, said.answer(), self._makers)
 
     def snapshot(self) -> Snapshot:
-        """Give predictions and models of all clients as they are now."""
+        """Return predictions and models of all clients as they are now."""
         learners = self._state.look(self._makers)
         models = [
             form_of(self.exported(one.module), self._make_module, one.graph.client)
@@ -234,7 +235,7 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def _predicted(self, learner: Learner) -> Predictions | None:
-        """Predict one client's nodes; None where its loss is no number."""
+        """Predict one client's nodes; None if its loss is NaN or infinite."""
         graph, logits = learner.graph, self._final_logits(learner)
         if has_diverged(training_loss(logits, graph), graph):
             return None
@@ -293,7 +294,7 @@ class ModuleClient(NumPyClient):
                 arrays[name] = arrays.get(name, 0) + examples * values
         if not weight:
             raise ValueError(f"clients {sorted(left_out)}: weights are not finite; nobody is left")
-        # Of the types that came: the first of these might be a mean of whole numbers.
+        # With the types that came, since a mean of whole numbers is not whole.
         dtypes = [values.dtype for values in parameters]
         dtypes += [np.dtype(np.float32)] * (len(arrays) - len(dtypes))
         means = [
@@ -316,7 +317,7 @@ class ModuleClient(NumPyClient):
         learner.module.eval()
         return self.logits(learner.module, learner.graph)
 
-    # The tensors that last
+    # The clients' state
 
     def _start(self) -> Tensors:
         """Return the clients' tensors before their first message."""
@@ -334,7 +335,7 @@ class ModuleClient(NumPyClient):
         return tensors
 
     def _build(self, tensors: Tensors) -> tuple[list[Learner], Tensors]:
-        """Make modules whose state is these tensors: training changes them in place."""
+        """Make modules on these tensors, which training changes in place."""
         placed = {n: t if n.endswith("/step") else t.to(self.device) for n, t in tensors.items()}
         how, learners = self.settings, list[Learner]()
         for graph in self.graphs:

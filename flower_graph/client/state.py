@@ -1,21 +1,21 @@
-"""Where a client keeps its tensors between two messages.
+"""Keeps a client's tensors between two messages.
 
-``Context.state`` is Flower's place for it, but a context travels with every message: through Ray,
+Flower keeps state in ``Context.state``, but sends a context with every message: through Ray,
 or to and from the process that runs the ClientApp. So, by size and by the node's config:
 
 * up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
-  ``flower_graph.client.adaptor`` saves where the SuperNode has a place of its own;
+``flower_graph.client.adaptor`` saves if the SuperNode has a folder of its own;
 * larger, with ``state-dir`` or ``data-folder``: in a file there, replaced as a whole after each
-  message, so that a SuperNode that is killed or started anew finds the message before;
+message, so that a SuperNode that is killed and restarted finds the state after the last message;
 * larger, without: in a file that is mapped into memory and changed in place, so that another
   process takes the next message without a copy being made. It does not outlast the machine, and a
-  process that is killed leaves it half changed; that is for simulations, which Ray ends as a whole;
+  killed process leaves it half changed; this is for simulations, which Ray ends as a whole;
 * ``state-dir = ":memory:"`` (the in-process engine): in this process.
 
 The version is the number of messages handled; ``Context.state`` has it. Tensors of an older
-version, or those that a dead process left half changed, are refused: ``StateLostError``. Newer
-ones are not: Flower takes a context back when something fails after the message was handled (a mod,
-a full disk), which for the server is a lost reply, and a client must stand those anyway.
+version, or those that a dead process left half changed, are refused: ``StateLostError``. Newer ones
+are accepted: Flower restores the old context when something fails after the message was handled (a
+mod, a full disk), which for the server is only a lost reply.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ if TYPE_CHECKING:
 __all__ = ["SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
 
 SMALL_BYTES = 1 << 20
-VERSION = "state-version"  # among the tensors of a saved file
+VERSION = "state-version"  # key of the version among the tensors of a saved file
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 
-# Live objects of this process, by (run, node): with the right version they spare a reload.
+# Live objects of this process, by (run, node): with the right version they need no reload.
 _LIVE: dict[tuple[int, int], tuple[int, object]] = {}
 _TOKENS: dict[tuple[int, int], str] = {}
 _FIXED: dict[tuple[int, int], object] = {}
-# Where a live object's file is mapped. Whichever process changed it since, it is the same memory:
-# mapping it anew for every message would cost half as much as the message's computation. For a
-# file that is replaced: which one the live object was read from or written to.
+# The mapping of a live object's file. Other processes change the same memory, and mapping it for
+# every message would cost half as much as the message's computation. For a file that is replaced:
+# the one that the live object was read from or written to.
 _MAPS: dict[tuple[int, int], tuple[int, str]] = {}
 
 
 class StateStore:
-    """Keeps the object that a client works with, and its tensors, from message to message."""
+    """Keeps a client's object and its tensors from message to message."""
 
     def __init__(self, context: Context, name: str) -> None:
         self._context, self._name = context, name
@@ -70,7 +70,7 @@ class StateStore:
         self._own, self._sealed = own_place(context), state_key(context)
         # Whether large tensors are in a file that is changed in place
         self._is_mapped = self._own is None and not self._in_process
-        self._found = 0  # version of the tensors that were loaded
+        self._found = 0  # version of the loaded tensors
 
     @cached_property
     def _folder(self) -> Path:
@@ -89,7 +89,7 @@ class StateStore:
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
     def expect(self) -> None:
-        """Raise ``StateLostError`` if there is no state of earlier messages."""
+        """Raise ``StateLostError`` if the state of earlier messages is missing."""
         if not self.version:
             raise StateLostError(
                 f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
@@ -98,13 +98,13 @@ class StateStore:
 
     def is_due(self, resume: Resume) -> bool:
         """Whether the server names a checkpoint that is not loaded yet."""
-        # A client that is asked again, since its SuperNode came back under another id, has gone on.
+        # A client that is asked again under another node id has loaded it before.
         record = self._context.state.config_records.get(f"{self._name}-resumed")
         loaded = None if record is None else dict(record)
         return bool(resume.server_round) and loaded != resume.to_config()
 
     def note(self, resume: Resume) -> None:
-        """Note that a checkpoint was loaded."""
+        """Record that a checkpoint was loaded."""
         from flwr.app import ConfigRecord
 
         self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
@@ -115,7 +115,7 @@ class StateStore:
         kind, layout = str(record["kind"]), str(record.get("layout", "saved"))
         version, live = _LIVE.get(self._key, (-1, None))
         if kind == "context":
-            # If Flower took a context back, a version may exist twice; a token not.
+            # If Flower restored an old context, a version may exist twice, but not a token.
             if _TOKENS.get(self._key) != record["token"]:
                 version = -1
             self._found = self.version
@@ -148,7 +148,7 @@ class StateStore:
         return live
 
     def once(self, build: Callable[[], T]) -> T:
-        """Return an object that never changes during a run; build it once a process."""
+        """Return an object that stays the same during a run; build it once a process."""
         if self._key not in _FIXED:
             _FIXED[self._key] = build()
         return cast(T, _FIXED[self._key])
@@ -161,7 +161,7 @@ class StateStore:
             self._write_version(-1)
 
     def undo(self, live: object) -> None:
-        """Take back ``begin``: the tensors are again as they were, and ``live`` works on them."""
+        """Undo ``begin``: restore the tensors, on which ``live`` works again."""
         if self.version and self._key in _LIVE:
             _LIVE[self._key] = (self._found, live)
         if self.version and self._is_mapped and self._file.exists():
@@ -236,7 +236,7 @@ class StateStore:
 
     def _place(self, layout: str) -> tuple[int, str]:
         result = self._file.stat()
-        # A file that is changed in place has many times of change, and one number.
+        # A file that is changed in place keeps its inode number, but not its time of change.
         changed = "" if self._file.suffix == ".bin" else f" {result.st_mtime_ns}"
         return result.st_ino, layout + changed
 
@@ -294,7 +294,7 @@ def forget_run(run_id: int) -> None:
 
 
 def _layout(tensors: Tensors) -> tuple[list[list[object]], int]:
-    """Place tensors one behind the other, each at a multiple of 64 bytes."""
+    """Lay out tensors one after the other, each at a multiple of 64 bytes."""
     layout: list[list[object]] = []
     end = 0
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
-"""Whom a SuperNode trusts: what its node config says, or the throw-away key of a simulation.
+"""A SuperNode's trust settings: from its node config, or with a simulation's throw-away key.
 
-A simulation's SuperNodes are on the server's own machine, and nobody can have handed their keys
-out. So whoever starts a run without a registry makes a key for each (``throwaway_parties``), in a
-folder of that machine that goes with the run; a SuperNode elsewhere finds none and refuses.
+A simulation's SuperNodes are on the server's own machine, without keys that somebody handed out. So
+a run that is started without a registry makes a key for each (``throwaway_parties``), in a folder
+of that machine that is removed after the run; a SuperNode elsewhere finds none and refuses.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
     Parameters
     ----------
     run_id : int
-        Flower's number of the run, with whose other files on this machine they go.
+        Flower's id of the run; the keys are removed with its other files.
     hosted : sequence of range
         The clients of each SuperNode, by its ``partition-id``.
     """
-    # Importing keys takes longer than a run without them starts.
+    # Imported here, because importing keys takes longer than starting a run without them.
     from flower_graph.secure.parties.identity import new_identity
     from flower_graph.secure.parties.registry import Registry
 
@@ -53,14 +53,15 @@ def trust_of(context: Context, noised: bool = False) -> TrustSettings:
     Parameters
     ----------
     context : Context
-        Its node config says it; in a simulation the keys that were made for its partition.
+        Its node config has them; in a simulation the keys that were made for its partition.
     noised : bool
-        Whether noise that its node config asks for is in every vector: sums may then differ by one.
+        Whether every vector has the noise that its node config asks for: sums may then differ by
+        one.
 
     Raises
     ------
     RefusedError
-        There is neither.
+        If there are neither settings nor keys.
     ConfigError, IdentityError
         As of ``TrustSettings.of``.
     """

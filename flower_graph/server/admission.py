@@ -1,7 +1,7 @@
-"""Who may speak for which client numbers, and how many SuperNodes may enrol.
+"""Decides which SuperNode may speak for which clients, and how many SuperNodes may enrol.
 
-A number is its SuperNode's by the server's list, or by the first enrolment. Where neither says
-whose it is, nothing else decides: not the SuperNodes' ids, nor the order of their answers.
+A client number belongs to a SuperNode by the server's list, or by the first enrolment, and by
+nothing else: not by the SuperNodes' ids, nor by the order of their answers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Admission:
-    """What the server holds enrolments to.
+    """The rules that the server applies to enrolments.
 
     Parameters
     ----------
     listed : sequence of Member, optional
-        Who may speak for which clients, as ``members.csv`` says; None: who enrols first.
+        Who may speak for which clients, from ``members.csv``; None: the first to enrol.
     most : int, optional
         The most SuperNodes that may be enrolled; None: any number.
 
@@ -43,7 +43,7 @@ class Admission:
     _by_client: dict[int, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a ceiling that lets nobody in."""
+        """Refuse a limit below 1."""
         if self.most is not None and self.most < 1:
             raise ValueError(f"most: {self.most} is not at least 1")
         members = self.listed or ()
@@ -53,7 +53,7 @@ class Admission:
         object.__setattr__(self, "_by_client", by_client)
 
     def refusal(self, node: int, clients: Collection[int]) -> str:
-        """Say why a SuperNode may not speak for clients by the list, or nothing."""
+        """Return why the list forbids a SuperNode to speak for clients, or an empty string."""
         if self.listed is None:
             return ""
         if not clients:
@@ -69,14 +69,14 @@ class Admission:
 def sorted_out(
     claims: Mapping[int, Collection[int]], holders: Mapping[int, int], *, is_first: bool
 ) -> dict[int, str]:
-    """Say who of some SuperNodes may not enrol, since clients that they claim are others' too.
+    """Return the SuperNodes that may not enrol, since others claim the same clients.
 
     Parameters
     ----------
     claims : mapping of int to collection of int
         The clients that each SuperNode says it hosts.
     holders : mapping of int to int
-        The SuperNode of each client that is bound to one that is enrolled or claims it again.
+        The SuperNode of each client whose SuperNode is enrolled or claims it again.
     is_first : bool
         Whether nobody is enrolled yet.
 
@@ -113,9 +113,9 @@ def sorted_out(
 def too_many(
     most: int, enrolled: Collection[int], new: Iterable[int], strangers: Collection[int]
 ) -> dict[int, str]:
-    """Say who of the new may not enrol, since more than ``most`` SuperNodes would be.
+    """Return the new SuperNodes that may not enrol, since there would be more than ``most``.
 
-    Those that are back with their clients go before strangers; among either nothing decides.
+    SuperNodes that are back with their clients go before new ones.
     """
     refused = dict[int, str]()
     new = set(new)

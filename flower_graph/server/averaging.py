@@ -1,12 +1,12 @@
-"""Flower's FedAvg, with checked replies and a report a round; any strategy that averages.
+"""Flower's FedAvg, or another averaging strategy, with checked replies and a report a round.
 
 What is added to Flower's code: nodes are waited for with a limit, asked which clients they host,
 and drawn by the run's seed; replies that cannot be averaged are left out and reported; bytes are
 counted; a run can be saved and resumed. The averaging is Flower's, and may be that of another
 strategy: ``class Mine(ReportedFedAvg, FedProx)``.
 
-Clients save when they have measured a round's model, which all do; then the server reports the
-round and completes the checkpoint, if all clients have saved.
+All clients measure a round's model, and save then; the server reports the round and completes the
+checkpoint, if all clients have saved.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ LOG = logging.getLogger(__name__)
 class ReportedFedAvg(RoundLoop, FedAvg):
     """Flower's ``FedAvg`` with a report a round.
 
-    A subclass says what a report holds (``report_fields``) and may say what a run starts from
-    (``first_arrays``). ``start`` runs the rounds; Flower's own loop can, too, without reports.
+    A subclass defines the entries of a report (``report_fields``) and may define the first model
+    (``first_arrays``). ``start`` runs the rounds; Flower's own loop can too, without reports.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     seed : int
         Of the choice of SuperNodes.
     checkpoint_dir, checkpoint_every : Path or None, int
-        Where and every how many rounds to save everything; 0 for never.
+        Where to save, and after how many rounds each; 0 for never.
     **more
         Arguments of another strategy that a subclass puts in the place of ``FedAvg``.
 
@@ -86,7 +86,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         If an argument is impossible.
     """
 
-    personal: bool = False  # whether ``combine`` answers each client with arrays of its own
+    personal: bool = False  # whether ``combine`` gives each client arrays of its own
 
     def __init__(
         self,
@@ -96,9 +96,10 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         seed: int = 0,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
-        **more: Any,  # of whichever of Flower's strategies is put beside it
+        **more: Any,  # arguments of the Flower strategy that a subclass adds
     ) -> None:
-        # Whom to wait for and whom to ask is decided here; Flower takes all that it is shown.
+        # This class decides which SuperNodes to wait for and to ask; Flower takes all that it is
+        # given.
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         if checkpoint_every and self.fraction_evaluate < 1:
             raise ValueError(
@@ -123,7 +124,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # What a method says
 
     def first_arrays(self) -> ArrayRecord:
-        """Return the initial model of a run that is started without one."""
+        """Return the initial model if ``start`` is given none."""
         raise ValueError("initial_arrays: a run needs a model to start from")
 
     def question(self) -> Mapping[str, Any]:

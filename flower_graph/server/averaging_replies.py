@@ -1,7 +1,7 @@
-"""A round of a strategy that averages: which replies it can take, as ``combine`` reads them.
+"""Checks the replies of a round that averages, and the arrays that ``combine`` returns.
 
-Flower's averaging trusts its clients: a reply that lacks a key ends the run, one NaN ends the
-model, a half-precision array from whoever comes first makes the mean half-precision.
+Flower's averaging trusts its clients: a reply that lacks a key ends the run, one NaN spoils the
+model, and if the first array is of half precision, so is the mean.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from flower_graph.wire.keys import (
 )
 from flower_graph.wire.ledger import reply_bytes, size_of, too_large
 
-# Measurements that are shares themselves; their sum cannot be more than the number of them
+# Measurements from 0 to 1, whose sum cannot exceed their number
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
-RECORD = -2  # stands where a length does, beside the name of the record
-ROUNDING = 1e-5  # by which a sum of them may be off
-Form = frozenset[tuple[str, int]]  # name of each metric, and its length; -1 for a single number
+RECORD = -2  # in place of a length: marks a name as that of a record
+ROUNDING = 1e-5  # rounding error allowed in such a sum
+Form = frozenset[tuple[str, int]]  # each metric's name and length; -1 for a single number
 
 
 class Checked(NamedTuple):
-    """What came of one exchange."""
+    """The checked replies of one exchange."""
 
     usable: list[Message]  # Replies to average, in the order of the messages sent
-    # Every other node that was asked, and clients that a SuperNode left out itself
+    # Every other node that was asked, and clients that a SuperNode left out
     rejected: list[Rejected]
 
 
@@ -62,7 +62,7 @@ def check_replies(
     most_examples: Callable[[int], int | None] = lambda node: None,
     extras: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Checked:
-    """Sort out replies that cannot be averaged; ``extras`` has the shapes of further arrays."""
+    """Leave out replies that cannot be averaged; ``extras`` has the shapes of further arrays."""
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     came: dict[int, Message] = {}
     strays: list[Rejected] = []
@@ -92,8 +92,8 @@ def check_replies(
 
 
 def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
-    """Return the clients that a SuperNode left out itself: client to reason."""
-    # It can speak for its own only.
+    """Return the clients that a SuperNode left out: client to reason."""
+    # It may name its own clients only.
     local = set(hosted.get(reply.metadata.src_node_id, ()))
     pairs = map(reason_of, _named(reply.content)[:MAX_LINES])
     return {pair[0]: pair[1] for pair in pairs if pair is not None and pair[0] in local}
@@ -102,7 +102,7 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
 def _problem(
     reply: Message, model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]
 ) -> str | None:
-    """Say why a reply alone cannot be used, or None."""
+    """Return why a reply by itself cannot be used, or None."""
     too_long = too_large(reply, size_of(reply), _most_bytes(model, extras))
     if (problem := too_long or no_content(reply)) is not None:
         return problem
@@ -156,7 +156,7 @@ def _check_sums(metrics: MetricRecord) -> None:
         share = metrics.get(f"has-{name}")
         if not isinstance(share, (int, float)) or not isinstance(value, (int, float)):
             continue
-        # One that is not finite is named by the client, or refused as a measurement.
+        # A number that is not finite is named by the client, or refused as a measurement.
         if not (-ROUNDING <= share <= 1 + ROUNDING) and math.isfinite(share):
             raise MalformedReplyError(f"has-{name} is {share:g}, must be from 0 to 1")
         low, high = (0.0, share) if name in RATIOS else (-MAX_NUMBER, MAX_NUMBER)
@@ -177,7 +177,7 @@ def _check_arrays(
         read_array(content, EXTRAS, name, shape)
     names = list(records[ARRAYS])
     if names != list(model):
-        # Clients read arrays by their place, and the first reply's order would be the mean's.
+        # Clients read arrays by position, and the first reply's order would become the mean's.
         raise MalformedReplyError(
             f"arrays {brief(names, 80)}, expected {list(model)!s:.80} in order"
         )
@@ -213,7 +213,7 @@ def _form(reply: Message) -> Form:
 
 
 def _left_out(content: RecordDict) -> list[str]:
-    """Return which of its clients a SuperNode left out itself, with its reasons."""
+    """Return which of its clients a SuperNode left out, with its reasons."""
     named = _named(content)
     more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
     pairs = [(line, reason_of(line)) for line in named[:MAX_NAMED]]
@@ -235,7 +235,7 @@ Combined = Arrays | Mapping[int, Arrays] | None
 
 
 def is_by_client(combined: Combined) -> TypeGuard[Mapping[int, Arrays]]:
-    """Whether there is one set of arrays for each client."""
+    """Whether ``combine`` returned arrays for each client."""
     return bool(combined) and all(isinstance(key, int) for key in combined or ())
 
 
@@ -259,7 +259,7 @@ def personal_arrays(
 
 
 def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
-    """Write arrays as the model's are: names, order, shapes and types."""
+    """Return arrays as a record, after checking names, order, shapes and types."""
     if arrays.keys() != model.keys():
         raise ValueError(f"{what}: arrays {list(arrays)!s:.80}, expected {list(model)!s:.80}")
     record = ArrayRecord()
@@ -279,7 +279,7 @@ def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
 
 
 def refuse_unused(name: str, central_noise: CentralNoise | None, robust: Robust | None) -> None:
-    """Refuse noise and robust averages if a strategy's ``combine`` does not use the average."""
+    """Refuse noise and robust averages if a strategy's ``combine`` does not average."""
     unused = "central_noise" if central_noise is not None else ""
     if robust is not None:
         unused = f"average: {robust.name}"
@@ -295,23 +295,23 @@ def refuse_unused(name: str, central_noise: CentralNoise | None, robust: Robust 
 
 @dataclass
 class RoundSoFar:
-    """The messages and figures of a round so far."""
+    """The messages and figures of the current round."""
 
     number: int = 0
     started: float = field(default_factory=time.perf_counter)
-    sent: list[Message] = field(default_factory=list)  # of the exchange that runs
+    sent: list[Message] = field(default_factory=list)  # of the current exchange
     measured: list[Message] = field(default_factory=list)  # the answers to ``evaluate``
     used: set[int] = field(default_factory=set)  # clients whose training counted
-    failed: dict[int, str] = field(default_factory=dict)  # single clients: why it did not
+    failed: dict[int, str] = field(default_factory=dict)  # for single clients: why it did not
     trained: MetricRecord = field(default_factory=MetricRecord)
     evaluated: MetricRecord = field(default_factory=MetricRecord)
-    is_averaged: bool = False  # whether Flower's average was asked for
+    is_averaged: bool = False  # whether ``combine`` called Flower's average
     skipped: str = ""
-    saves: bool = False  # whether a checkpoint of it is made
+    saves: bool = False  # whether the round gets a checkpoint
     report: RoundReport | None = None
 
     def note_training(self, usable: Iterable[Message], hosted: Mapping[int, Sequence[int]]) -> None:
-        """Note the clients whose training counts, and those that failed."""
+        """Record the clients whose training counts, and those that failed."""
         self.skipped = f"none of {len(self.sent)} SuperNodes gave a usable answer to train"
         for reply in usable:
             self.skipped = ""
@@ -323,7 +323,7 @@ class RoundSoFar:
     ) -> RoundReport:
         """Return the round's report, with a method's own ``figures``."""
         members = session.members
-        # A SuperNode that does not say whom it hosts counts by its weight, or else as one client.
+        # A SuperNode that names no clients counts by its weight, or else as one client.
         weights = {reply.metadata.src_node_id: int(weight_of(reply)) for reply in measured}
         answered = sum(len(members.clients.get(n, ())) or w for n, w in weights.items())
         asked = (message.metadata.dst_node_id for message in self.sent)

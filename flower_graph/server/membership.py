@@ -1,6 +1,6 @@
-"""Which clients each SuperNode hosts: it is asked by ``query`` before it first takes part.
+"""Keeps which clients each SuperNode hosts; ``query`` asks it before it first takes part.
 
-A method whose clients say more of themselves, or are asked more, makes a subclass of `Membership`.
+A method that asks newcomers more makes a subclass of `Membership`.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.wire.ledger import ENROLMENT
 
 LOG = logging.getLogger(__name__)
-MOSTLY = 0.9  # share of all examples from which on a SuperNode is named
+MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the log
 
 
 class Membership:
-    """The clients of every SuperNode, and what is known of them."""
+    """The clients of every SuperNode, and their state."""
 
     def __init__(self, question: Mapping[str, Any] | None = None) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
-        self.examples: dict[int, int] = {}  # what those that say so weigh
+        self.examples: dict[int, int] = {}  # the weight of those that send one
         self.absent = set[int]()  # clients that no SuperNode hosts any more
-        self.greet: Callable[[list[int]], None] | None = None  # tells newcomers of the run
-        self.resume = Resume()  # what clients are told of the run, and where it goes on from
+        self.greet: Callable[[list[int]], None] | None = (
+            None  # gives the entries about the run for newcomers
+        )
+        self.resume = Resume()  # the entries about the run, and the checkpoint that it goes on from
         self.admission = Admission()  # who may enrol
-        self.bound: dict[int, int] = {}  # SuperNode that each client was last taken from
-        self.strangers = set[int]()  # who of those asked last may speak for no client of the run
+        self.bound: dict[int, int] = {}  # the last SuperNode of each client
+        self.strangers = set[int]()  # those asked last that may speak for no client of the run
         self._homes: dict[int, int] = {}  # SuperNode of each client
         self._lost: set[int] = set()
-        self._told: set[str] = set()  # other versions that the log names already
+        self._told: set[str] = set()  # other versions that the log has named already
         self._question = dict(question or {})
 
-    # What a method's own membership may say instead
+    # What a method's own membership may override
 
     def question(self) -> RecordDict:
         """Write the request to new SuperNodes."""
@@ -51,7 +53,7 @@ class Membership:
         return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
 
     def enrolment_round(self, server_round: int) -> int:
-        """Return the round in whose name newcomers are asked: the current one."""
+        """Return the round of the messages to newcomers: the current one."""
         return server_round
 
     def read(self, node: int, content: RecordDict) -> object:
@@ -59,15 +61,15 @@ class Membership:
         return Enrolment.read(content)
 
     def unasked(self) -> object:
-        """Return the answer to assume of a ClientApp without ``query``; None to leave it out."""
+        """Return the answer to assume for a ClientApp without ``query``; None to leave it out."""
         return Enrolment()
 
     def in_order(self, answers: Mapping[int, Any]) -> list[tuple[int, Any]]:
-        """Return the answers in the order in which their SuperNodes are enrolled."""
+        """Return the answers in the order in which SuperNodes are to be enrolled."""
         return sorted(answers.items())
 
     def refusal(self, answer: Any) -> str:
-        """Say why a newcomer does not fit this run, or nothing."""
+        """Return why a newcomer does not fit this run, or an empty string."""
         return ""
 
     def replaced(self, old: int, node: int, answer: Any) -> None:
@@ -75,7 +77,7 @@ class Membership:
         self.forget(old)
 
     def enrolled(self, node: int, answer: Any) -> None:
-        """Note a newcomer's weight, and warn if its clients begin anew."""
+        """Record a newcomer's weight, and warn if its clients begin anew."""
         if not answer.clients:
             LOG.warning(
                 "node %d does not say which clients it hosts: it takes part as one unknown client",
@@ -137,13 +139,13 @@ class Membership:
         return self.read(node, content)
 
     def note(self, rejected: Iterable[Rejected]) -> None:
-        """Note SuperNodes whose clients have lost their state: they are enrolled again."""
+        """Record SuperNodes whose clients have lost their state; they are enrolled again."""
         self._lost |= {entry.node_id for entry in rejected if entry.kind is Kind.STATE_LOST}
 
     def present(self, connected: Iterable[int]) -> list[int]:
         """Return the SuperNodes that can take part, in the order of their clients."""
-        # Their own numbers are drawn anew whenever they are started: in the order of those, a run
-        # would draw others, and add up in another order, each time.
+        # Their node ids are new at every start: in the order of ids, each run would draw other
+        # clients and add up in another order.
         result = [node for node in connected if node in self.clients]
         return sorted(result, key=self.place)
 
@@ -181,7 +183,7 @@ class Membership:
     def _refused(
         self, answers: list[tuple[int, Any]], connected: Collection[int]
     ) -> dict[int, str]:
-        """Say who of the newcomers takes no part: by the list, as a double, or as one too many."""
+        """Return the newcomers that take no part: by the list, as duplicates, or as too many."""
         claims, refused = dict[int, list[int]](), dict[int, str]()
         together = set[frozenset[int]]() if self.admission.listed is None else self._together()
         for node, answer in answers:
@@ -189,7 +191,9 @@ class Membership:
             reason = self.admission.refusal(node, clients)
             if reason and frozenset(clients) not in together:
                 refused[node] = reason
-            elif not self.refusal(answer):  # else it has no claim, and is told why as it enrols
+            elif not self.refusal(
+                answer
+            ):  # otherwise it claims no clients, and its enrolment says why
                 claims[node] = clients
         is_first = not self.clients
         holders = {client: at for client, at in self._homes.items() if at in connected}
@@ -202,7 +206,7 @@ class Membership:
         )
 
     def _together(self) -> set[frozenset[int]]:
-        """Return which clients one SuperNode each was taken with; a newcomers' list differs."""
+        """Return the clients of each SuperNode together."""
         by_node = dict[int, set[int]]()
         for client, node in self.bound.items():
             by_node.setdefault(node, set()).add(client)
@@ -211,11 +215,11 @@ class Membership:
     def _too_many(
         self, claims: Mapping[int, list[int]], connected: Collection[int]
     ) -> dict[int, str]:
-        """Say who of the newcomers would be more than may enrol."""
+        """Return the newcomers beyond the limit."""
         if (most := self.admission.most) is None:
             return {}
         replaced = {self._homes.get(c) for local in claims.values() for c in local}
-        # One without numbers is known by its id alone, and leaves nothing behind
+        # A SuperNode without client numbers is known by its id alone
         there = {node for node, local in self.clients.items() if local or node in connected}
         strangers = {n for n, c in claims.items() if not c or not self.bound.keys() >= set(c)}
         refused = too_many(most, there - replaced, claims, strangers)
@@ -224,7 +228,7 @@ class Membership:
         return refused
 
     def _enrol(self, node: int, answer: Any) -> str:
-        """Enrol a SuperNode's clients; return why it takes no part, or nothing."""
+        """Enrol a SuperNode's clients; return why it takes no part, or an empty string."""
         if reason := self.refusal(answer):
             return reason
         clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
@@ -254,7 +258,7 @@ class OneClientEach(Membership):
     """Membership of a method with personal models: every SuperNode hosts one client."""
 
     def refusal(self, answer: Any) -> str:
-        """Say why a SuperNode cannot be answered with its client's own model, or nothing."""
+        """Return why a SuperNode cannot get its client's own model, or an empty string."""
         count = len(answer.clients)
         if count == 1:
             return ""
@@ -264,7 +268,7 @@ class OneClientEach(Membership):
 
 def other_version(content: RecordDict) -> str:
     """Return the version of the node that answered a ``query``; empty if it is the server's."""
-    # A plain ClientApp says nothing of it, which is fine.
+    # A plain ClientApp sends no version, which is fine.
     answer = content.config_records.get(CONFIG, ConfigRecord())
     if MESSAGE_FORMAT not in answer:
         return ""

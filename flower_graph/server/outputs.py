@@ -1,4 +1,4 @@
-"""The server's side of what a run keeps: it asks the clients, and keeps what it has itself."""
+"""The server's side of a run's outputs: asks the clients for theirs, and writes its own."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What of a run is to be kept, and where the server keeps its part."""
+    """The outputs to keep, and where the server keeps its own."""
 
     save: str = NOTHING
     keep: str = LAST
@@ -39,33 +39,35 @@ class Wanted:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be."""
+        """Refuse impossible values."""
         choice(*SAVE).check("save", self.save)
         choice(*KEEP).check("keep", self.keep)
         at_least(0).check("every", self.every)
 
 
 class KeptOutputs:
-    """Asks the clients of a run to keep what they have, and keeps what the server has."""
+    """Asks the clients of a run to keep their outputs, and keeps the server's."""
 
-    # What it costs is no part of the run's bytes: these say what the method costs.
+    # These messages do not count in the run's bytes, which say what the method costs.
 
     def __init__(
         self,
         session: Session,
         wanted: Wanted,
-        request: Callable[[str], KeepRequest],  # writes what is asked for an action
-        take: Callable[[], Snapshot | None],  # what the server has
-        figures: Callable[[], Iterable[Iterable[str]] | None],  # of single clients, if it has them
+        request: Callable[[str], KeepRequest],  # writes the request of an action
+        take: Callable[[], Snapshot | None],  # the server's snapshot
+        figures: Callable[
+            [], Iterable[Iterable[str]] | None
+        ],  # figures of single clients, if it has them
     ) -> None:
         self._session, self._wanted, self._request = session, wanted, request
         self._take, self._figures = take, figures
-        self._asked = set[int]()  # SuperNodes that keep something
+        self._asked = set[int]()  # SuperNodes that keep outputs
         self._own = None if wanted.folder is None else KeptFolder(wanted.folder, wanted.save)
         session.members.greet = self._begin
 
     def hold_best(self) -> None:
-        """Let clients and server hold this round, the best so far, if the best is to be kept."""
+        """Have clients and server keep this round, the best so far, if the best is wanted."""
         if self._wanted.keep == BEST:
             self._do(SNAPSHOT)
 
@@ -90,7 +92,7 @@ class KeptOutputs:
             does(request, lambda: snapshot)
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
-        """Send a request to the connected SuperNodes; return those that cannot do it."""
+        """Send a request to the connected SuperNodes; return those that failed."""
         session, connected = self._session, set(self._session.exchange.grid.get_node_ids())
         ledger = session.exchange.ledger
         before = ledger.state_dict()

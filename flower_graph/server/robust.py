@@ -1,8 +1,8 @@
-"""Averages that a few hostile clients cannot move far: Flower's, for strategies that average.
+"""Flower's averages that a few hostile clients cannot move far.
 
 Each SuperNode's answer counts as one, whatever its weight. A SuperNode that hosts several clients
-answers with their mean, so one hostile client among them spoils it, and it is the SuperNode that is
-then left out.
+answers with their mean, so one hostile client among them spoils it, and the whole SuperNode is then
+left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Enough(FedAvg):
     """Warns if the answers are too few for the average to protect anybody."""
 
     robust: Robust
-    _warned = 0  # for how many answers a warning was given last
+    _warned = 0  # number of answers at the last warning
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -43,7 +43,7 @@ class _Enough(FedAvg):
         return super().aggregate_train(server_round, result)
 
 
-# Left open: the options are the kind's own
+# Any: each kind has options of its own
 def make_robust(kind: type[S], robust: Robust, *args: object, **options: Any) -> S:
     """Build a strategy with another average."""
     if robust.name == NO_DEFENCE:
@@ -52,14 +52,14 @@ def make_robust(kind: type[S], robust: Robust, *args: object, **options: Any) ->
     made: type[S] = type(f"{kind.__name__}With{average.__name__}", (kind, _Enough, average), {})
     strategy: Any = made(*args, **options)
     strategy.robust = robust
-    # Set here, since not every strategy in between hands on what it does not know.
+    # Set here, since not every base class passes on unknown arguments.
     strategy.num_malicious_nodes, strategy.beta = robust.num_malicious, robust.beta
     result: S = strategy
     return result
 
 
 def too_few(robust: Robust, answers: int) -> str:
-    """Say why so many answers are too few, or nothing."""
+    """Return why so many answers are too few, or an empty string."""
     if robust.name == KRUM and answers < (needed := 2 * robust.num_malicious + 3):
         return (
             f"krum with strategy.num_malicious={robust.num_malicious} needs {needed} SuperNodes, "

@@ -1,4 +1,4 @@
-"""The loop of every server's rounds: begun anywhere, reported, saved, resumed, ended early."""
+"""The loop of every server's rounds, with reports, checkpoints, resuming and early stopping."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ from flower_graph.server.session import Session
 from flower_graph.storage.checkpoint import KEPT
 
 LOG = logging.getLogger(__name__)
-# In a checkpoint: bytes that travelled, the best round, and the SuperNode of each client
+# Keys of a checkpoint: bytes so far, the best round, and the SuperNode of each client
 WIRE, BEST_ROUND, BOUND = "wire", "best", "bound"
-# What Flower's result says of a round: in the same place, under the same names, for every method
+# Figures of a round in Flower's result, under the same names for every method
 LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
 
 
 @dataclass
 class BestRound:
-    """The first round of the highest validation accuracy, and what of it a checkpoint needs."""
+    """The first round of the highest validation accuracy, and its state for checkpoints."""
 
     number: int = 0
     accuracy: float = -math.inf
-    last: int = 0  # round that was reported
-    any_used: bool = False  # whether in any round something was aggregated
-    # What was the best as of each checkpoint that may be gone on from
+    last: int = 0  # the last round that was reported
+    any_used: bool = False  # whether anything was aggregated in any round
+    # The best round at each checkpoint that a run may resume from
     protected: list[int] = field(default_factory=list)
 
     def see(self, server_round: int, accuracy: float) -> bool:
-        """Take a round; return whether it is the best. NaN, where nobody measured, never is."""
+        """Compare a round; return whether it is the best. NaN (nobody measured) never is."""
         self.last = server_round
         if not accuracy > self.accuracy:
             return False
@@ -58,7 +58,7 @@ class BestRound:
         return {**best, "any-used": self.any_used}
 
     def saved(self) -> None:
-        """Note that the checkpoint is complete."""
+        """Record that the checkpoint is complete."""
         self.protected = self._saved()
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class BestRound:
         self.any_used = bool(state["any-used"])
 
     def forget(self) -> None:
-        """Forget the best round, because the clients have changed."""
+        """Forget the best round, because clients have joined or left."""
         self.number, self.accuracy, self.protected = 0, -math.inf, []
 
     def _saved(self) -> list[int]:
@@ -78,39 +78,39 @@ class BestRound:
 
 
 class RoundLoop(Strategy):
-    """The rounds of a server, begun anywhere, reported, saved and resumed."""
+    """The rounds of a server, reported, saved and resumed."""
 
     session: Session
     best: BestRound
     _outputs: KeptOutputs | None  # None: nothing is kept
     usual_rounds: ClassVar = 100
-    _config = ConfigRecord()  # entries that the caller adds to ``train``
-    _evaluate_config = ConfigRecord()  # ... and to ``evaluate``
+    _config = ConfigRecord()  # further entries of ``train`` messages
+    _evaluate_config = ConfigRecord()  # ... and of ``evaluate`` messages
 
     # What a server says
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        """Take over what a run begins with."""
+        """Set the initial state of a run."""
 
     def round(self, server_round: int) -> RoundReport | None:
-        """Run a round; return its report, or none if that comes later."""
+        """Run a round; return its report, or None if that comes later."""
         raise NotImplementedError
 
     def trained(self, report: RoundReport) -> MetricRecord:
-        """Give a round's losses, for ``Result.train_metrics_clientapp``."""
+        """Return a round's losses, for ``Result.train_metrics_clientapp``."""
         return _entries(report, LOSSES)
 
     def measured(self, report: RoundReport) -> MetricRecord:
-        """Give its accuracies, for ``Result.evaluate_metrics_clientapp``, whoever measured them."""
+        """Return its accuracies, for ``Result.evaluate_metrics_clientapp``."""
         return _entries(report, ACCURACIES)
 
-    # Left open: arrays of NumPy or tensors
+    # Any: NumPy arrays or tensors
     def weights(self) -> dict[str, Any]:
-        """Return the weights that the last report measured; ``docs/outputs.md`` names them."""
+        """Return the weights of the last report; ``docs/outputs.md`` names them."""
         raise NotImplementedError
 
     def learnt(self) -> ArrayRecord:
-        """Return what the server has learnt, for Flower's ``Result``."""
+        """Return the server's model, for Flower's ``Result``."""
         return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
 
     def fixed_settings(self) -> dict[str, object]:
@@ -118,7 +118,7 @@ class RoundLoop(Strategy):
         raise NotImplementedError
 
     def state(self) -> dict[str, object]:
-        """Return what a checkpoint holds."""
+        """Return the server's state for a checkpoint."""
         raise NotImplementedError
 
     def load_state(self, state: Mapping[str, object]) -> None:
@@ -126,15 +126,15 @@ class RoundLoop(Strategy):
         raise NotImplementedError
 
     def is_due(self, server_round: int) -> bool:
-        """Whether a checkpoint of a round is to be made."""
+        """Whether a round gets a checkpoint."""
         return self.session.is_due(server_round)
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
+        """Have the clients save a checkpoint; return which SuperNodes have not, and why."""
         raise NotImplementedError
 
     def snapshot(self) -> Snapshot | None:
-        """Return the server's own predictions and models as of the last report, if it has any.
+        """Return the server's own predictions and models of the last report, if it has any.
 
         ``start`` writes it to ``output_dir``, where clients write theirs in a simulation.
         """
@@ -148,11 +148,11 @@ class RoundLoop(Strategy):
         """Send the last message, after the last round."""
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse to start a second time, and arguments of ``start`` that have no effect."""
+        """Refuse a second start, and arguments of ``start`` that have no effect."""
 
     def rejoin(self) -> list[str]:
-        """Have the clients go on from a checkpoint; return why some cannot."""
-        # They were asked who they are in the run's first part: what that takes is counted there.
+        """Have the clients load a checkpoint; return why some cannot."""
+        # Their enrolment was counted in the first part of the run.
         ledger = self.session.exchange.ledger
         before = ledger.state_dict()
         refused = self.session.rejoin()
@@ -212,21 +212,20 @@ class RoundLoop(Strategy):
         patience : int
             Rounds without a better validation accuracy after which the run ends; 0 for never.
         save : str
-            What clients and server keep for use after the run, where they live: ``"all"``,
-            ``"predictions"`` without models, or ``"none"``; then nothing is asked of clients.
+            The outputs that clients and server keep, each on its own machine: ``"all"``,
+            ``"predictions"`` without models, or ``"none"``.
         keep : str
-            Of which round: the ``"last"`` or the ``"best"``, that of the highest validation
-            accuracy.
+            The round of the outputs: the ``"last"``, or the ``"best"`` by validation accuracy.
         every : int
-            Rounds between points of each client's curves; 0 for none.
+            Rounds between two points of each client's curves; 0 for none.
         output_dir : Path, optional
             Where the server keeps its part; without, it keeps none.
 
         Returns
         -------
         Result
-            What the server has learnt, as ``weights`` names it, and every round's figures, which
-            have the names of ``metrics.jsonl``: ``loss``, ``cross-entropy``, ``regulariser`` and
+            The server's model, as ``weights`` names it, and every round's figures, under the names
+            of ``metrics.jsonl``: ``loss``, ``cross-entropy``, ``regulariser`` and
             ``answered`` in ``train_metrics_clientapp[round]``, ``train-accuracy``,
             ``val-accuracy`` and ``test-accuracy`` in ``evaluate_metrics_clientapp[round]``.
 
@@ -240,7 +239,7 @@ class RoundLoop(Strategy):
         DivergedError
             If the loss is no longer a number.
         CheckpointError
-            If there is nothing to resume from, or what there is does not fit.
+            If there is no checkpoint to resume from, or it does not fit.
         ValueError
             If an argument is impossible.
         """
@@ -269,8 +268,8 @@ class RoundLoop(Strategy):
             report = self._reported(done, result, evaluate_fn)
             if report is None:
                 continue
-            # In this order a run can be stopped anywhere: a checkpoint's rounds are reported, and
-            # its best round is held.
+            # This order lets a run be stopped anywhere: a checkpoint's rounds are reported, and its
+            # best round has a snapshot.
             (on_round or self._log)(report)
             self.best.any_used |= not report.skipped
             why = report.skipped
@@ -316,11 +315,11 @@ class RoundLoop(Strategy):
         return best.last >= session.rounds
 
     def _end_after(self, done: int) -> None:
-        """End the run after the rounds that are trained; the last one is still measured."""
+        """End the run after the rounds trained so far; the last one is still measured."""
         self.session.rounds = min(self.session.rounds, done)
 
     def _save(self, server_round: int) -> None:
-        """Complete a round's checkpoint if one is due and all connected clients saved theirs."""
+        """Save a round's checkpoint if one is due and all connected clients have saved theirs."""
         if self.is_due(server_round):
             missing = self.clients_save(server_round)
             if self.session.checkpoints.save(server_round, self._saved(), missing):
@@ -344,7 +343,9 @@ class RoundLoop(Strategy):
             self.load_state(state)
             self.best.load(state[BEST_ROUND])
             session.exchange.ledger.load_state_dict(state[WIRE])
-            session.members.bound = dict(state.get(BOUND, {}))  # none in an older version's
+            session.members.bound = dict(
+                state.get(BOUND, {})
+            )  # missing in an older version's checkpoint
 
         def ask(server_round: int) -> list[str]:
             self.best.last = server_round
@@ -353,7 +354,7 @@ class RoundLoop(Strategy):
         return session.checkpoints.continue_run(session.rounds, self.fixed_settings(), load, ask)
 
     def _kept_outputs(self, wanted: Wanted) -> KeptOutputs | None:
-        """Return the object that has outputs kept; None if nothing is to be kept."""
+        """Return the object that keeps outputs; None if nothing is to be kept."""
         self.session.members.greet = None
         if wanted.save == NOTHING:
             return None
@@ -361,7 +362,7 @@ class RoundLoop(Strategy):
         return KeptOutputs(self.session, wanted, request, self.snapshot, self.figures)
 
     def _keep_request(self, wanted: Wanted, action: str) -> KeepRequest:
-        """Write the request for an action on what the clients keep."""
+        """Return the request for an action on the clients' outputs."""
         best, run = self.best, self.session.checkpoints.run
         asked = action, wanted.save, wanted.keep, wanted.every
         return KeepRequest(run, best.last, best.number, *asked, best.protected)
@@ -379,5 +380,5 @@ class RoundLoop(Strategy):
 
 
 def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
-    """Write some of a report's entries as Flower's record, named as in ``metrics.jsonl``."""
+    """Return some of a report's entries as Flower's record, named as in ``metrics.jsonl``."""
     return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})

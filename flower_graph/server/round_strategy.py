@@ -1,13 +1,13 @@
-"""What a server with rounds of its own is: a `RoundStrategy` in the loop of all servers.
+"""The base of servers with rounds of their own: `RoundStrategy`, in the loop of all servers.
 
 Methods that average stand on that loop (``round_loop.py``) with Flower's verbs (``averaging.py``).
 Others write
 
-- ``ask``, ``read`` and ``learn``: the requests of a round, how a reply is read, what comes of it;
-  or `round`, if a round is more than one exchange;
-- `weights`: what the server has learnt;
-- `fixed_settings`, `state` and `load_state`: what a checkpoint holds;
-- a `Membership`: what newcomers are asked.
+- ``ask``, ``read`` and ``learn``: write a round's requests, read a reply, and learn from the
+replies; or `round`, if a round is more than one exchange;
+- `weights`: the server's model;
+- `fixed_settings`, `state` and `load_state`: the content of a checkpoint;
+- a `Membership`: the question to newcomers.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ LOG = logging.getLogger(__name__)
 
 
 class Request(Protocol):
-    """What a round asks of a SuperNode."""
+    """A round's request to a SuperNode."""
 
     @property
     def clients(self) -> object:
-        """Whom it is for: a list of numbers, or an array."""
+        """The numbers of the clients asked: a list or an array."""
 
     def to_record(self) -> RecordDict:
-        """Write it for the wire."""
+        """Write the request for the wire."""
 
 
 class Answer(Protocol):
-    """What is read of a SuperNode's reply."""
+    """A SuperNode's reply, once it is read."""
 
     @property
     def not_saved(self) -> str:
@@ -54,19 +54,19 @@ A = TypeVar("A", bound=Answer)
 
 
 class RoundStrategy(RoundLoop, Generic[Q, A]):
-    """A server that runs rounds of its own; clients measure or the server does, in ``train``."""
+    """A server with rounds of its own, in which clients or the server measure during ``train``."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.best = session, BestRound()
         self.requests: dict[int, Q] = {}  # of the current round, by SuperNode
-        self.answers: dict[int, A] = {}  # what came of them
-        self.entries: dict[int, Mapping[str, Any]] = {}  # that go with them
+        self.answers: dict[int, A] = {}  # their replies
+        self.entries: dict[int, Mapping[str, Any]] = {}  # sent with the requests
         self.last: RoundReport | None = None  # of Flower's own loop
 
     # What a method writes; requests and replies are messages of its own
 
     def ask(self, server_round: int) -> Mapping[int, Q]:
-        """Write the round's request to each SuperNode."""
+        """Return the round's request to each SuperNode."""
         raise NotImplementedError
 
     def read(self, node: int, content: RecordDict) -> A:
@@ -91,7 +91,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def send(
         self, server_round: int, message_type: str, config: Mapping[str, object] | None = None
     ) -> Replies[A]:
-        """Send the requests, and gather what is usable of the replies."""
+        """Send the requests, and gather the usable replies."""
         return self.session.send(
             self._messages(config or {}),
             server_round,
@@ -102,7 +102,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
-        # Here their requests have asked for it.
+        # The round's requests have already asked them to save.
         came = {node: answer.not_saved for node, answer in self.answers.items()}
         reasons = {node: came.get(node, "it did not answer") for node in self.requests}
         return {node: why for node, why in reasons.items() if why}
@@ -114,7 +114,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         accuracy: Mapping[str, float],
         **figures: Any,
     ) -> RoundReport:
-        """Return a round's report: accuracy by role, ``figures``, and what the session knows."""
+        """Return a round's report: accuracy by role, ``figures``, and the session's figures."""
         return self.session.report(
             server_round,
             who,
@@ -127,7 +127,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         )
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse to run twice, and arguments that need a model at the server."""
+        """Refuse a second run, and arguments that need a model at the server."""
         if self.session.is_open:
             raise ValueError("this strategy has run already: build a new one")
         if given:
@@ -137,7 +137,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
             )
 
     def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
-        """Write the requests; add the caller's entries that a message does not have itself."""
+        """Write the requests; add the caller's entries, unless the message has its own."""
         clients = {node: np.asarray(one.clients).tolist() for node, one in self.requests.items()}
         self.session.asked = clients
         contents = {node: request.to_record() for node, request in self.requests.items()}
@@ -170,13 +170,13 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nobody: what a round measured comes with the answers to ``train``."""
+        """Ask nobody: a round's measurements come with the answers to ``train``."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Give what came with the answers to ``train``."""
+        """Return the measurements that came with the answers to ``train``."""
         return None if self.last is None else self.measured(self.last)
 
     def summary(self) -> None:
@@ -185,7 +185,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
 
 
 class OwnRounds(RoundStrategy[Q, A]):
-    """A server whose round is more than one exchange, so that Flower's round loop has no place."""
+    """A server whose round is more than one exchange, which Flower's round loop cannot run."""
 
     def configure_train(self, *_: object, **__: object) -> NoReturn:
         """Refuse: a round is two exchanges."""

@@ -1,8 +1,8 @@
-"""One run's talk with its clients: who is there, whom a round asks, what came of it.
+"""A run's session with its clients: who is connected, whom a round asks, who answered.
 
-A round goes `gather` (wait, enrol newcomers), `draw` where not everybody takes part, `send`, and
-`participation`, which says of every client what became of it. Between two rounds the session holds
-who hosts whom (`members`), the exchange with its byte ledger, and the checkpoints.
+A round calls `gather` (wait, enrol newcomers), `draw` if not everybody takes part, `send`, and
+`participation`, which tells what became of every client. Between two rounds the session holds the
+hosts of clients (`members`), the exchange with its byte ledger, and the checkpoints.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class RunCheckpoints:
     def __init__(self, folder: Path | None, every: int) -> None:
         checkpoint.check(folder, every)
         self.folder, self.every = folder, every
-        self.resume = Resume(run=uuid.uuid4().hex)  # what tells its files from those of others
-        self._is_late = False  # whether one is due that could not be completed
+        self.resume = Resume(run=uuid.uuid4().hex)  # distinguishes the run's files from others
+        self._is_late = False  # whether a checkpoint is overdue
 
     @property
     def run(self) -> str:
@@ -61,12 +61,12 @@ class RunCheckpoints:
         return self.resume.run
 
     def is_due(self, server_round: int, rounds: int) -> bool:
-        """Whether this round is to be saved; the last one always is, if any are."""
+        """Whether this round is to be saved; the last one always is, if any is."""
         if not self.every or server_round < 1:
             return False
         return self._is_late or server_round % self.every == 0 or server_round == rounds
 
-    # Left open: a state is nested as the method has made it
+    # Any: each method nests its state in its own way
     def save(self, server_round: int, state: dict[str, Any], missing: Mapping[int, str]) -> bool:
         """Complete a round's checkpoint; return whether it is complete."""
         assert self.folder is not None
@@ -85,7 +85,7 @@ class RunCheckpoints:
         return not self._is_late
 
     def rewrite(self, server_round: int, state: dict[str, object]) -> None:
-        """Replace the checkpoint that the run goes on from, and remove those before it."""
+        """Replace the checkpoint that the run resumes from, and remove earlier ones."""
         assert self.folder is not None
         self.save(server_round, state, {})
         checkpoint.keep_only(self.folder, server_round)
@@ -118,20 +118,20 @@ def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> Non
     """Refuse a checkpoint that was made under other settings."""
     held = plain(saved)
     for name, value in plain(wanted).items():
-        # What the checkpoint does not know is newer than it, and changed nothing then
+        # A setting that the checkpoint lacks is newer than the checkpoint, and had no effect then
         if held.get(name, value) != value:
             raise ValueError(f"its {name} is {held[name]}, this run's is {value}")
 
 
 def plain(settings: Mapping[str, object]) -> dict[str, object]:
-    """Turn settings into what a checkpoint can hold, one by one."""
+    """Turn settings into values that a checkpoint can hold."""
     return {
         name: value if type(value) in SCALARS else repr(value) for name, value in settings.items()
     }
 
 
 class Session:
-    """Members, exchange, checkpoints, and the round that runs."""
+    """Members, exchange, checkpoints, and the current round."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Session:
         self.share, self.seed = participation, seed
         self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.timeout, self.rounds = 600.0, 0
-        self.early_stop_at = 0  # the round after which the run ends if nothing becomes better
+        self.early_stop_at = 0  # the round after which the run ends unless accuracy improves
         self.connected: list[int] = []  # SuperNodes at the beginning of the round
         self.asked: dict[int, Collection[int]] = {}  # SuperNode to the clients this round asks
         self.rejected: list[Rejected] = []  # SuperNodes left out in this round
@@ -175,7 +175,7 @@ class Session:
         return self._exchange is not None
 
     def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
-        """Take a grid, the seconds that an exchange may take, and the rounds if they are known."""
+        """Set the grid, the seconds that an exchange may take, and the rounds if they are known."""
         self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
         self.members.resume, self.members.admission = self.checkpoints.resume, self.admission
 
@@ -185,7 +185,7 @@ class Session:
         self.checkpoints = RunCheckpoints(self.checkpoints.folder, self.checkpoints.every)
 
     def over(self, grid: Grid) -> None:
-        """Take the grid that Flower's own round loop passes."""
+        """Use the grid that Flower's own round loop passes."""
         if self._exchange is None or self._exchange.grid is not grid:
             self.open(grid, self.timeout, self.rounds)
 
@@ -212,7 +212,7 @@ class Session:
         return present
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
-        """Draw which of ``size`` clients or SuperNodes take part in a round: indices, ascending."""
+        """Draw which of ``size`` clients or SuperNodes take part in a round: ascending indices."""
         count = min(size, max(least, round(self.share * size)))
         if count == size:
             return np.arange(size)
@@ -221,12 +221,12 @@ class Session:
 
     def is_due(self, server_round: int) -> bool:
         """Whether a checkpoint of this round is to be made."""
-        # It is the clients' turn before anybody knows how good a round is
+        # Clients save before the round's accuracy is known
         last = server_round if self.stops_early(server_round) else self.rounds
         return self.checkpoints.is_due(server_round, last)
 
     def stops_early(self, server_round: int) -> bool:
-        """Whether a round is the last unless it is better than all before it."""
+        """Whether a round is the last one, unless it is better than all before."""
         return 0 < self.early_stop_at <= server_round
 
     # Messages
@@ -240,7 +240,7 @@ class Session:
         message_type: str = "train",
         max_reply_bytes: int,
     ) -> Replies[T]:
-        """Send messages and gather what is usable of the replies."""
+        """Send messages and gather the usable replies."""
         replies = self.exchange.send(
             requests,
             message_type=message_type,
@@ -253,7 +253,7 @@ class Session:
         return replies
 
     def relay(self, messages: Iterable[Message], server_round: int) -> list[Message]:
-        """Send messages that Flower made, and return what answers them, unread."""
+        """Send messages that Flower made, and return the replies unread."""
         return self.exchange.relay(messages, server_round=server_round, timeout=self.timeout)
 
     def read(
@@ -278,7 +278,7 @@ class Session:
         return replies
 
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
-        """Refuse to go on when no SuperNode answered."""
+        """Raise ``NoClientsError`` if no SuperNode answered."""
         if not replies.values:
             reasons = sorted({entry.reason for entry in replies.rejected})
             raise NoClientsError(
@@ -297,7 +297,7 @@ class Session:
         )
 
     def clients_of(self, nodes: Iterable[int]) -> set[int]:
-        """Return the clients that this round asks at some SuperNodes."""
+        """Return the clients of some SuperNodes that this round asks."""
         return {client for node in nodes for client in self.asked[node]}
 
     def participation(
@@ -325,7 +325,7 @@ class Session:
     def report(
         self, server_round: int, who: Participation, *, asked: int, answered: int, **figures: Any
     ) -> RoundReport:
-        """Return a round's report: its ``figures``, and what the session knows of it."""
+        """Return a round's report: its ``figures``, and those of the session."""
         return RoundReport(
             round=server_round,
             asked=asked,
@@ -345,8 +345,8 @@ class Session:
         saved: Mapping[int, str],
         message_type: str = "train.save",
     ) -> dict[int, str]:
-        """Let SuperNodes save a round that their request did not save; return failures by node."""
-        # saved: SuperNodes that were asked with the request, and why they could not
+        """Have SuperNodes save a round that the request did not save; return failures by node."""
+        # saved: SuperNodes that the request asked to save, and why they failed
         replies = self.send(
             dict.fromkeys([node for node in self.present() if node not in saved], content),
             server_round,
@@ -358,7 +358,7 @@ class Session:
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 
     def rejoin(self) -> list[str]:
-        """Let all clients load the checkpoint of the resumed run; return why some cannot."""
+        """Have all clients load the checkpoint of the resumed run; return why some cannot."""
         resume = self.members.resume = self.checkpoints.resume
         self.members.forget_all()
         connected = self.exchange.nodes(self.min_nodes, self.timeout)
@@ -374,6 +374,6 @@ class Session:
         return {node: clients[node] for node in connected if node in clients}
 
     def leave_out(self, rejected: Collection[Rejected]) -> None:
-        """Note the SuperNodes that are left out, and those that have lost their state."""
+        """Record the SuperNodes that are left out, and those that have lost their state."""
         self.rejected += few(rejected)
         self.members.note(rejected)

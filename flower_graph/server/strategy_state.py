@@ -1,8 +1,8 @@
-"""What a strategy that averages keeps in a checkpoint.
+"""The state of a Flower strategy in a checkpoint.
 
-Flower's strategies have no method for checkpoints. They keep what lasts, such as the moments of
-FedAdam, in attributes, so whatever attribute has changed since the run began is taken, if it is
-made of numbers and arrays; the rest is refused: a run that went on without it would take another
+Flower's strategies have no method for checkpoints. They keep lasting state, such as the moments of
+FedAdam, in attributes. So every attribute that has changed since the run began is saved, if it is
+made of numbers and arrays, and otherwise refused: a run resumed without it would take another
 course.
 """
 
@@ -22,8 +22,8 @@ from flower_graph.errors import CheckpointError
 
 SCALARS = (bool, int, float, str, type(None))
 PLAIN = (*SCALARS, np.ndarray, np.generic, list, dict, ArrayRecord)
-RECORD = "array-record"  # key of a dict that stands for one
-# What a checkpoint has under a name of its own, and what lasts a run or a round only
+RECORD = "array-record"  # the key of a dict that stands for an array
+# Attributes that a checkpoint saves elsewhere, or that last only a run or a round
 OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
 OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs"}
 
@@ -44,7 +44,7 @@ class StrategyState:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Put back what ``state_dict`` returned; all else becomes what it was at first."""
+        """Restore what ``state_dict`` returned; reset all other attributes."""
         for name, value in self._start.items():
             setattr(self._strategy, name, _copied(value))
         for name, value in state.items():
@@ -56,7 +56,7 @@ class StrategyState:
 
 
 def _copied(value: object) -> object:
-    """Copy what may be changed in place."""
+    """Copy values that may be changed in place."""
     return copy.deepcopy(value) if type(value) in PLAIN else value
 
 
@@ -95,7 +95,7 @@ def packed(value: object, name: str) -> object:
 
 
 def unpacked(value: object) -> Any:
-    """Give back what ``packed`` was given."""
+    """Undo ``packed``."""
     if isinstance(value, dict) and list(value) == [RECORD]:
         result = unpacked(value[RECORD])
         return ArrayRecord({name: Array(values) for name, values in result.items()})
@@ -110,7 +110,7 @@ def unpacked(value: object) -> Any:
 
 
 def packed_models(shared: ArrayRecord, own: Mapping[int, ArrayRecord]) -> dict[str, object]:
-    """Write the model for all and the clients' own ones for a checkpoint."""
+    """Return the common model and the clients' own ones for a checkpoint."""
     models = {
         "arrays": values_of(shared),
         "own-arrays": {client: values_of(model) for client, model in own.items()},
@@ -128,9 +128,8 @@ def unpacked_models(
 
 
 def arrays_like(model: ArrayRecord, saved: Mapping[str, NDArray[np.generic]]) -> ArrayRecord:
-    """Make a model of saved arrays; ``ValueError`` if they are not the model's."""
-    # Their type is the one that the averaging made: that of FedAdam is wider than the first
-    # model's.
+    """Make a model from saved arrays; ``ValueError`` if they do not fit."""
+    # Averaging may have changed their type: FedAdam's is wider than the first model's.
     forms = {name: tuple(array.shape) for name, array in model.items()}
     shapes = {name: values.shape for name, values in saved.items()}
     if list(forms.items()) != list(shapes.items()):
@@ -139,5 +138,5 @@ def arrays_like(model: ArrayRecord, saved: Mapping[str, NDArray[np.generic]]) ->
 
 
 def values_of(record: ArrayRecord) -> dict[str, object]:
-    """Give the arrays of a record by their names."""
+    """Return the arrays of a record by their names."""
     return {name: array.numpy() for name, array in record.items()}
