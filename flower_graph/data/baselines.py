@@ -1,20 +1,20 @@
-"""What is reached without training a GNN: figures to hold an accuracy against.
+"""Baselines without a GNN, to compare a run's accuracy with.
 
-They are measured as the methods are: of each client the share of its labelled nodes that
-are right, and the mean of that over the clients that have such nodes (one graph counts as one
-client):
+They are measured as the methods are: the accuracy on each client's labelled nodes, as a mean over
+the clients that have such nodes (one graph counts as one client):
 
 * ``majority``: the commonest class of all training nodes;
-* ``majority-per-client``: each client's own; of a client without training nodes, that of all;
+* ``majority-per-client``: each client's own commonest class; for a client without training nodes
+that of all;
 * ``logistic-regression``: on the features alone, trained on all clients' training nodes;
 * ``label-propagation``: each client's training labels spread over its own edges, features unused;
-  what no label reaches is of the client's commonest class, as above. In nFedGNN the graph is one,
-  and the server holds its edges and these labels: no user has to answer.
+  nodes that no label reaches get the client's commonest class, as above. In nFedGNN the server has
+  the one graph's edges and these labels, so it needs no user.
 
 A node that trains at one client and is tested at another is predicted by a regression that was
-fitted without it: nodes are dealt to ``FOLDS`` parts then, and each part is predicted by a fit to
-the others. Where nobody has training nodes (DeepWalk), guesses are the commonest class of the nodes
-that are tested, as its classifiers are trained on these, and there is no regression.
+fitted without it: nodes are divided into ``FOLDS`` parts then, and each part is predicted by a fit
+to the others. Where nobody has training nodes (DeepWalk), ``majority`` is the commonest class of
+the tested nodes, on which the classifiers are trained, and there is no regression.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ STRENGTHS = (1.0, 10.0)
 KEPT, STEPS = (0.9, 0.95, 0.99), 50
 LARGEST = 10_000_000  # non-zero features of training nodes times classes: some seconds
 Figures = dict[str, Tree]
-# What clients' commonest classes reach where those that train alone may reach more: methods were
+# Accuracy of clients' commonest classes above which clients may do better alone: methods were
 # more than two points below local training on such graphs alone (docs/results/own-graph.md)
 ALONE = 0.6
 
@@ -54,12 +54,14 @@ class Labelled(NamedTuple):
     y: Tensor  # [n] true classes
     train_y: Tensor  # [n] classes to train on: wrong ones under label noise
     masks: dict[str, Tensor]  # bool [n] by role, of labelled nodes only
-    names: Sequence[int | str] | None  # by which clients name the same node; None: no other has it
+    names: (
+        Sequence[int | str] | None
+    )  # identities of nodes common to all clients; None: no other client has these nodes
     edge_index: Tensor  # [2, e]; none of a client that is without a graph
 
     @classmethod
     def of(cls, graph: Graph | HeldGraph) -> Labelled:
-        """Take what a graph has."""
+        """Return the labelled nodes of a graph."""
         y, masks = graph.y, {}
         for role in ("train", *JUDGED):
             mask = getattr(graph, f"{role}_mask", None)
@@ -72,7 +74,7 @@ class Labelled(NamedTuple):
 
 
 def client_baselines(graphs: Sequence[HeldGraph]) -> Figures:
-    """Give the four figures of a run whose clients hold graphs, by name and by role."""
+    """Return the four baselines of a run whose clients hold graphs, by name and by role."""
     parts = [Labelled.of(graph) for graph in graphs]
     return {
         MAJORITY: _majority(parts, is_own=False),
@@ -83,7 +85,7 @@ def client_baselines(graphs: Sequence[HeldGraph]) -> Figures:
 
 
 def graph_baselines(graph: Graph | HeldGraph) -> Figures:
-    """Give the three figures of a run on one graph with masks: there are no clients to guess."""
+    """Return the three baselines of a run on one graph with masks, without clients."""
     parts = [Labelled.of(graph)]
     return {
         MAJORITY: _majority(parts, is_own=False),
@@ -93,7 +95,7 @@ def graph_baselines(graph: Graph | HeldGraph) -> Figures:
 
 
 def says_one_class(baselines: Figures) -> str:
-    """Say that clients may reach more alone, where most of a client's nodes are of one class."""
+    """Return a warning that clients may do better alone, if a client's nodes mostly share a class."""
     own = baselines.get(OWN_MAJORITY, {}).get("test", 0.0)
     if not own >= ALONE:
         return ""
@@ -104,7 +106,7 @@ def says_one_class(baselines: Figures) -> str:
 
 
 def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
-    """Give what clients reach that know nothing of each other: means over the clients here."""
+    """Return baselines of clients by themselves: means over the clients here."""
     each = [graph_baselines(graph) for graph in graphs]
     return {
         name: {role: _mean([one[name][role] for one in each]) for role in JUDGED}
@@ -113,10 +115,10 @@ def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
 
 
 def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
-    """Guess one class for all nodes, or one for each client's."""
+    """Predict one class for all nodes, or one for each client's nodes."""
     result = {}
     for role in JUDGED:
-        # Where nobody trains on labels, classifiers are trained on the tested nodes.
+        # If nobody trains on labels, classifiers are trained on the tested nodes.
         known = role if _commonest(parts, "train") is None else "train"
         whole = _commonest(parts, known)
         own = [_commonest([part], known) if is_own else None for part in parts]
@@ -130,13 +132,13 @@ def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
 
 
 def _commonest(parts: Sequence[Labelled], role: str) -> int | None:
-    """Give the commonest class of some nodes, of equals the first; None where there are none."""
+    """Return the commonest class of some nodes (the first of equals); None without nodes."""
     y = torch.cat([(p.train_y if role == "train" else p.y)[p.masks[role]] for p in parts])
     return int(y.bincount().argmax()) if y.numel() else None
 
 
 def _regression(parts: Sequence[Labelled]) -> dict[str, object]:
-    """Fit and measure the regressions; of two strengths the one that validates better."""
+    """Fit and evaluate the regressions; choose the better of two strengths by validation."""
     train = torch.cat([part.masks["train"] for part in parts])
     y = torch.cat([part.train_y for part in parts])
     names, sizes = y[train].unique(), [part.y.numel() for part in parts]
@@ -159,7 +161,7 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, object]:
 
 
 def _propagation(parts: Sequence[Labelled]) -> dict[str, object]:
-    """Spread each client's training labels over its edges; of three shares the best validates."""
+    """Spread each client's training labels over its edges; choose the share by validation."""
     whole, sizes = _commonest(parts, "train"), [part.y.numel() for part in parts]
     nothing: dict[str, object] = dict.fromkeys(JUDGED, math.nan)
     if whole is None:
@@ -196,7 +198,7 @@ def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
 
 
 def _best(found: Sequence[dict[str, float]]) -> dict[str, object]:
-    """Take what validates best, of equals and without validation the first."""
+    """Return the best by validation; the first of equals, or without validation."""
     best = max(found, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
     return dict(best)
 
@@ -217,7 +219,7 @@ def _predicted(x: Tensor, y: Tensor, train: Tensor, fold: Tensor, classes: int) 
 
 
 def _folds(parts: Sequence[Labelled]) -> Tensor:
-    """Deal the nodes to folds, if some train at one client and are tested at another."""
+    """Divide the nodes into folds, if some train at one client and are tested at another."""
     # The first by name in the order of the clients goes to fold 0, the next to 1, and so on.
     numbers: dict[int | str, int] = {}
     sizes = [part.y.numel() for part in parts]
@@ -251,7 +253,7 @@ def _pooled(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def _deviation(values: Tensor, mean: Tensor, rows: int) -> float:
-    """Give the root of the rows' mean squared distance to their mean; 1 where all are alike."""
+    """Return the root of the rows' mean squared distance to their mean; 1 if all are equal."""
     square = float(values.double().square().sum()) / rows
     variance = square - float(mean.double().square().sum())
     return math.sqrt(variance) if variance > 1e-9 * square else 1.0
@@ -275,7 +277,7 @@ def _used(x: Tensor, mask: Tensor | None = None) -> int:
 
 
 def _accuracy(parts: Sequence[Labelled], role: str, right: Sequence[Tensor]) -> float:
-    """Average the clients' shares of right guesses; NaN where nobody has such nodes."""
+    """Average the clients' accuracies; NaN if nobody has such nodes."""
     tested = [(one, part.masks[role]) for one, part in zip(right, parts, strict=True)]
     return _mean([float(one[mask].double().mean()) for one, mask in tested])
 

@@ -1,7 +1,7 @@
-"""What constructors ask of data that they are given, in the words of ``description``.
+"""Checks of data that constructors are given, with the errors of ``description``.
 
-Clients are built anew for every message, so what was found fit is remembered: by its tensors'
-memory, as long as this lives and nothing is written into it.
+Clients are built anew for every message, so data that passed are remembered: by their tensors'
+memory, as long as it exists and nothing is written into it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _fit: dict[tuple[object, ...], tuple[weakref.ref[object], ...]] = {}
 
 
 class ServerGraph(NamedTuple):
-    """What a server that holds a graph without its features knows."""
+    """A server's graph without features."""
 
     edge_index: Tensor  # int64 [2, e], both directions, sorted
     y: Tensor  # int64 [n], -1 without a label
     masks: dict[str, Tensor]  # boolean [n] each, by the part's first word
 
 
-# Left open: whatever has the attributes of a `Data`, of which each is checked
+# Any: an object with the attributes of a `Data`, each of which is checked
 def server_graph(data: Any) -> ServerGraph:
     """Bring edges, labels and masks of a graph into canonical form; missing masks are empty."""
     notes: list[str] = []
@@ -65,7 +65,7 @@ def server_graph(data: Any) -> ServerGraph:
 
 
 def check_clients(graphs: Iterable[HeldGraph]) -> None:
-    """Check clients' graphs that nothing here converts; ``DataError`` names the client."""
+    """Check clients' graphs without converting them; ``DataError`` names the client."""
     for graph in graphs:
         with saying(f"client {graph.client}"):
             check_rows(graph.x)
@@ -76,7 +76,7 @@ def check_clients(graphs: Iterable[HeldGraph]) -> None:
 
 
 def check_rows(x: Tensor) -> None:
-    """Check features that are rows of somebody's: a finite float32 matrix, dense or CSR."""
+    """Check features of users: a finite float32 matrix, dense or CSR."""
     if _is_fit([x]):
         return
     if x.dim() != 2 or x.dtype != torch.float32 or x.layout not in LAYOUTS:
@@ -85,7 +85,7 @@ def check_rows(x: Tensor) -> None:
             "dense or CSR"
         )
     values = x if x.layout == torch.strided else x.values()
-    # A sum is finite only of finite numbers; it takes no memory.
+    # A finite sum has only finite terms, and takes no memory.
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
         dense = x if x.layout == torch.strided else x.to_dense()
         row, column = (~torch.isfinite(dense)).nonzero()[0].tolist()
@@ -113,7 +113,7 @@ def _check_client(graph: HeldGraph) -> None:
 
 
 def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
-    """Tell whether these are the wanted edges, in whatever order."""
+    """Return whether these are the wanted edges, in any order."""
     if edges.shape != wanted.shape:
         return False
     n = 1 + int(edges.max()) if edges.numel() else 1
@@ -121,7 +121,7 @@ def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
 
 
 def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, torch.UntypedStorage]]:
-    """List tensors with where their numbers lie."""
+    """List tensors with the memory of their numbers."""
     parts = []
     for one in tensors:
         if one is None:
@@ -143,7 +143,7 @@ def _key(parts: list[tuple[Tensor, torch.UntypedStorage]]) -> tuple[object, ...]
 
 
 def _is_fit(tensors: Iterable[Tensor | None]) -> bool:
-    """Say whether the same numbers were found fit before."""
+    """Return whether the same numbers have passed before."""
     return _key(_memory(tensors)) in _fit
 
 

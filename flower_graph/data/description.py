@@ -1,8 +1,8 @@
-"""What a graph may be: from whatever has features, edges, labels and masks to canonical tensors.
+"""From any object with features, edges, labels and masks to canonical tensors.
 
-Every door goes through it: files, folders of clients, messages' constructors, Python. What is done
-to data on the way is a note, a phrase for people; what cannot be understood is a ``DataError`` that
-names place, index, value and remedy. The table of what is accepted is in ``docs/own-data.md``.
+Files, folders of clients, constructors and Python all use it. Each change to the data is a note, a
+phrase for users; data that cannot be understood raise a ``DataError`` with place, index, value and
+remedy. The table of what is accepted is in ``docs/own-data.md``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _said: set[tuple[str, str]] = set()
 
 
 class Caution(str):
-    """A note of what changes what a run means: it is told as a warning, and also by `--quiet`."""
+    """A note that changes the meaning of a run: logged as a warning, even with `--quiet`."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Described:
 
 @contextmanager
 def saying(what: str) -> Iterator[None]:
-    """Name the file, the client or the data set that an error is about."""
+    """Add the file, the client or the data set to errors in this block."""
     try:
         yield
     except DataError as error:
@@ -65,7 +65,7 @@ def saying(what: str) -> Iterator[None]:
 
 
 def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
-    """Log what was done to data, or is to be known of them, once a process."""
+    """Log notes about data, once a process."""
     for note in notes:
         if (place, note) not in _said:
             _said.add((place, note))
@@ -84,7 +84,7 @@ def as_graph(data: object, *, num_classes: int | None = None, no_features: str =
     num_classes
         Number of classes, where labels are numbers below it and stay as they are.
     no_features
-        What stands for features where there are none: ``refuse``, ``degree`` or ``one-hot``.
+        The features of a graph that has none: ``refuse``, ``degree`` or ``one-hot``.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def as_graph(data: object, *, num_classes: int | None = None, no_features: str =
     Raises
     ------
     DataError
-        If something is missing or cannot be understood; names index, value and remedy.
+        If anything is missing or cannot be understood; names index, value and remedy.
     """
     described = describe_graph(data, no_features=no_features)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
@@ -141,7 +141,7 @@ def check_data(data: object) -> None:
 
 
 def check_masks(graph: Graph) -> None:
-    """Check that the three parts exist, have nodes, all with a label, and share none."""
+    """Check that the three masks exist, have labelled nodes only, and do not overlap."""
     masks = {part: getattr(graph, part) for part in PARTS}
     for part, mask in masks.items():
         if mask is None or mask.dim() != 1:
@@ -153,7 +153,7 @@ def check_masks(graph: Graph) -> None:
 
 
 def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | None = None) -> None:
-    """Check that all nodes of masks have a label, and that none is in two."""
+    """Check that all nodes of masks have a label, and that none is in two masks."""
     for part, mask in masks.items():
         wrong = mask & (y < 0)
         if wrong.any():
@@ -179,7 +179,7 @@ def describe_graph(
     needs_edges: bool = True,
     needs_labels: bool = True,
 ) -> Described:
-    """Bring features, edges, labels and masks into canonical form; classes are not numbered yet."""
+    """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes: list[str] = []
     if type(data).__name__ == "HeteroData":
         raise DataError(f"is a HeteroData: {ONE_KIND}")
@@ -206,7 +206,7 @@ def describe_graph(
 
 
 def read_features(x: object, notes: list[str]) -> Tensor:
-    """Give features as dense float32, whatever kind of matrix they were; adds to the notes."""
+    """Return features as dense float32, from any kind of matrix; add notes."""
     given = as_tensor("x", x)
     if given.dim() != 2:
         remedy = "; x.view(-1, 1) has one feature" if given.dim() == 1 else ""
@@ -228,7 +228,7 @@ def read_features(x: object, notes: list[str]) -> Tensor:
 
 
 def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:
-    """Give every edge in both directions, once, without self-loops; adds to the notes."""
+    """Return every edge in both directions, once, without self-loops; add notes."""
     edges = as_tensor("edge_index", edge_index)
     check_edges(edges, num_nodes)
     edges = edges.long()
@@ -270,7 +270,7 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
 
 
 def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | None:
-    """Give a mask as booleans ``[n]`` or ``[n, k]``."""
+    """Return a mask as booleans ``[n]`` or ``[n, k]``."""
     if mask is None:
         return None
     given = as_tensor(part, mask)

@@ -1,4 +1,4 @@
-"""What is done to features as a graph is read: the choices of ``data.features``."""
+"""The treatments of features when a graph is read: the choices of ``data.features``."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ CHANGES = {
     STANDARDISE: ("standardised over all nodes",),
 }
 MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
-SPARSE = 1 / 3  # features of which at most this share is not 0 count as sparse
+SPARSE = 1 / 3  # share of non-zero entries up to which features count as sparse
 
 
 class Prepared(NamedTuple):
-    """Features as a run has them."""
+    """Features after their treatment."""
 
     features: list[Tensor]
-    notes: tuple[str, ...]  # one for each thing that was done
-    treatment: Treatment  # what was done, to do it to others
+    notes: tuple[str, ...]  # one for each change
+    treatment: Treatment  # the treatment, for features of other nodes
 
 
 def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
@@ -63,14 +63,14 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
 
 
 def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:
-    """Move each entry that is not 0 to another feature with some chance: noise.
+    """Move each non-zero entry to another feature with some probability: noise.
 
     Parameters
     ----------
     x
         Features ``[n, f]``, dense or CSR.
     chance
-        Of each entry, by itself; where two meet, one of them is lost.
+        Probability of each entry; if two meet, one of them is lost.
     generator
         CPU generator; the only source of randomness.
 
@@ -105,7 +105,7 @@ def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tenso
 
 
 class _Look:
-    """What is to be known of features before something is done to them."""
+    """Properties of features before any treatment."""
 
     def __init__(self, features: Sequence[Tensor]) -> None:
         self.entries = sum(x.numel() for x in features)
@@ -129,7 +129,7 @@ class _Look:
         return all(bool(((x == 0) | (x == 1)).all()) for x in self._features)
 
     def choice(self, *, is_dense: bool) -> tuple[str, str]:
-        """Choose a form, and say why; docs/results/own-graph.md has what was measured."""
+        """Choose a treatment, and say why; docs/results/own-graph.md has the measurements."""
         if self.is_binary:
             return AS_IS, "all entries are 0 or 1"
         if self.least < 0:
@@ -142,7 +142,7 @@ class _Look:
         return PRESENCE, why
 
     def check_presence(self) -> None:
-        """Refuse to forget values in which there is more than whether they are 0."""
+        """Refuse to turn values into 0 and 1 if that would lose information."""
         if self.least >= 0 and (self.share <= SPARSE or self.is_binary):
             return
         why = "negative" if self.least < 0 else "dense"
@@ -153,7 +153,7 @@ class _Look:
 
 
 def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Treatment, int]:
-    """Find mean and deviation of each feature over all rows; count the constant ones."""
+    """Compute mean and deviation of each feature over all rows; count the constant ones."""
     # In float64, so that a large mean does not hide a small deviation.
     count = sum(x.size(0) for x in features)
     mean = sum((x.double().sum(0) for x in features), torch.zeros(1).double()) / count

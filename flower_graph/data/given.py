@@ -1,4 +1,4 @@
-"""A graph that Python has, as a file that a run reads: what ``fg.run`` takes for ``data.name``."""
+"""Saves graphs that are given to ``fg.run`` for ``data.name``, as files that a run reads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from flower_graph.errors import DataError
 from flower_graph.storage.files import replaced
 
 SECTION, KEY = "data", "name"
-# Attributes of nodes that are no features, as columns of `nodes.csv` are none
+# Attributes of nodes that are no features, like some columns of `nodes.csv`
 NAMED = {"x", "y", "label", "name", "split", "client", "identity", "train_mask", "val_mask"}
 NAMED |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names", "classes"}
 
 
 def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
-    """Write a graph that is given for ``data.name`` into a folder, and name its file instead."""
+    """Save a graph that is given for ``data.name``, and replace it by its file's name."""
     result = dict(settings)
     for key, value in settings.items():
         if key == SECTION and isinstance(value, Mapping):
@@ -40,7 +40,7 @@ def _named(key: str, value: object, folder: Path) -> object:
 
 
 def save_graph(data: Data, folder: Path) -> Path:
-    """Save a graph by a name of its content, so that equal graphs have one file."""
+    """Save a graph under a hash of its content, so that equal graphs have one file."""
     content = BytesIO()
     torch.save(Data.from_dict(_as_read(data)), content)
     digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
@@ -53,7 +53,7 @@ def save_graph(data: Data, folder: Path) -> Path:
 
 
 def _as_read(data: Data) -> dict[str, object]:
-    """Give a graph's entries as files have them; of ``from_networkx`` each is an attribute."""
+    """Return a graph's entries as in files; ``from_networkx`` makes each attribute an entry."""
     values = {key: value for key, value in data.cpu().to_dict().items() if value is not None}
     n = data.num_nodes
     if "y" not in values and "label" in values:
@@ -71,6 +71,6 @@ def _as_read(data: Data) -> dict[str, object]:
 
 
 def _is_column(key: str, value: object, n: int | None) -> bool:
-    """Whether an entry is a number, or several, for each node, and stands for a feature."""
+    """Whether an entry is a feature: one or more numbers for each node."""
     is_rows = isinstance(value, Tensor) and value.dim() in (1, 2) and value.size(0) == n
     return is_rows and key not in NAMED and not key.startswith("edge_")

@@ -1,4 +1,4 @@
-"""A graph as plain tensors, what is done to it after reading, and its checks before training."""
+"""A graph as plain tensors, the treatment of its features, and operations on its edges."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data
 
 PARTS = ("train_mask", "val_mask", "test_mask")
-DENSE_LIMIT = 2_000_000_000  # bytes of a dense feature matrix; above it, say so and stop
+DENSE_LIMIT = 2_000_000_000  # most bytes of a dense feature matrix
 
 
 class Treatment(NamedTuple):
-    """What was done to a run's features (``data.features``), to do it to those of other nodes."""
+    """The treatment of a run's features (``data.features``), for those of other nodes."""
 
     how: str  # as-is, row, presence, presence-row or standardise
     width: int  # features of a node
@@ -31,7 +31,7 @@ class Treatment(NamedTuple):
     scale: Tensor | None = None  # likewise; infinite where a feature was constant
 
     def apply(self, x: Tensor) -> Tensor:
-        """Do to features ``[n, f]`` what was done to those that were trained with."""
+        """Apply the treatment of the training features to features ``[n, f]``."""
         if x.size(1) != self.width:
             raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
         if self.how in (PRESENCE, PRESENCE_ROW):
@@ -44,7 +44,7 @@ class Treatment(NamedTuple):
         return x
 
     def to_json(self) -> dict[str, object]:
-        """Give what a file holds; ``null`` is the scale of a constant feature."""
+        """Return the treatment as JSON; the scale of a constant feature is ``null``."""
         record: dict[str, object] = {"features": self.how, "width": self.width}
         for name, value in (("mean", self.mean), ("scale", self.scale)):
             if value is not None:
@@ -53,7 +53,7 @@ class Treatment(NamedTuple):
 
     @classmethod
     def from_json(cls, record: Tree) -> Treatment:
-        """Read what :meth:`to_json` gave."""
+        """Read the result of :meth:`to_json`."""
         mean, scale = (
             None
             if record.get(name) is None
@@ -84,13 +84,13 @@ class Graph:
     train_mask, val_mask, test_mask
         Boolean ``[n]``, or ``[n, k]`` before one of k splits is chosen, or None.
     classes
-        Name of each class, by its number; None where the numbers themselves are the names.
+        Name of each class, by number; None if the numbers are the names.
     names
-        Name of each node; None where it is its row's number.
+        Name of each node; None if the row numbers are the names.
     notes
-        What was done to the data as they were read, a phrase each.
+        Notes on what was done to the data when they were read.
     treatment
-        What was done to the features, for those of other nodes; None before it is done.
+        The treatment of the features, for those of other nodes; None before it is applied.
     """
 
     x: Tensor
@@ -112,7 +112,7 @@ class Graph:
 
     def to_data(self) -> Data:
         """Return the same as a PyG ``Data`` with the attribute ``num_classes``, without notes."""
-        # Imported here: it takes seconds, and not every process needs it.
+        # Imported here, because it takes seconds and not every process needs it.
         from torch_geometric.data import Data
 
         left_out = {"notes", "treatment"} | {
@@ -122,7 +122,7 @@ class Graph:
 
 
 class WholeGraph(Protocol):
-    """What clients are cut out of; ``Graph`` and PyG's ``Data`` have it."""
+    """A graph that is divided among clients: ``Graph`` or PyG's ``Data``."""
 
     x: Tensor
     edge_index: Tensor
@@ -130,7 +130,7 @@ class WholeGraph(Protocol):
 
 
 class HeldGraph(Protocol):
-    """What one client holds, whatever else its method's graphs have."""
+    """One client's graph: the attributes that all methods' graphs have."""
 
     @property
     def client(self) -> int:
@@ -164,19 +164,19 @@ class HeldGraph(Protocol):
 
     @property
     def called(self) -> tuple[str, ...] | None:
-        """What its user calls the nodes; None where they are their numbers."""
+        """The user's names of the nodes; None if the numbers are the names."""
 
 
 def names_in(data: object, nodes: Tensor) -> tuple[str, ...] | None:
-    """Give what a graph calls some of its nodes; None where it has no names."""
+    """Return a graph's names of some nodes; None if it has no names."""
     names = getattr(data, "names", None)
     return None if names is None else tuple(names[node] for node in nodes.tolist())
 
 
 def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
-    """Give what users call the nodes of some clients' graphs, one client's behind the other's.
+    """Return the users' names of the nodes of some clients' graphs, concatenated.
 
-    Names where the data have some, of any of these clients; else numbers.
+    Names if the data of any of these clients have names, else numbers.
     """
     if all(graph.called is None for graph in graphs):
         return torch.cat([graph.nodes for graph in graphs])
@@ -217,16 +217,16 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """List the entries of rows of a CSR matrix: whose they are (a place in ``rows``) and which."""
+    """List the entries of rows of a CSR matrix: their index in ``rows``, and their position."""
     counts = start[rows + 1] - start[rows]
     place = torch.repeat_interleave(counts)
-    # Counts up within each row, from where its entries begin.
+    # Counts up within each row, from its first entry.
     first = start[rows] - (counts.cumsum(0) - counts)
     return place, torch.arange(place.numel()) + first[place]
 
 
 class Neighbours(NamedTuple):
-    """Every node's neighbours, one after another: those of v are ``other[start[v]:start[v+1]]``."""
+    """Every node's neighbours, concatenated: those of v are ``other[start[v]:start[v+1]]``."""
 
     start: Tensor
     other: Tensor
@@ -238,16 +238,16 @@ class Neighbours(NamedTuple):
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int) -> Neighbours:
-        """Read them off edges as ``to_undirected`` gives them."""
+        """Make them from edges that ``to_undirected`` returned."""
         return cls(pointers(edge_index[0], num_nodes).long(), edge_index[1])
 
     def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
-        """List the neighbours of all given nodes: whose they are (a place) and which."""
+        """List the neighbours of all given nodes: the node's index, and the neighbour."""
         place, entry = row_entries(self.start, nodes)
         return place, self.other[entry]
 
     def among(self, nodes: Tensor) -> Tensor:
-        """List the edges among some nodes, ascending, by place: int64 ``[2, e]``, sorted."""
+        """List the edges among some ascending nodes, by index: int64 ``[2, e]``, sorted."""
         source, other = self.step(nodes)
         target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
         inside = nodes[target] == other

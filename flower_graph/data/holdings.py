@@ -1,4 +1,4 @@
-"""What the clients of a run hold, in one line for people, beside that for the whole graph."""
+"""One line of text about what the clients of a run hold."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nodes_held(graph: Graph, clients: int, called: str) -> str:
 
 
 def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> str:
-    """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers of one whole graph's."""
+    """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers in one whole graph."""
     sizes = [graph.y.numel() for graph in graphs]
     least, most, total = min(sizes), max(sizes), sum(sizes)
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
@@ -36,7 +36,7 @@ def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> st
 
 
 def _edges(graphs: Sequence[HeldGraph], is_cut: bool) -> str:
-    """Count the edges that some client has, those of one whole graph once."""
+    """Count the edges that any client has; those of one whole graph count once."""
     linked = [(g.nodes, g.edge_index) for g in graphs if g.edge_index is not None]
     if not linked or not is_cut:
         return f"{sum(edges.size(1) for _, edges in linked) // 2:,} edges"

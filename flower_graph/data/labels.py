@@ -1,4 +1,4 @@
-"""Labels of nodes: from numbers and words of any kind to numbers of classes."""
+"""Labels of nodes: from any numbers or words to numbers of classes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from flower_graph.errors import DataError
 from flower_graph.wire.keys import MAX_CLASSES
 
 DENSE = "They are sparse, and would be made dense: use fewer of them."
-MOST_CLASSES = 1000  # more different labels than these are numbers or names of something else
-SHOWN = 8  # labels that a note lists
+MOST_CLASSES = 1000  # with more different labels, they are taken for something else than classes
+SHOWN = 8  # most labels that a note lists
 
 
 class Labels(NamedTuple):
@@ -23,7 +23,7 @@ class Labels(NamedTuple):
 
     y: list[Tensor]  # Of each graph: int64 [n], -1 without a label
     num_classes: int
-    classes: tuple[str, ...] | None  # Their names, where these are not the numbers
+    classes: tuple[str, ...] | None  # Their names, if these are not the numbers
     notes: list[str]
 
 
@@ -32,7 +32,7 @@ def number_classes(
     declared: object = None,
     classes: Sequence[str] | None = None,
 ) -> Labels:
-    """Give labels as numbers of classes: those of one graph, or of all clients' together."""
+    """Turn labels into numbers of classes, for one graph or for all clients together."""
     # `declared`: how many classes there are, if known; labels are then numbers below it.
     if classes is not None:
         classes = tuple(str(name) for name in listed("classes", classes))
@@ -90,7 +90,7 @@ def _check_number(count: int) -> None:
 
 
 def declared_classes(count: object) -> int | None:
-    """Give the number of classes that a graph says it has, None where it says none."""
+    """Return the number of classes that a graph declares; None if it declares none."""
     if isinstance(count, Tensor) and count.numel() == 1:
         count = count.item()
     if count is None or (type(count) is int and 1 <= count <= MAX_CLASSES):
@@ -102,7 +102,7 @@ def declared_classes(count: object) -> int | None:
 
 
 def check_labels(y: Tensor) -> None:
-    """Refuse numbers that are no classes: whoever has them would make weights for as many."""
+    """Refuse numbers that cannot be classes, before weights are made for so many."""
     if y.numel() and (largest := int(y.max())) >= MAX_CLASSES:
         node = int(y.argmax())
         raise DataError(
@@ -123,7 +123,7 @@ def _check_declared(y: Sequence[Tensor], declared: int) -> None:
 
 
 def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str | None]:
-    """Give labels as whole numbers, below 0 for none, or as words, None for none."""
+    """Return labels as whole numbers (below 0: none) or as words (None: none)."""
     if not isinstance(y, Tensor):
         every = listed("y", y)
         given = [one for one in every if not _is_none(one)]
@@ -140,7 +140,7 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
 
 
 def _whole(y: Tensor, notes: list[str]) -> Tensor:
-    """Give labels as int64."""
+    """Return labels as int64."""
     if y.is_complex():
         raise DataError(f"y is {y.dtype}: must be whole numbers or words")
     if not y.is_floating_point():
@@ -158,7 +158,7 @@ def _whole(y: Tensor, notes: list[str]) -> Tensor:
 
 
 def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
-    """Take words that are all whole numbers as such."""
+    """Turn words into numbers if all of them are whole numbers."""
     try:
         return torch.tensor([-1 if word is None else int(word) for word in words])
     except (ValueError, RuntimeError):
@@ -202,7 +202,7 @@ def check_entries(data: object, keys: Sequence[str]) -> None:
 
 
 def listed(key: str, values: Any) -> list[object]:
-    """Give the entries of a list, a tuple, an array or a tensor."""
+    """Return the entries of a list, a tuple, an array or a tensor."""
     is_list = isinstance(values, list | tuple | np.ndarray)
     if not is_list and not (isinstance(values, Tensor) and values.layout == torch.strided):
         raise DataError(f"{key} is a {type(values).__name__}: must be a list, or a tensor")
@@ -211,9 +211,9 @@ def listed(key: str, values: Any) -> list[object]:
     return result if isinstance(result, list) else [result]
 
 
-# Left open: all that `torch.as_tensor` takes, and what it refuses
+# Any: all that `torch.as_tensor` accepts or refuses
 def as_tensor(key: str, value: Any) -> Tensor:
-    """Take a tensor, an array, or a list of numbers as a tensor."""
+    """Turn a tensor, an array or a list of numbers into a tensor."""
     if isinstance(value, Tensor) and value.is_quantized:
         raise DataError(f"{key} is quantized ({kind_of(value)}): {key}.dequantize() is not")
     if isinstance(value, Tensor):
@@ -230,7 +230,7 @@ def as_tensor(key: str, value: Any) -> Tensor:
 
 
 def is_whole(value: Tensor) -> bool:
-    """Tell whether a tensor has whole numbers."""
+    """Return whether a tensor has whole numbers."""
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
 
 

@@ -1,4 +1,4 @@
-"""A graph that no run has seen: read like those of a run, and made like the run's own."""
+"""Reads graphs that a run has not seen, and gives them the run's form."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["DataForm", "NewGraph", "new_graph", "read_new_graph"]
 
 
 class DataForm(NamedTuple):
-    """What a run's data were, as far as a new graph must be like them."""
+    """The form of a run's data, which new graphs must have."""
 
-    treatment: Treatment  # what was done to the features
+    treatment: Treatment  # the treatment of the features
     num_classes: int
-    classes: tuple[str, ...] | None  # their names, where these are not their numbers
-    no_features: str  # as the setting ``data.no_features``
+    classes: tuple[str, ...] | None  # the classes' names, if these are not the numbers
+    no_features: str  # the setting ``data.no_features``
 
     def to_json(self) -> dict[str, object]:
-        """Give what the file ``data.json`` holds."""
+        """Return the content of the file ``data.json``."""
         return self.treatment.to_json() | {
             "num-classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
@@ -37,7 +37,7 @@ class DataForm(NamedTuple):
 
     @classmethod
     def from_json(cls, record: Tree) -> DataForm:
-        """Read it back."""
+        """Read the content of ``data.json``."""
         classes = record["classes"]
         return cls(
             Treatment.from_json(record),
@@ -54,13 +54,11 @@ class NewGraph(NamedTuple):
     edge_index: Tensor | None  # int64 [2, e], both directions, sorted; None: not known
     y: Tensor  # int64 [n], -1 without a label
     names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
-    values: Mapping[
-        str, object
-    ] = {}  # what else the file says, such as identities, still unchecked
+    values: Mapping[str, object] = {}  # further entries of the file, such as identities, unchecked
 
 
 def new_graph(x: object, edge_index: object, of: DataForm) -> NewGraph:
-    """Make a graph of features as they were given to the run, and of edges in any direction."""
+    """Make a graph from untreated features, and from edges in any direction."""
     given = read_features(x, [])
     edges = None if edge_index is None else read_edges(edge_index, given.size(0), [])
     labels = torch.full((given.size(0),), -1)
@@ -68,7 +66,7 @@ def new_graph(x: object, edge_index: object, of: DataForm) -> NewGraph:
 
 
 def read_new_graph(path: Path, of: DataForm) -> NewGraph:
-    """Read a file or a folder with tables; ``DataError`` if it is unfit for the run's models."""
+    """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
     values = read_file(path, needs_labels=False)
     if of.no_features == "one-hot" and values.get("x") is None:
         raise DataError(
@@ -89,7 +87,7 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
 
 
 def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
-    """Give labels the numbers that the run's classes have."""
+    """Turn labels into the numbers of the run's classes."""
     if isinstance(labels, Tensor) and not _are_numbers(of.classes):
         if (labels >= of.num_classes).any():
             node = int((labels >= of.num_classes).nonzero()[0])
@@ -113,5 +111,5 @@ def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
 
 
 def _are_numbers(classes: Sequence[str] | None) -> bool:
-    """Whether the classes' names are numbers, as where labels have gaps."""
+    """Whether the classes' names are numbers, as when labels have gaps."""
     return classes is not None and all(one.lstrip("-").isdigit() for one in classes)

@@ -1,4 +1,4 @@
-"""What is to be known of a graph before a method is run on it: figures, and what to beware of."""
+"""Figures and warnings about a graph, before a method runs on it."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ from flower_graph.storage.reading import Tree
 
 DOMINANT = 0.8  # share of the labelled nodes from which one class counts as dominating
 FEW = 0.5  # share of labelled nodes below which a warning says so
-FAR_LESS = 0.8  # share of what chance has, below which neighbours are mostly of other classes
+FAR_LESS = 0.8  # homophily, relative to chance, below which neighbours are mostly of other classes
 LEAST = 100  # nodes below which accuracies are coarse
 
 
 class Survey(NamedTuple):
-    """What was found."""
+    """The figures and warnings of one graph."""
 
-    figures: Tree  # numbers; ``classes`` has the number of nodes by name of the class
-    distributions: dict[str, dict[int, int]]  # how often which whole number occurs, by name
+    figures: Tree  # numbers; ``classes`` has the number of nodes of each class
+    distributions: dict[
+        str, dict[int, int]
+    ]  # the count of each whole number, by name of the distribution
     notes: list[str]  # what was done to the data
-    warnings: list[str]  # what makes results poor or hard to read
+    warnings: list[str]  # problems that make results poor or hard to interpret
 
 
 def survey(config: RunConfig) -> Survey:
-    """Read the data that a config names, and describe them with features as they are given."""
+    """Read the data that a config names, and describe them, with untreated features."""
     data = replace(config.data, features=AS_IS)
     path = clients_path(data.name)
     if path is None:
@@ -84,13 +86,13 @@ def survey_graph(graph: Graph) -> Survey:
 
 
 def is_heterophilous(figures: Mapping[str, Any]) -> bool:
-    """Tell whether edges join nodes of one class far less often than chance would."""
+    """Return whether edges join nodes of one class far less often than by chance."""
     alike = figures["homophily"]
     return alike is not None and bool(alike < FAR_LESS * figures["homophily-by-chance"])
 
 
 def component_sizes(edge_index: Tensor, n: int) -> Tensor:
-    """Count the nodes of each part of a graph that no edge leaves; an isolated node is one too."""
+    """Return the sizes of the connected components; an isolated node is one."""
     # edge_index [2, e], both directions
     source, target = edge_index
     label = torch.arange(n)
@@ -104,7 +106,7 @@ def component_sizes(edge_index: Tensor, n: int) -> Tensor:
 
 
 def lines(found: Survey) -> list[str]:
-    """Say in a few lines what was found."""
+    """Describe the survey in a few lines."""
     f, sizes = found.figures, found.figures["classes"]
     total = max(1, f["labelled"])
     shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
@@ -135,7 +137,7 @@ def _percent(share: float) -> str:
 
 
 def _warnings(f: Tree, x: Tensor) -> list[str]:
-    """Say what to beware of."""
+    """Return the warnings."""
     name, most = max(f["classes"].items(), key=lambda one: one[1])
     share, labelled = most / max(1, f["labelled"]), f["labelled"] / f["nodes"]
     alike, chance = f["homophily"], f["homophily-by-chance"]

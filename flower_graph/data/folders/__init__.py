@@ -1,1 +1,1 @@
-"""What each party has on its own disk."""
+"""Data folders: each party's part of a run's data."""

@@ -1,4 +1,4 @@
-"""Which graphs are the clients': those of a folder, or one whose nodes say who has them."""
+"""Clients' graphs in files: a folder of graphs, or one graph whose nodes name their client."""
 
 from __future__ import annotations
 
@@ -30,14 +30,18 @@ from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
-IDENTITIES = ("identity", "n_id", "names")  # what says who a node is, the first that is there
+IDENTITIES = (
+    "identity",
+    "n_id",
+    "names",
+)  # keys of nodes' identities, in the order in which they are tried
 OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
 
 
 def clients_path(name: str) -> Path | None:
     """Return the path when a name means clients' own graphs, else None.
 
-    It does when it is a folder of graphs, or one graph whose nodes have a ``client``.
+    That is a folder of graphs, or one graph whose nodes have a ``client``.
     """
     folder, file = folder_path(name), file_path(name)
     if folder is not None or file is None:
@@ -47,17 +51,17 @@ def clients_path(name: str) -> Path | None:
 
 @lru_cache(maxsize=16)
 def _says_clients(file: Path, saved: int) -> bool:
-    """Read whether nodes have a client; `saved` is there to read a new file anew."""
+    """Read whether nodes have a client; with `saved`, a changed file is read again."""
     return names_clients(file) if file.is_dir() else read_file(file).get(CLIENT) is not None
 
 
 def is_one_graph(path: Path | str) -> bool:
-    """Tell one graph, a file or a folder with tables, from a folder of clients' graphs."""
+    """Return whether a path is one graph, a file or tables, and not a folder of graphs."""
     return Path(path).is_file() or (Path(path) / NODES).is_file()
 
 
 def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, object]]]:
-    """Give what errors call each client's graph, and what it holds, still unchecked."""
+    """Return each client's graph, still unchecked, with its name in errors."""
     path = Path(path)
     if not path.exists():
         raise absent(str(path), "folder")
@@ -78,7 +82,7 @@ def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, object]]]:
 
 
 def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
-    """Cut one graph into the clients that its nodes name, with the edges within each."""
+    """Divide one graph into the clients that its nodes name, with the edges within each."""
     with saying(f"file {path}"):
         who = _owners(values)
     clients = sorted({one for one in who if one is not None}, key=_order)
@@ -106,7 +110,7 @@ def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[st
 
 
 def _owners(values: Tree) -> list[object]:
-    """Give the client of each node, None of nobody's."""
+    """Return the client of each node; None for a node without one."""
     given = values.get(CLIENT)
     if given is None:
         raise DataError(f"no node has a {CLIENT}, which says whose it is")
@@ -121,7 +125,7 @@ def _owners(values: Tree) -> list[object]:
 
 
 def _order(client: Any) -> tuple[bool, int, str]:
-    """Order clients by number where they have some, others by name."""
+    """Order clients by number if they have numbers, else by name."""
     is_number = str(client).isdecimal()
     return not is_number, int(client) if is_number else 0, str(client)
 

@@ -50,16 +50,17 @@ G = TypeVar("G", bound=HeldGraph)
 
 
 class Clients(list[T]):
-    """All clients of a run, with what is known of their data together."""
+    """All clients of a run, with their classes and notes in common."""
 
     def __init__(
         self,
         clients: Iterable[T],
         num_classes: int,
         classes: tuple[str, ...] | None = None,  # by number; None: the numbers are the names
-        notes: Sequence[str] = (),  # what was done to the data, a phrase each
-        treatment: Treatment | None = None,  # of the features, for those of other nodes
-        whole: Graph | None = None,  # that they were cut out of; None: each has its own
+        notes: Sequence[str] = (),  # notes on what was done to the data
+        treatment: Treatment | None = None,  # treatment of the features, for other nodes
+        whole: Graph
+        | None = None,  # the graph that was divided among the clients; None: each has its own
     ) -> None:
         super().__init__(clients)
         self.num_classes, self.classes, self.notes = num_classes, classes, tuple(notes)
@@ -67,21 +68,21 @@ class Clients(list[T]):
 
     @classmethod
     def cut(cls, clients: Iterable[T], whole: Graph) -> Clients[T]:
-        """Give clients the classes of the graph that they were cut out of."""
+        """Return clients with the classes of the graph that was divided among them."""
         known = (whole.num_classes, whole.classes, whole.notes, whole.treatment)
         return cls(clients, *known, whole)
 
     @classmethod
     def of(cls, graphs: Sequence[G]) -> Clients[G]:
-        """Give what is known of clients; of a plain list the highest label counts the classes."""
+        """Return clients as ``Clients``; for a plain list the highest label gives the classes."""
         if isinstance(graphs, Clients):
             return graphs
         return Clients(graphs, 1 + max(int(graph.y.max()) for graph in graphs))
 
     def as_graph(self: Clients[G]) -> Graph:
-        """Give all clients as one graph: the one that they were cut out of, or side by side.
+        """Return all clients as one graph: the original one, or their disjoint union.
 
-        Its masks are the clients': a node is for what it is for at any client.
+        A node is in a mask if it is at any client.
         """
         if self.whole is not None:
             n = self.whole.num_nodes
@@ -113,7 +114,7 @@ class Clients(list[T]):
 
 
 class ClientFile(NamedTuple):
-    """What one file holds, in canonical form."""
+    """The content of one file, in canonical form."""
 
     where: str  # what errors call it: `file x.pt`, or `file x.pt, client 3`
     values: SimpleNamespace
@@ -130,10 +131,10 @@ def load_folder(
     features: str = AS_IS,
     **how: object,
 ) -> Clients[ClientGraph]:
-    """Load one client from each graph of a folder, or of a file that says who holds what.
+    """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
-    ``how`` is as for ``describe_graph``. ``graphless_ratio`` takes edges from the clients of one
-    graph; in a folder those are graphless whose files have no edges.
+    ``how`` is as for ``describe_graph``. ``graphless_ratio`` removes edges from clients of one
+    graph; in a folder, files without edges make graphless clients.
     """
     files = read_clients(path, features, needs_edges=False, **how)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
@@ -185,7 +186,7 @@ def _read_files(path: Path | str, **how: Any) -> list[ClientFile]:
 
 
 def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
-    """Give the labels of all clients together; the largest ``num_classes`` of a file counts."""
+    """Return all clients' labels, numbered together; a file's largest ``num_classes`` counts."""
     known = []
     for each in files:
         with saying(each.where):
@@ -200,7 +201,7 @@ def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
 
 
 def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
-    """Give the clients of a folder; log what was done to all their data, and to whose alone."""
+    """Return the clients of a folder; log what was done to all data, and to single clients'."""
     clients = Clients(graphs, files.num_classes, files.classes, files.notes, files.treatment)
     done = [[*getattr(each.values, "notes", ()), *each.found.notes] for each in files]
     cautions = {note: None for each in done for note in each if isinstance(note, Caution)}
@@ -249,7 +250,7 @@ def client_graph_from_data(
 
 
 def _with_numbers(found: Described) -> Described:
-    """Refuse words for labels where the other clients' are not known; -1 is no label."""
+    """Refuse words as labels, since other clients' are not known; -1 is no label."""
     if not isinstance(found.labels, Tensor):
         word = next(one for one in found.labels if one is not None)
         raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
@@ -268,7 +269,7 @@ def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: 
 
 
 def masks_of_client(found: Described) -> Masks:
-    """Give a client's masks, empty ones for those that it lacks."""
+    """Return a client's masks, empty ones for those that it lacks."""
     y = found.labels
     assert isinstance(y, Tensor)
     masks = {}
@@ -323,7 +324,7 @@ def ego_of(client: int, found: Described, named: Named) -> EgoNetwork:
 
 
 def identities_of(files: Sequence[ClientFile]) -> list[Named]:
-    """Say who the nodes of all clients are: by numbers, or all by words."""
+    """Return the identities of all clients' nodes: all numbers, or all words."""
     result: list[Named] = []
     for file in files:
         with saying(file.where):
@@ -338,7 +339,7 @@ def identities_of(files: Sequence[ClientFile]) -> list[Named]:
 
 
 def identities_in(values: Mapping[str, Any], count: int) -> Named:
-    """Say who the nodes of one graph are, by the first of its entries that does."""
+    """Return the identities of one graph's nodes, from the first key that it has."""
     given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
     if given is None:
         raise DataError(
@@ -357,7 +358,7 @@ def _named(identities: Identities, count: int) -> Named:
         raise DataError(f"identities are of type {named}: must be all int or all str")
     if len(given) != count:
         raise DataError(f"{len(given)} identities for {count} nodes: must be one a node")
-    # Says how many, not which: where a server hears of the error, it must not hear identities.
+    # The error has the number only, since a server that reads it must not learn identities.
     twice = sum(times > 1 for times in Counter(given).values())
     if twice:
         raise DataError(f"{twice} identities are there more than once: must be all different")

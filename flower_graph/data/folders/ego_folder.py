@@ -1,4 +1,4 @@
-"""FedSCem's clients with graphs of their own: who their nodes are, and which of them train.
+"""FedSCem's clients with graphs of their own: their nodes' identities and masks.
 
 Clients are numbered in the order of the files' names, and nodes stay in the order of the file.
 """
@@ -57,7 +57,7 @@ def load_ego_folder(
     Raises
     ------
     DataError
-        If something is missing or malformed; names file, client and what would be right.
+        If anything is missing or malformed; names file, client and what is allowed.
     """
     files = read_clients(path, features, **how)
     egos: list[EgoNetwork] = []
@@ -76,7 +76,7 @@ def _split(
     ratios: Sequence[float],
     seed: int,
 ) -> list[EgoNetwork]:
-    """Give each client masks, but for those that have some."""
+    """Give masks to each client that has none."""
     own = [any(mask is not None for mask in file.found.masks.values()) for file in files]
     if split != GLOBAL:
         drawn = split_per_client(egos, ratios, seed)

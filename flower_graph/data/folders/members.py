@@ -1,7 +1,7 @@
 """The server's list of members: which client numbers each SuperNode may speak for.
 
 ``flower-graph partition`` writes ``members.csv`` into the server's folder, a row for each
-SuperNode's folder. Whoever authenticates SuperNodes writes their ids beside them.
+SuperNode's folder. With authenticated SuperNodes, the user writes their ids beside them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Member:
 
 
 def write_members(path: Path, members: Iterable[Member]) -> None:
-    """Write the list, for its owner alone as all of a data folder."""
+    """Write the list, readable by its owner alone, like all of a data folder."""
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
@@ -54,7 +54,7 @@ def write_members(path: Path, members: Iterable[Member]) -> None:
 
 
 def read_members(folder: Path) -> tuple[Member, ...] | None:
-    """Read the list of a server's folder; None where it has none.
+    """Read the list of a server's folder; None if it has none.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""A run's data, assigned to its parties: written as folders, and what an app works with.
+"""A run's data, assigned to its parties: written as folders, and read by an app.
 
 An app works with all of the run's data, or with those of the folder that its party was given. There
 graphs lie as plain tensors by name.
@@ -49,22 +49,22 @@ POINTERS, COLUMNS, FORM = ".pointers", ".columns", ".form"
 
 @dataclass(frozen=True)
 class RunData:
-    """What the parties of a run hold."""
+    """The data of a run's parties."""
 
     num_clients: int  # Of the whole run
     features: int
     classes: int
-    # Gives the tensors of some clients, which a range of their numbers names
+    # Returns the tensors of the clients in a range of numbers
     part: Callable[[range], Tensors]
     server: Tensors = field(default_factory=dict)  # The tensors of the server
-    # What the method's app needs besides
+    # Further entries that the method's app needs
     server_details: dict[str, object] = field(default_factory=dict)
     client_details: dict[str, object] = field(default_factory=dict)
     class_names: Sequence[str] | None = None  # By number; None: the numbers themselves
 
 
 def node_data(graph: Graph) -> RunData:
-    """Give each client one node's features, and the server edges, labels and masks."""
+    """Assign each client one node's features, and the server edges, labels and masks."""
     held = {"edge_index": graph.edge_index, "y": graph.y}
     masks = {part: getattr(graph, part) for part in ("train_mask", "val_mask", "test_mask")}
 
@@ -77,7 +77,7 @@ def node_data(graph: Graph) -> RunData:
 
 
 def graph_data(graphs: Sequence[HeldGraph], classes: int, **details: Any) -> RunData:
-    """Give each client its graph, and the server nothing but counts; ``RunData`` has details."""
+    """Assign each client its graph, and the server only counts; ``RunData`` has details."""
 
     def part(clients: range) -> Tensors:
         return {
@@ -90,7 +90,7 @@ def graph_data(graphs: Sequence[HeldGraph], classes: int, **details: Any) -> Run
 
 
 def assigned(part: int, parts: int, count: int) -> range:
-    """Say which of `count` clients the SuperNode `part` of `parts` hosts: neighbouring numbers."""
+    """Return which of `count` clients the SuperNode `part` of `parts` hosts: a range."""
     return range(part * count // parts, (part + 1) * count // parts)
 
 
@@ -131,7 +131,7 @@ def folder_name(clients: range, count: int) -> str:
 
 
 def matrix_tensors(name: str, x: Tensor) -> Tensors:
-    """Write a matrix of features as its numbers that are not 0."""
+    """Write a matrix of features as its non-zero entries."""
     # x [n, f]
     rows, columns = x.shape
     if x.layout == torch.sparse_csr:
@@ -223,7 +223,7 @@ def graphs_of(folder: RunFolder, kind: type[T]) -> list[T]:
 
 
 def share(context: Context, count: int) -> slice:
-    """Say which clients a SuperNode hosts: neighbouring numbers, as many for each as can be."""
+    """Return which clients a SuperNode hosts: ranges of nearly equal size."""
     part, parts = (_whole(context, key) for key in (PARTITION, PARTITIONS))
     check_supernodes(parts, count)
     if not 0 <= part < parts:
@@ -259,5 +259,5 @@ def _open(config: RunConfig, path: Path, role: str) -> RunFolder:
 
 @lru_cache(maxsize=64)
 def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
-    """Open a folder once a process; `saved` is there to read a new one anew."""
+    """Open a folder once a process; with `saved`, a changed folder is read again."""
     return open_folder(path, json.loads(settings), role)

@@ -1,7 +1,7 @@
-"""Folders with one party's part of a run's data: a SuperNode's clients, or what the server holds.
+"""Folders with one party's part of a run's data: a SuperNode's clients', or the server's.
 
-``flower-graph partition`` writes them, so that each party can be given its own and nothing else. A
-folder has ``manifest.json`` and, where there are tensors, ``data.safetensors``. The manifest says
+``flower-graph partition`` writes them, so that each party gets only its own. A folder has
+``manifest.json`` and, if there are tensors, ``data.safetensors``. The manifest says
 which settings made the data; a run with other settings refuses the folder.
 """
 
@@ -50,7 +50,7 @@ HINT = {
 }
 _NUMBERS = ("format", "num_clients", "features", "classes")
 CLASS_NAMES, DATA_FORM = "class-names", "data-form"
-# Keys of ``data`` that do not change what a party has: where it lies, and who came and went since
+# Keys of ``data`` that do not change a party's data: its folder, and users who came and went
 _OTHERS = ("root", "add", "remove")
 _OVERLAP_KEYS = ("draws", "drawn_share")
 _TABLES = ("settings", "details", "files", "versions")
@@ -58,17 +58,17 @@ _TABLES = ("settings", "details", "files", "versions")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder is."""
+    """The description of a folder."""
 
     role: str  # "clients" or "server"
-    settings: dict[str, object]  # Those that decide the data (deciding_settings)
+    settings: dict[str, object]  # The settings that decide the data (deciding_settings)
     clients: list[int]  # Numbers of the clients whose data are here; none in the server's folder
     num_clients: int  # Clients of the whole run
     features: int  # Of the whole run
     classes: int
-    details: Tree = field(default_factory=dict)  # What one method needs besides
+    details: Tree = field(default_factory=dict)  # Further entries for one method
     files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file, by name
-    versions: dict[str, str] = field(default_factory=dict)  # Of what wrote it
+    versions: dict[str, str] = field(default_factory=dict)  # Versions of the packages that wrote it
     format: int = FORMAT
 
     @property
@@ -77,7 +77,7 @@ class Manifest:
         return str(self.settings.get("app"))
 
     def to_json(self) -> dict[str, object]:
-        """Give what the file holds."""
+        """Return the content of the file."""
         return {
             "format": self.format,
             "role": self.role,
@@ -104,7 +104,7 @@ class RunFolder:
 
     @property
     def class_names(self) -> list[str] | None:
-        """Names of the run's classes, by their numbers; None where the numbers are their names."""
+        """Names of the run's classes, by number; None if the numbers are the names."""
         names: list[str] | None = self.manifest.details.get(CLASS_NAMES)
         return names
 
@@ -117,9 +117,9 @@ class RunFolder:
 
 
 def deciding_settings(config: Mapping[str, Any]) -> dict[str, object]:
-    """Pick the settings that decide what each party's data are, by dotted key."""
+    """Return the settings that decide each party's data, by dotted key."""
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
-    if data.get("signal") == SIGNAL:  # plays a part in generated graphs alone
+    if data.get("signal") == SIGNAL:  # has an effect on generated graphs only
         del data["signal"]
     if data.get("split_seed", 0) is None:
         data["split_seed"] = config["seed"]
@@ -129,7 +129,7 @@ def deciding_settings(config: Mapping[str, Any]) -> dict[str, object]:
         result["data.name"] = PurePath(name).name
     partition = dict(config.get("partition", {}))
     own_seed = partition.pop("seed", None)
-    # Keys that play no part decide nothing.
+    # Keys without an effect are left out.
     if partition.get("method") != "metis-overlapping":
         partition = {key: value for key, value in partition.items() if key not in _OVERLAP_KEYS}
     if not partition.get("every_node", True):
@@ -148,12 +148,12 @@ def fingerprint(settings: Mapping[str, object]) -> str:
 
 
 def write_folder(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
-    """Write a folder that its owner alone can read."""
+    """Write a folder that only its owner can read."""
     files = {}
     with saying(path):
         path.mkdir(mode=0o700)
     if tensors:
-        # Copies: safetensors takes no views, and two names for one tensor neither.
+        # Copies: safetensors takes neither views nor two names for one tensor.
         content = save({name: each.contiguous().clone() for name, each in tensors.items()})
         _write_private(path / TENSORS, content)
         files[TENSORS] = hashlib.sha256(content).hexdigest()
@@ -190,7 +190,7 @@ def _write_private(file: Path, content: bytes) -> None:
 
 
 def _read_manifest(file: Path, place: str, role: str) -> Manifest:
-    """Read a manifest and check that it says what it should."""
+    """Read and check a manifest."""
     content = _read(
         file, f"{place}: it is no folder of `flower-graph partition`; {HINT[role]}", 4 * MOST_RECORD
     )
@@ -218,7 +218,7 @@ def _read_manifest(file: Path, place: str, role: str) -> Manifest:
 
 
 def _check_types(found: Manifest) -> None:
-    """Refuse a manifest whose entries are of other types than written; names the entry."""
+    """Refuse a manifest with entries of wrong types; name the entry."""
     values = asdict(found)
     for names, kind in ((_NUMBERS, int), (_TABLES, dict)):
         for name in names:
@@ -235,7 +235,7 @@ def _check_types(found: Manifest) -> None:
 
 
 def _differences(theirs: Mapping[str, object], ours: Mapping[str, object]) -> dict[str, str]:
-    """Say which settings differ, and how; the app alone if that does."""
+    """Return which settings differ, and how; only the app if that differs."""
     keys = ["app"] if theirs.get("app") != ours["app"] else sorted({*theirs, *ours})
     return {
         key: f"{key} is {theirs.get(key)!r}, this run's is {ours.get(key)!r}"

@@ -1,1 +1,1 @@
-"""How one graph becomes many clients."""
+"""Divides one graph among many clients."""

@@ -1,4 +1,4 @@
-"""Clients that hold a graph each, cut out of one graph; some of them without its edges.
+"""Clients that hold a part of one graph each, some of them without its edges.
 
 The setting of FedGLS (Fu et al., TMLR 2024, section 5.1.1): communities of one graph are the
 clients, a share of them is graphless, and each splits its own nodes into training, validation
@@ -34,7 +34,7 @@ from flower_graph.data.splits import (
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
-OVERLAPPING = "metis-overlapping"  # the one way of cutting by which clients share nodes
+OVERLAPPING = "metis-overlapping"  # the only method by which clients share nodes
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ClientGraph:
     client
         Number of the client; unique over the run.
     nodes
-        Number of each node in the whole graph, int64 ``[n]``; ascending where cut out here.
+        Number of each node in the whole graph, int64 ``[n]``; ascending if made here.
     x
         Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
     y
@@ -55,12 +55,12 @@ class ClientGraph:
         Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
         self-loops; None for a graphless client.
     hidden_edges
-        A graphless client's true edges, in the same form, where a simulation has them: nobody
-        trains on them but Fed-GNN, the upper bound, and learned graphs are judged by them.
+        A graphless client's true edges, in the same form, in a simulation: only Fed-GNN, the upper
+        bound, trains on them, and learnt graphs are compared with them.
     train_mask, val_mask, test_mask
         Boolean ``[n]``, disjoint; nodes without a label are in none.
     called
-        What its user calls the nodes; None where the data have no names.
+        The user's names of the nodes; None if the data have no names.
     """
 
     client: int
@@ -76,14 +76,14 @@ class ClientGraph:
 
     @property
     def is_graphless(self) -> bool:
-        """Say whether the client works without edges."""
+        """Whether the client has no edges."""
         return self.edge_index is None
 
 
 def partition_graph(
     data: WholeGraph, partition: PartitionSection, graphless_ratio: float, seed: int
 ) -> list[ClientGraph]:
-    """Cut a graph into clients, split their nodes, and take away the edges of some.
+    """Divide a graph among clients, split their nodes, and remove the edges of some clients.
 
     Parameters
     ----------
@@ -131,23 +131,23 @@ def partition_graph(
 
 
 def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
-    """Draw which of some clients are to have no edges."""
+    """Draw the clients that get no edges."""
     if not 0 <= ratio <= 1:
         raise DataError(f"graph.graphless_ratio = {ratio}: must be 0 to 1")
-    # The order in which clients lose their edges as more of them are to be graphless
+    # The order in which clients lose their edges as the share grows
     order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
     return set(order[: round(ratio * count)])
 
 
 def without_edges(graph: ClientGraph) -> ClientGraph:
-    """Take a client's edges away; learnt ones are compared with them."""
+    """Hide a client's edges; learnt edges are compared with them."""
     if graph.edge_index is None:
         return graph
     return replace(graph, edge_index=None, hidden_edges=graph.edge_index)
 
 
 def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
-    """Make a client of each part: its nodes and the edges among them, still without a split.
+    """Make a client from each part: its nodes and the edges among them, without masks.
 
     Parameters
     ----------
@@ -185,8 +185,8 @@ def split_nodes(
     seed
         The draw depends on this and on the client's number alone.
     roles
-        Masks of the whole graph's nodes, which stand for a draw of the client's own: where clients
-        share nodes, none may be tested here and trained on there.
+        Masks of the whole graph's nodes, used instead of a draw if clients share nodes, since none
+        may train at one client and be tested at another.
 
     Returns
     -------
@@ -215,7 +215,7 @@ def split_nodes(
 
 
 def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientGraph:
-    """Let a share of a client's labelled nodes train, at least one; the other roles stay.
+    """Keep a share of a client's labelled nodes for training, at least one; the other masks stay.
 
     Those of a smaller share are among those of a larger one.
     """
@@ -230,7 +230,7 @@ def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientG
 
 
 def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -> None:
-    """Check that a client can train: on some label, and on edges or features that differ.
+    """Check that a client can train: it has labels, and edges or features that differ.
 
     The treatment is that of all features: what is alike now may have differed before.
     """
@@ -249,7 +249,7 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
 
 
 def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
-    """Check that every client whose graph is to be made has more than k nodes."""
+    """Check that every client whose graph is to be learnt has more than k nodes."""
     for graph in graphs:
         nodes = graph.y.numel()
         if graph.is_graphless and k >= nodes:

@@ -1,8 +1,8 @@
-"""Ways to cut one graph into parts, one part per client: from nodes and edges to lists of nodes.
+"""Methods that divide one graph into parts, one for each client: lists of nodes.
 
-Every function gives ``clients`` int64 tensors of node numbers, each ascending, and is a function
-of its arguments alone: the same seed gives the same parts in any process. No node is in two parts,
-but where the function's name says so.
+Every function returns ``clients`` int64 tensors of ascending node numbers, which depend on its
+arguments alone: the same seed gives the same parts in any process. No node is in two parts, except
+with ``metis_overlapping``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flower_graph.data.graph import to_undirected
 from flower_graph.errors import DataError
 from flower_graph.rng import derive_seed, generator
 
-LEAST_NODES = 10  # nodes that a client needs before a Dirichlet draw is accepted
-DRAWS = 100  # Dirichlet draws before the settings are called impossible
+LEAST_NODES = 10  # least nodes of each client in an accepted Dirichlet draw
+DRAWS = 100  # Dirichlet draws before the settings are refused
 
 
 def louvain(
@@ -60,7 +60,7 @@ def louvain(
 def _enough(
     edge_index: Tensor, n: int, *, clients: int, seed: int, every_node: bool
 ) -> list[Tensor]:
-    """Raise the resolution until there are communities for all clients."""
+    """Raise the resolution until there are enough communities for all clients."""
     resolution = 1.0
     # Far above it every node is a community by itself.
     while True:
@@ -94,7 +94,7 @@ def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:
 
 
 def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor]:
-    """Cut the whole graph into parts of nearly equal size with few edges between them."""
+    """Divide the whole graph into parts of nearly equal size with few edges between them."""
     try:
         import pymetis
     except ImportError as error:
@@ -146,7 +146,7 @@ def metis_overlapping(
 
 
 def dirichlet(y: Tensor, clients: int, alpha: float, seed: int) -> list[Tensor]:
-    """Deal each class over the clients in shares drawn from a Dirichlet distribution."""
+    """Divide each class among the clients in shares drawn from a Dirichlet distribution."""
     # A draw that leaves a client fewer than 10 nodes is drawn again, at most 100 times.
     _check_clients(clients, y.numel())
     rng = np.random.default_rng(derive_seed(seed, "dirichlet"))
@@ -165,14 +165,14 @@ def _assigned(y: Tensor, clients: int, alpha: float, chance: np.random.Generator
     for label in y.unique().tolist():
         members = chance.permutation((y == label).nonzero().flatten().numpy())
         shares = chance.dirichlet(np.full(clients, alpha))
-        # Rounding the running sum, so that every node goes to somebody.
+        # The running sum is rounded, so that every node goes to a client.
         ends = np.rint(shares.cumsum()[:-1] * members.size).astype(np.int64)
         part[members] = np.searchsorted(ends, np.arange(members.size), side="right")
     return torch.from_numpy(part)
 
 
 def random_parts(n: int, clients: int, seed: int) -> list[Tensor]:
-    """Deal the nodes at random into parts whose sizes differ by one at most."""
+    """Divide the nodes at random into parts whose sizes differ by at most one."""
     _check_clients(clients, n)
     part = torch.empty(n, dtype=torch.int64)
     part[torch.randperm(n, generator=generator(seed, "random-parts"))] = torch.arange(n) % clients

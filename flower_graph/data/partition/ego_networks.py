@@ -1,8 +1,8 @@
 """Ego-networks: the subgraphs around sampled nodes, one per client, and their splits.
 
-A client's ego-network is what FedSCem (Xie et al., CIKM 2024) deals out: all nodes within some
-hops of one node, the ego, with all edges among them. Ego-networks overlap, and every node keeps
-its number in the whole graph, so that two clients can tell that they hold the same one.
+As in FedSCem (Xie et al., CIKM 2024), a client's ego-network is all nodes within some hops of one
+node, the ego, with all edges among them. Ego-networks overlap, and every node keeps
+its number in the whole graph, so that clients recognise common nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class EgoNetwork:
     ego
         The node in the middle, as numbered in the whole graph.
     nodes
-        Its nodes as numbered in the whole graph, int64 ``[n_c]``; ascending where cut out here.
+        Its nodes as numbered in the whole graph, int64 ``[n_c]``; ascending if made here.
     edge_index
         Both directions of every edge between them, by place in ``nodes``, int64 ``[2, e]``,
         sorted, no self-loops.
@@ -49,9 +49,9 @@ class EgoNetwork:
     train_mask, val_mask, test_mask
         Boolean ``[n_c]``, disjoint; nodes without a label are in none.
     names
-        ``n_c`` words that name the nodes at all clients alike; None where ``nodes`` does.
+        ``n_c`` words that identify nodes across clients; None if ``nodes`` does.
     called
-        What its user calls the nodes; None where the data have no names.
+        The user's names of the nodes; None if the data have no names.
     """
 
     client: int
@@ -68,12 +68,12 @@ class EgoNetwork:
 
     @property
     def identities(self) -> Sequence[int | str]:
-        """What says which nodes two clients have in common, in the order of the nodes."""
+        """Identities, which two clients' common nodes share, in the order of the nodes."""
         return self.nodes.tolist() if self.names is None else self.names
 
 
 class PartitionSettings(Protocol):
-    """What is read from the partition section of a config."""
+    """The settings that are read from the partition section of a config."""
 
     hops: int
     clients: int
@@ -84,7 +84,7 @@ class PartitionSettings(Protocol):
 
 
 def partition_egos(data: WholeGraph, partition: PartitionSettings, seed: int) -> list[EgoNetwork]:
-    """Sample egos, cut out their ego-networks and split them.
+    """Sample egos, and make and split their ego-networks.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
 
 
 def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:
-    """Cut out the ego-network of each ego, still without a split.
+    """Make the ego-network of each ego, without masks.
 
     Parameters
     ----------
@@ -225,7 +225,7 @@ def split_global(
 
 
 def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
-    """Find who is within reach of each ego: ``k * n + node`` for the k-th ego, ascending."""
+    """Find the nodes within reach of each ego: ``k * n + node`` for the k-th ego, ascending."""
     nodes = neighbours.num_nodes
     result = rim = torch.arange(egos.numel()) * nodes + egos
     for _ in range(hops):
@@ -237,7 +237,7 @@ def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
 
 
 def _subgraphs(neighbours: Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Give each ego's nodes and the edges among them, by place."""
+    """Return each ego's nodes and the edges among them, by index."""
     nodes = neighbours.num_nodes
     members = _members(neighbours, egos, hops)
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
@@ -267,7 +267,7 @@ def _check_ratios(ratios: Sequence[float]) -> None:
 
 
 def _draw(y: Tensor, ratios: Sequence[float], rng: torch.Generator) -> Masks:
-    """Deal the labelled nodes at random into three shares, the first never empty."""
+    """Divide the labelled nodes at random into three shares, the first never empty."""
     labelled = (y >= 0).nonzero().flatten()
     order = labelled[torch.randperm(labelled.numel(), generator=rng)]
     return masks_of(y.numel(), cut_by_shares(order, ratios, first=1))

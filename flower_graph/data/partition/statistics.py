@@ -1,4 +1,4 @@
-"""What a partition of a graph over clients looks like, in figures and distributions."""
+"""Figures and distributions that describe a partition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flower_graph.wire.keys import ROLES
 
 
 class PartitionStatistics(NamedTuple):
-    """Figures by name, and for each distribution how often which whole number occurs."""
+    """Figures by name, and for each distribution the count of each whole number."""
 
     figures: dict[str, float]
     distributions: dict[str, dict[int, int]]
@@ -79,7 +79,7 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
 
 
 def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
-    """Give a node the same number at all clients, whatever its identity is."""
+    """Return the nodes' numbers by identity, the same at all clients."""
     known: dict[int | str, int] = {}
     return [
         replace(one, nodes=torch.tensor([known.setdefault(i, len(known)) for i in one.identities]))
@@ -117,7 +117,7 @@ def node_statistics(data: Graph) -> PartitionStatistics:
 def client_statistics(
     graphs: Sequence[ClientGraph], whole: WholeGraph | None
 ) -> PartitionStatistics:
-    """Describe clients with graphs as FedGLS's Table 4 does, with what was cut, shared and split.
+    """Describe clients with graphs as FedGLS's Table 4 does, with cut edges, overlap and split.
 
     Parameters
     ----------
@@ -230,7 +230,7 @@ def _public_neighbours(graphs: Sequence[OverlappingGraph]) -> Tensor:
 
 
 def _reach_figures(graphs: Sequence[OverlappingGraph]) -> dict[str, float]:
-    """Say how near public nodes are to all others at their clients."""
+    """Return how many nodes public nodes reach at their clients."""
     around = _public_neighbours(graphs)
     degrees = [torch.bincount(graph.edge_index[0], minlength=graph.y.numel()) for graph in graphs]
     isolated = torch.cat([degree == 0 for degree in degrees])
@@ -244,7 +244,7 @@ def _reach_figures(graphs: Sequence[OverlappingGraph]) -> dict[str, float]:
 
 
 def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict[str, float]:
-    """Say what of the whole graph no client holds, and how well its public nodes are linked."""
+    """Return the share of edges that no client holds, and the degree of public nodes."""
     n = whole.y.numel()
     edges, held = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
     public = held.clone()

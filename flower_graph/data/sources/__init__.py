@@ -1,1 +1,1 @@
-"""Where graphs come from: names, raw files, caches, generators."""
+"""Sources of graphs: names, raw files, caches, generators."""

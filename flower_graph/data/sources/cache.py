@@ -1,4 +1,4 @@
-"""Where raw files are looked for, where processed copies are kept, and how long a download waits.
+"""Finds raw files, keeps processed copies, and limits how long a download waits.
 
 The data root is only ever read. Whatever a loader writes goes to the cache folder. Where there is
 no network, downloads fail within seconds.
@@ -29,7 +29,7 @@ _MAY_FETCH = ContextVar("may-fetch", default=True)
 
 @contextmanager
 def fetching(allowed: bool) -> Iterator[None]:
-    """Let what is loaded inside be downloaded, or not: a SuperNode fetches nothing for a run."""
+    """Allow or forbid downloads in this block: a SuperNode downloads nothing for a run."""
     before = _MAY_FETCH.set(allowed)
     try:
         yield
@@ -98,7 +98,7 @@ def fingerprint(folder: Path) -> list[tuple[str, int, int]]:
 def missing_message(
     label: str, wanted: PurePath, files: Sequence[PurePath], root: Path | None, download: bool
 ) -> str:
-    """Say which files of a data set are missing, and where; the error itself without download."""
+    """Return a text about a data set's missing files; raise it as an error if download is off."""
     absent = [file for file in files if root is None or not (root / file).exists()]
     shown = ", ".join(file.name for file in absent[:3])
     more = f" and {len(absent) - 3} more files" if len(absent) > 3 else ""
@@ -136,7 +136,7 @@ def check_reachable(urls: Iterable[str]) -> None:
 
 @contextmanager
 def stall_limit() -> Iterator[None]:
-    """Give sockets without a timeout of their own one, for as long as this lasts."""
+    """Give sockets without a timeout of their own one in this block."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(STALL_SECONDS)
     try:

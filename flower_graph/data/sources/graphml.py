@@ -14,7 +14,7 @@ from flower_graph.data.sources.tables import ENDS, of_entries, readable
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, reading
 
-MOST_FILLED = 1 << 22  # entries of all nodes, where the file has fewer bytes
+MOST_FILLED = 1 << 22  # entries of all nodes, if the file has fewer bytes
 
 
 def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, object]:
@@ -46,7 +46,7 @@ def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, object]:
 
 
 def _elements(stream: BinaryIO) -> Iterator[ElementTree.Element]:
-    """Give the elements of XML as each ends; refuse what would unfold, and what nests deeply."""
+    """Yield the elements of XML as each ends; refuse entities and deep nesting."""
     prolog = expat.ParserCreate()
     prolog.EntityDeclHandler = _refuse_entity
     prolog.StartElementHandler = _begin
@@ -63,7 +63,7 @@ def _elements(stream: BinaryIO) -> Iterator[ElementTree.Element]:
 
 
 class _BegunError(Exception):
-    """Ends the look at what comes before the first element."""
+    """Stops the parser at the first element."""
 
 
 def _begin(*_: object) -> None:
@@ -77,7 +77,7 @@ def _refuse_entity(name: str, *_: object) -> None:
 def _data_of(
     element: ElementTree.Element, keys: Mapping[str | None, tuple[Any, ...]], domain: str
 ) -> dict[str, object]:
-    """Give the attributes of a node or an edge, those that it leaves out by their defaults."""
+    """Return the attributes of a node or an edge, with defaults for missing ones."""
     said = {
         name: default
         for name, how, default in keys.values()

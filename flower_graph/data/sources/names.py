@@ -1,4 +1,4 @@
-"""Names of data sets: what they stand for, and the nearest one to a wrong one."""
+"""Names of data sets: their meaning, and suggestions for wrong ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_graph.errors import DataError
 LINQS = "cora-linqs"
 CSBM = "csbm"
 OGB = ("ogbn-arxiv", "ogbn-products")
-OTHER_OGB = {  # and why no graph is made of them here
+OTHER_OGB = {  # with the reason why they are not supported
     "ogbn-mag": "it has several kinds of nodes",
     "ogbn-papers100m": "its 111 million nodes are too many for features in memory",
     "ogbn-proteins": "its nodes have several labels each, and no features",
@@ -40,7 +40,7 @@ SHORT = {
     for member in MEMBERS[group]
 }
 SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
-# How the file of a graph may end, and what is said of others that hold graphs
+# Endings of graph files, and errors for other files that hold graphs
 GRAPH_FILES = (".pt", ".graphml", ".json")
 NODES, EDGES = "nodes.csv", "edges.csv"  # of a folder with one graph in tables
 _PICKLE = (
@@ -64,7 +64,7 @@ class PygName(NamedTuple):
 
     @property
     def raw(self) -> PygName:
-        """What is loaded, whether or not its duplicate nodes are left out afterwards."""
+        """The name of the data set with its duplicate nodes."""
         return PygName(self.group, self.member and self.member.removesuffix(FILTERED))
 
 
@@ -86,7 +86,7 @@ def known_names() -> tuple[str, ...]:
 
 def file_path(name: str) -> Path | None:
     """Return the path when a name means one graph: a file, or a folder with tables; else None."""
-    # It does when it ends in ``.pt`` and the like, or has a path separator or an ending and such a
+    # That is a name with an ending such as ``.pt``, or with a path separator or an ending, if the
     # file exists.
     path = Path(name).expanduser()
     if name.endswith((*GRAPH_FILES, *OTHER_FILES)) or (path / NODES).is_file():
@@ -96,8 +96,8 @@ def file_path(name: str) -> Path | None:
 
 def folder_path(name: str) -> Path | None:
     """Return the path when a name means a folder of clients' graphs, else None."""
-    # It does when it ends in ``/``, or is a folder with ``.pt`` files in it; a folder of raw data
-    # that happens to have the name of a data set does not count.
+    # That is a name that ends in ``/``, or a folder with ``.pt`` files in it; a folder of raw data
+    # with the name of a data set does not count.
     path = Path(name).expanduser()
     if (path / NODES).is_file():
         return None
@@ -116,19 +116,19 @@ def graphs_in(folder: Path) -> list[Path]:
 
 
 def in_full(path: str, folder: Path) -> str:
-    """Write a path, which starts from a folder unless it is absolute, in full."""
-    if not path or "${" in path:  # nothing, or what OmegaConf is still to fill in
+    """Make a path absolute; a relative one starts from the given folder."""
+    if not path or "${" in path:  # empty, or still to be filled in by OmegaConf
         return path
     return f"{folder.absolute() / Path(path).expanduser()}{'/' if path.endswith('/') else ''}"
 
 
 def located(name: str, folder: Path) -> str:
-    """Write a name in full if it means a file or a folder of clients, seen from a folder."""
+    """Make a name absolute if it means a file or a folder of clients, from the given folder."""
     path = in_full(name, folder)
     is_named_so = name.endswith(("/", *GRAPH_FILES, *OTHER_FILES))
     if is_named_so or folder_path(path) is not None or (Path(path) / NODES).is_file():
         return path
-    # Without an ending a file counts with a separator only: `Cora` is the data set.
+    # A name without an ending is a file only with a separator: `Cora` is the data set.
     is_file = file_path(path) is not None
     return path if is_file and ("/" in name or Path(name).suffix) else name
 
@@ -189,7 +189,7 @@ def check_name(name: str) -> None:
 
 
 def check_graph_file(path: Path) -> None:
-    """Refuse a graph's path that leads nowhere, or to a kind of file that is not read."""
+    """Refuse a graph's path that does not exist, or whose kind of file is not supported."""
     if not path.exists():
         raise absent(str(path))
     if path.suffix in OTHER_FILES:
@@ -197,7 +197,7 @@ def check_graph_file(path: Path) -> None:
 
 
 def absent(name: str, what: str = "file") -> DataError:
-    """Say that there is no such file or folder, and where it was looked for."""
+    """Return the error for a missing file or folder, with the place where it was looked for."""
     return DataError(
         f"data.name = {name!r}: there is no such {what} ({Path(name).expanduser().absolute()}); in "
         "a YAML a path starts from the YAML's folder, elsewhere from the working directory"

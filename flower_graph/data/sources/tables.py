@@ -1,7 +1,7 @@
 """Graphs in tables (CSV) and node-link JSON: an entry for each node and for each edge.
 
-All of them say the same of a node: its name, label and split, perhaps the client that holds it and
-who it is at all clients; whatever else they say is a feature, and must be a number. Nothing in such
+All have the same columns for a node: its name, label and split, perhaps its client and its
+identity; any other column is a feature, and must hold numbers. Nothing in such
 files is executed.
 """
 
@@ -30,12 +30,12 @@ from flower_graph.storage.reading import (
 )
 
 LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
-NAMES = ("name", "id")  # either of them names a node
+NAMES = ("name", "id")  # columns that name a node
 MOST_ROW = 1 << 24  # characters of a row of a table
 SPLITS = ("train", "val", "test")
-UNLABELLED = ("-1", "-1.0")  # beside no text at all
+UNLABELLED = ("-1", "-1.0")  # texts that stand for an empty cell
 ENDS = ("source", "target")
-# Columns that are no features, but called otherwise in saved graphs
+# Columns that are no features, with the names that tables use for them
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
 
 
@@ -48,16 +48,16 @@ class Nodes:
         for key in columns:
             if key in ELSEWHERE:
                 raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
-        # `unit` is what numbers the entries of the file: a line, or a node.
+        # `unit` is the word for an entry of the file: line or node.
         self.path, self.unit, self.columns = path, unit, list(columns)
-        self.needs_labels = needs_labels  # nodes that are to be predicted have none
+        self.needs_labels = needs_labels  # nodes to predict have none
         self.places: dict[str, int] = {}
         self.rows = array("q")
         self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
         self.features = array("d")
 
     def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
-        """Take one node; `own` in the order of ``OWN``, with None where it says nothing."""
+        """Add a node; `own` in the order of ``OWN``, with None for missing values."""
         name = _text(name)
         if name is None:
             raise self.wrong(place, "name: is empty; every node needs a name of its own")
@@ -82,11 +82,11 @@ class Nodes:
             raise self._no_number(place, features) from None
 
     def wrong(self, place: int, why: str) -> DataError:
-        """Say what is wrong, and where."""
+        """Return an error with its place."""
         return DataError(f"file {self.path}, {self.unit} {place}: {why}")
 
     def _no_number(self, place: int, features: Sequence[object]) -> DataError:
-        """Say which of a node's features is no number."""
+        """Return the error for a node's feature that is not a number."""
         place_of = (column for column, one in enumerate(features) if not _is_number(one))
         given = features[column := next(place_of)]
         key = self.columns[column]
@@ -99,7 +99,7 @@ class Nodes:
         )
 
     def x(self) -> Tensor | None:
-        """Give the features, ``[n, f]``; None where there are none."""
+        """Return the features, ``[n, f]``; None if there are none."""
         width = len(self.columns)
         if width == 0:
             return None
@@ -133,7 +133,7 @@ class Edges:
         self.unused: set[str] = set()
 
     def add(self, place: int, ends: Sequence[object]) -> None:
-        """Take one edge."""
+        """Add an edge."""
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
             try:
                 found.append(self.nodes.places[_text(end) or ""])
@@ -147,7 +147,7 @@ class Edges:
 
 
 def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
-    """Give what was read as what a saved graph has, still unchecked."""
+    """Return nodes and edges as the entries of a saved graph, unchecked."""
     own = nodes.own
     pairs = [torch.tensor(end, dtype=torch.int64) for end in edges.ends]
     found: dict[str, object] = {"x": nodes.x(), "edge_index": torch.stack(pairs), "y": own[LABEL]}
@@ -193,13 +193,13 @@ def read_tables(folder: Path, needs_labels: bool = True) -> dict[str, object]:
 
 
 def names_clients(folder: Path) -> bool:
-    """Tell whether tables say which client has a node, by their header alone."""
+    """Return whether tables have a column for the client, from their header alone."""
     with _table(folder / NODES) as (header, _):
         return CLIENT in [key.lower() for key in header]
 
 
 def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, object]:
-    """Read what NetworkX's ``node_link_data`` gives, written as JSON."""
+    """Read the JSON of NetworkX's ``node_link_data``."""
     with readable(path):
         data = read_bytes(path, MOST_GRAPH)
         with reading(f"file {path}", DataError, "is cut short, damaged or no JSON; save it again"):
@@ -224,7 +224,7 @@ def of_entries(
     links: Sequence[Mapping[str, object]],
     needs_labels: bool,
 ) -> dict[str, object]:
-    """Make a graph of entries, each of which says what it is called and what it has."""
+    """Make a graph from named entries and their attributes."""
     given = [_with_own_keys(entry) for entry in given]
     first = given[0] if given else {}
     features = [key for key in first if key not in (*NAMES, *OWN)]
@@ -246,7 +246,7 @@ def of_entries(
         edges.add(index, [entry.get(key) for key in ENDS])
         edges.unused.update(entry.keys() - {*ENDS, "key", "id"})
     graph = graph_of(nodes, edges)
-    if "name" in first:  # igraph numbers nodes, and says what they are called besides
+    if "name" in first:  # igraph numbers nodes, and has their names besides
         graph["names"] = tuple(str(entry.get("name")) for entry in given)
     return graph
 
@@ -260,7 +260,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _with_own_keys(entry: Mapping[str, object]) -> dict[str, object]:
-    """Write the keys that mean something here in small letters."""
+    """Write the keys that are used here in lower case."""
     lower = {str(key): str(key).lower() for key in entry}
     return {
         (lower[key] if lower[key] in (*NAMES, *OWN) else key): value
@@ -269,7 +269,7 @@ def _with_own_keys(entry: Mapping[str, object]) -> dict[str, object]:
 
 
 def _columns(path: Path, header: Sequence[str]) -> tuple[int, list[int | None], list[int]]:
-    """Say which column names the nodes, which have what is said of a node, and which features."""
+    """Return the columns of names, of node attributes, and of features."""
     lower = [str(key).lower() for key in header]
     if twice := [key for index, key in enumerate(lower) if key in lower[:index]]:
         raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
@@ -287,7 +287,7 @@ def _columns(path: Path, header: Sequence[str]) -> tuple[int, list[int | None], 
 
 @contextmanager
 def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
-    """Open a table: its header, and its rows with the lines that they end in."""
+    """Open a table: its header, and its rows with their line numbers."""
     with readable(path), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
         lines = _Lines(stream)
         reader = csv.reader(lines, delimiter=max(",;\t", key=lines.first.count), strict=True)
@@ -302,7 +302,7 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
 
 
 class _Lines:
-    """The lines of a table; ``csv.Error`` of a row of too many."""
+    """The lines of a table; ``csv.Error`` for a row that is too long."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -310,11 +310,11 @@ class _Lines:
         self.used, self._next = 0, self.first
 
     def __iter__(self) -> _Lines:
-        """Give them one by one."""
+        """Return this iterator."""
         return self
 
     def __next__(self) -> str:
-        """Give the next one."""
+        """Return the next line."""
         line, self._next = self._next, ""
         line = line or self._stream.readline(MOST_ROW)
         self.used += len(line)  # since the row began
@@ -326,7 +326,7 @@ class _Lines:
 
 
 def _rows(path: Path, lines: _Lines, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
-    """Give the rows of a table that are not empty, each with the line that it ends in."""
+    """Yield the rows of a table that are not empty, each with its line number."""
     for row in reader:
         lines.used = 0
         if row and len(row) != width:
@@ -340,7 +340,7 @@ def _rows(path: Path, lines: _Lines, reader: Any, width: int) -> Iterator[tuple[
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Say of a file that cannot be read why, in one line."""
+    """Turn errors of reading a file into one that says why, in one line."""
     try:
         if path.is_file() and not path.stat().st_size:
             raise DataError(f"file {path}: is empty: save the graph again")
@@ -352,7 +352,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def _text(value: object) -> str | None:
-    """Give a value as text; None where it says nothing."""
+    """Return a value as text; None if it is empty."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return None
     return str(value).strip() or None
