@@ -95,7 +95,7 @@ def graph_baselines(graph: Graph | HeldGraph) -> Figures:
 
 
 def says_one_class(baselines: Figures) -> str:
-    """Return a warning that clients may do better alone, if a client's nodes mostly share a class."""
+    """Return a warning that clients may do better alone, if most of a client's nodes are alike."""
     own = baselines.get(OWN_MAJORITY, {}).get("test", 0.0)
     if not own >= ALONE:
         return ""

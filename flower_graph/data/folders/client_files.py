@@ -131,7 +131,7 @@ def _order(client: Any) -> tuple[bool, int, str]:
 
 
 def _pick(value: Any, rows: Tensor) -> object:
-    """Take some nodes' share of what a graph says of all."""
+    """Return some nodes' part of an attribute of all nodes."""
     if isinstance(value, Tensor):
         return (value if value.layout == torch.strided else value.to_dense())[rows]
     return value if value is None else [value[row] for row in rows.tolist()]

@@ -258,7 +258,7 @@ def _with_numbers(found: Described) -> Described:
 
 
 def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: int) -> ClientGraph:
-    """Make a client of what was found, its labels numbered."""
+    """Make a client of a file's content, with labels numbered."""
     y, masks = found.labels, masks_of_client(found)
     assert isinstance(y, Tensor)
     every = torch.arange(y.numel())
@@ -315,7 +315,7 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
 
 
 def ego_of(client: int, found: Described, named: Named) -> EgoNetwork:
-    """Make a client of what was found, its labels numbered."""
+    """Make a client of a file's content, with labels numbered."""
     nodes, names = named
     edges, y, masks = found.edge_index, found.labels, masks_of_client(found)
     assert edges is not None and isinstance(y, Tensor)
