@@ -151,6 +151,7 @@ def run_server(
             save=config.save,
             keep=config.keep,
             every=config.every,
+            metrics=config.metrics,
             output_dir=out,
         )
         final = {"clients": method.num_clients(config, folder), "engine": engine}
@@ -261,6 +262,7 @@ def simulate_whole(
             grid,
             num_rounds=config.rounds,
             patience=config.patience,
+            metrics=config.metrics,
             on_round=reports.append,
         )
         return reports, method.final_figures(config, strategy)

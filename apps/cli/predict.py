@@ -5,12 +5,20 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from flower_graph.data.new_graph import read_new_graph
+from flower_graph.errors import OutputError
 from flower_graph.method.run import Run, latest_in, load_run
+from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
 from flower_graph.outputs.files import NO_CLIENT, NODE_ROLES, Predictions, table_of, table_text
 from flower_graph.storage.files import write_text
+from flower_graph.wire.keys import BALANCED, MACRO_F1
+
+OF_CONFUSION = {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}
 
 
 def predict_command(args: argparse.Namespace) -> int:
@@ -66,7 +74,33 @@ def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
     lines = [f"{count} of round {rounds}" if rounds else count]
     if any(shares := [_share(predictions, role) for role in (*NODE_ROLES[1:], NODE_ROLES[0])]):
         lines.append(f"  accuracy  {', '.join(filter(None, shares))}{_how(predictions)}")
+    lines += [
+        f"  {name:9} {text}" for name in _asked(run) if (text := _together(predictions, name))
+    ]
     return lines
+
+
+def _asked(run: Run) -> Sequence[str]:
+    """Name the metrics that the run reports, as far as its settings are there."""
+    try:
+        return run.config.metrics
+    except OutputError:
+        return ()
+
+
+def _together(predictions: Predictions, metric: str) -> str:
+    """Format a metric of all clients' predictions together; empty where files do not tell it."""
+    if metric not in OF_CONFUSION:
+        return ""
+    shown = []
+    for role in NODE_ROLES[1:]:
+        local = predictions.of_role(role)
+        if count := len(local.label):
+            pair = torch.from_numpy(local.predicted), torch.from_numpy(local.label)
+            classes = 1 + int(torch.cat(pair).max())
+            (confusion,) = confusion_of(*pair, [torch.arange(count)], classes)
+            shown.append(f"{role} {OF_CONFUSION[metric](confusion):.3f}")
+    return f"{', '.join(shown)} (of all predictions together)" if shown else ""
 
 
 def _share(predictions: Predictions, role: str) -> str:

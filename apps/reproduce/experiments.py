@@ -29,6 +29,7 @@ from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.files import plain, write_text
 from flower_graph.storage.reading import Tree, read_json, reading
+from flower_graph.wire.keys import ACCURACY, ROLES
 
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
 MAX_WORKERS = 8
@@ -82,22 +83,35 @@ class Curves:
     steps: list[float] = field(default_factory=list)
     up: list[float] = field(default_factory=list)
     left_out: int = 0  # The most clients that a round went without
+    # Metrics other than the accuracy, by name, role and round; and the one that decides
+    scores: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    metric: str = ACCURACY
+
+    @property
+    def validation(self) -> list[float]:
+        """What decides, after each round: the validation accuracy, or that of another metric."""
+        return self.val_accuracy if self.metric == ACCURACY else self.scores[self.metric]["val"]
 
     @property
     def best_round(self) -> int:
-        """Index of the first round with the best validation accuracy; NaN is never best."""
-        value = [_known(one) for one in self.val_accuracy]
+        """Index of the first round with the best validation; NaN is never best."""
+        value = [_known(one) for one in self.validation]
         return value.index(max(value))
 
     @property
     def best_val(self) -> float:
-        """Best validation accuracy."""
-        return self.val_accuracy[self.best_round]
+        """Best validation accuracy, or that of another metric if that decides."""
+        return self.validation[self.best_round]
 
     @property
     def test_at_best_val(self) -> float:
-        """Test accuracy at the best validation accuracy."""
+        """Test accuracy in the round of the best validation."""
         return self.test_accuracy[self.best_round]
+
+    def score(self, metric: str, role: str, place: int) -> float | None:
+        """Return a metric other than the accuracy in one round, if the run reports it."""
+        values = self.scores.get(metric, {}).get(role)
+        return None if values is None else values[place]
 
     def ended(self, patience: int) -> bool:
         """Return whether validation had stopped improving."""
@@ -107,8 +121,8 @@ class Curves:
     def best_so_far(self) -> list[float]:
         """Test accuracy after each round, at the best validation accuracy until then."""
         best, result = 0, []
-        for index, value in enumerate(self.val_accuracy):
-            best = index if _known(value) > _known(self.val_accuracy[best]) else best
+        for index, value in enumerate(self.validation):
+            best = index if _known(value) > _known(self.validation[best]) else best
             result.append(self.test_accuracy[best])
         return result
 
@@ -145,6 +159,10 @@ def curves_of(
         name: [report.alignment.get(name, math.nan) for report in reports] for name in names
     }
     curves.judged = dict(final.get("judged", {}))
+    curves.scores = {
+        name: {role: [report.score(name, role) for report in reports] for role in ROLES}
+        for name in reports[-1].scores
+    }
     asked = accumulate(report.asked for report in reports)
     curves.steps = [local_steps * count / clients for count in asked]
     curves.up = [sum(report.bytes.get("up", {}).values()) / clients for report in reports]
@@ -349,6 +367,7 @@ def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) 
         if how is None:
             assert not run.experiment.centralised, "somebody has to train it"
             curves = curves_of(*simulate_whole(config), *steps_of(config))
+            curves.metric = config.metrics[0]
         elif isinstance(how, str):
             curves = plain_curves([_baseline(how, baselines())])
         else:

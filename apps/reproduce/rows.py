@@ -26,6 +26,7 @@ from flower_graph.apps.reproduce.templates import Values, fill, function, make, 
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.storage.reading import Tree
+from flower_graph.wire.keys import SCORES
 
 # Metrics of a row.
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
@@ -331,6 +332,11 @@ def _last_of(axis: str) -> Figure:
     return lambda curves, keys, config: next(iter(curves.spent(axis)[-1:]), None)
 
 
+def _score(metric: str, role: str) -> Figure:
+    """Return a metric other than the accuracy in the best round by validation."""
+    return lambda curves, keys, config: curves.score(metric, role, curves.best_round)
+
+
 def _within(curves: Curves, keys: Values, config: object) -> float | None:
     """Return the test accuracy at the best validation within a budget, such as ``100 rounds``."""
     if keys["within"] == END:
@@ -373,7 +379,7 @@ def _at(values: Sequence[float], keys: Values) -> float:
 FIGURES: dict[str, Figure] = {
     TEST: lambda curves, keys, config: curves.test_at_best_val,
     LAST: lambda curves, keys, config: curves.test_accuracy[-1],
-    VALIDATION: lambda curves, keys, config: curves.best_val,
+    VALIDATION: lambda curves, keys, config: curves.val_accuracy[curves.best_round],
     "val-accuracy-last": lambda curves, keys, config: curves.val_accuracy[-1],
     SECONDS: lambda curves, keys, config: curves.seconds_per_round,
     WHOLE: lambda curves, keys, config: curves.run_seconds,
@@ -381,6 +387,8 @@ FIGURES: dict[str, Figure] = {
     WITHIN: _within,
     **{f"{axis}-a-client": _last_of(axis) for axis in AXES[1:]},
     "uplink-mib": lambda curves, keys, config: sum(curves.bytes_up.values()) / 2**20,
+    **{f"test-{name}-at-best-val": _score(name, "test") for name in SCORES[1:]},
+    **{f"best-val-{name}": _score(name, "val") for name in SCORES[1:]},
     "micro-f1": _micro_f1,
     "sum-of-micro-f1": _sum_of_micro_f1,
     **{f"precision-{k}": _alignment(f"precision-{k}") for k in (1, 5, 10)},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,7 +12,9 @@ from torch.nn import functional
 
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.ops.counts import Counts
 from flower_graph.rng import seeded
+from flower_graph.wire.counts import added, counted
 from flower_graph.wire.keys import ROLES
 
 LocalGraph = ClientGraph | EgoNetwork
@@ -69,6 +71,17 @@ def measure(logits: Tensor, graph: GraphOnDevice) -> Tensor:
     shares = [right[graph.masks[role]].mean() for role in ROLES]
     result = torch.stack([loss.double(), *shares]).cpu()
     return torch.full_like(result, torch.nan) if has_diverged(loss, graph) else result
+
+
+def count_all(
+    logits: Sequence[Tensor], graphs: Sequence[GraphOnDevice], counting: str
+) -> Counts | None:
+    """Count clients' predictions together, if that is asked for; none of one that diverged."""
+    parts = []
+    for z, graph in zip(logits, graphs, strict=True) if counting else ():
+        good = not has_diverged(training_loss(z, graph), graph)
+        parts.append(counted(z, graph.y, {r: m & good for r, m in graph.masks.items()}, counting))
+    return added(parts)
 
 
 def training_loss(logits: Tensor, graph: GraphOnDevice) -> Tensor:

@@ -21,6 +21,7 @@ from flower_graph.client.learner import (
     GraphOnDevice,
     Learner,
     LocalGraph,
+    count_all,
     first_module,
     has_diverged,
     measure,
@@ -207,20 +208,23 @@ class ModuleClient(NumPyClient):
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the server's arrays on every client."""
+        request = RoundRequest.from_config(config)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs)):
             for learner in learners:
                 self._take_over(learner.module, parameters)
                 self.prepare(learner)
-            measured = torch.stack(
-                [measure(self._final_logits(one), one.graph) for one in learners]
-            )
+            logits = [self._final_logits(one) for one in learners]
+            placed = [one.graph for one in learners]
+            measured = torch.stack([measure(*pair) for pair in zip(logits, placed, strict=True)])
         loss, train, val, test = measured.T
-        server_round = RoundRequest.from_config(config).server_round
         nodes = [graph.y.numel() for graph in self.graphs]
         self.outputs.measured(
-            server_round, self._clients, loss=loss, accuracy=measured[:, 1:], nodes=nodes
+            request.server_round, self._clients, loss=loss, accuracy=measured[:, 1:], nodes=nodes
         )
-        said = Measured(weight=len(learners), cross_entropy=loss, train=train, val=val, test=test)
+        counts = count_all(logits, placed, request.counting)
+        said = Measured(
+            weight=len(learners), cross_entropy=loss, train=train, val=val, test=test, counts=counts
+        )
         return self._state.save_if_asked(config, said.answer(), self._makers)
 
     def snapshot(self) -> Snapshot:

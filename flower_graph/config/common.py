@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from flower_graph.config import metrics
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     FRACTION,
@@ -20,6 +21,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import check_settings, section, setting
 from flower_graph.errors import ConfigError
+from flower_graph.wire.keys import ACCURACY
 
 # What a run saves, and of which round
 ALL, ONLY_PREDICTIONS, NOTHING = SAVE = ("all", "predictions", "none")
@@ -335,8 +337,9 @@ class RunConfig:
     patience: int = setting(
         0,
         at_least(0),
-        help="rounds without a better validation accuracy after which the run ends; 0: never",
+        help="rounds without a better validation after which the run ends; 0: never",
     )
+    metrics: list[str] = setting([ACCURACY], metrics.SOME, help=metrics.HELP)
     save: str = setting(
         ALL,
         choice(*SAVE),
@@ -346,8 +349,8 @@ class RunConfig:
     keep: str = setting(
         LAST,
         choice(*KEEP),
-        help="the round that predictions and models are of; `best`: that of the highest validation "
-        "accuracy, for which each keeps one more on its disk",
+        help="the round that predictions and models are of; `best`: that of the best validation, "
+        "for which each keeps one more on its disk",
     )
     every: int = setting(
         0, at_least(0), help="rounds between points of each client's curves; 0: none are written"
@@ -361,6 +364,16 @@ class RunConfig:
         """Whether clients hide what they send under masks."""
         return False
 
+    @property
+    def counting(self) -> str:
+        """What of their predictions clients count; nothing for the accuracy alone."""
+        return metrics.counting_of(self.metrics)
+
+    @property
+    def server_measures(self) -> bool:
+        """Whether the server has all predictions, so that no client counts any."""
+        return False
+
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         if own := type(self).app:
@@ -371,6 +384,12 @@ class RunConfig:
             raise ConfigError(
                 f"every: {self.every} is not allowed with save={NOTHING}, which keeps no figures "
                 "of clients; set every=0"
+            )
+        if self.counting and self.privacy.withholds and not self.server_measures:
+            self.privacy.refuse_with(
+                f"metrics={self.metrics}",
+                "clients withhold what they measure; set metrics=[accuracy] or "
+                "privacy.measurements=report",
             )
 
 

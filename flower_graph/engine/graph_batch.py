@@ -20,9 +20,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from flower_graph.ops.counts import Counts, count
 from flower_graph.ops.graph import Adjacency, csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.grouped import group_sizes, group_sum
-from flower_graph.wire.keys import MAX_CLASSES, ROLES
+from flower_graph.wire.keys import HISTOGRAMS, MAX_CLASSES, ROLES
 
 
 class Nodes(Protocol):
@@ -338,3 +339,14 @@ def evaluate(batch: GraphBatch, logits: Tensor) -> Metrics:
     sums = group_sum(torch.cat([right, loss[:, None]], 1), batch.ptr)
     counts = group_sum(masks, batch.ptr)  # 0 gives NaN below
     return Metrics((sums[:, :3] / counts).cpu(), (sums[:, 3] / counts[:, 0]).cpu())
+
+
+def count_batch(batch: GraphBatch, logits: Tensor, good: Tensor, counting: str) -> Counts | None:
+    """Count the predictions of the clients that are good, together, if that is asked for."""
+    # logits [n, k]; good [c] of the first c networks
+    if not counting:
+        return None
+    owner = batch.node_client.cpu()
+    kept = torch.cat([good.cpu(), torch.zeros(batch.size - len(good), dtype=torch.bool)])[owner]
+    masks = {role: batch.masks[role].cpu() & kept for role in ROLES}
+    return count(logits, batch.y, masks, histograms=counting == HISTOGRAMS)

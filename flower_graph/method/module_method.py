@@ -50,7 +50,7 @@ class ModuleFedAvg(ReportedFedAvg):
     ) -> None:
         super().__init__(seed=settings.seed, **more)
         self.make_module, self.settings = make_module, settings
-        self.how, self.classes = how, classes
+        self.how, self.classes, self.num_classes = how, classes, classes
 
     def first_arrays(self) -> ArrayRecord:
         """Return the model of the first round."""

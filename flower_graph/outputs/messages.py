@@ -24,7 +24,7 @@ class KeepRequest(Message, down=TYPE):
     ]
     best_round: Annotated[
         int,
-        Whole("best-round", "of the highest validation accuracy so far; 0: none yet", least=0),
+        Whole("best-round", "of the best validation so far; 0: none yet", least=0),
     ]
     action: Annotated[
         str,

@@ -51,6 +51,7 @@ from flower_graph.wire.arrays import unpack_integers
 from flower_graph.wire.keys import (
     CLIENTS,
     CONFIG,
+    COUNTED,
     METRICS,
     NUM_EXAMPLES,
     SERVER_ROUND,
@@ -217,6 +218,7 @@ def withhold_measurements(
             # The keys are removed, since a server refuses measurements that are not numbers.
             for key in record.keys() - KEPT:
                 del record[key]
+        _drop_counts(reply)
     return reply
 
 
@@ -262,9 +264,16 @@ def _without_arrays(message: Message, reply: Message) -> Message:
     return reply
 
 
+def _drop_counts(reply: Message) -> None:
+    """Withhold what was counted of predictions, whatever the server has asked."""
+    for record in reply.content.config_records.values():
+        record.pop(COUNTED, None)
+
+
 def _silent(reply: Message) -> Message:
     """Remove the client's measurements, which come from the data and have no noise."""
     if reply.has_content():
+        _drop_counts(reply)
         metrics = reply.content.metric_records.get(METRICS, MetricRecord())
         for key in metrics.keys() - KEPT:
             value = metrics[key]

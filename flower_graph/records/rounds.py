@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flower_graph.errors import OutputError, brief
 from flower_graph.storage.reading import read_lines, reading
+from flower_graph.wire.keys import ACCURACY, AUC, BALANCED, MACRO_F1, ROLES
+
+if TYPE_CHECKING:
+    from flower_graph.ops.counts import Counts
 
 WAYS = ("up", "down")
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -19,6 +23,7 @@ KINDS: dict[str, type | tuple[type, ...]] = {
     "list": list,
     "dict": dict,
 }  # of fields
+COUNTED = ("scores", "confusion")  # left out of a line where nothing was counted
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -45,21 +50,57 @@ class RoundReport:
     alignment: dict[str, float] = field(default_factory=dict)  # of embeddings: P@1, P@5, P@10
     participation: dict[str, object] = field(default_factory=dict)  # who: Participation.to_record
     privacy: dict[str, float] = field(default_factory=dict)  # epsilon so far, at delta
+    # Only where they are asked for: metrics of all predictions together, by name and role; nodes
+    # for test by label and predicted class
+    scores: dict[str, dict[str, float]] = field(default_factory=dict)
+    confusion: list[list[int]] = field(default_factory=list)
 
     def to_record(self) -> dict[str, object]:
         """Return the report as a line of ``metrics.jsonl``."""
-        return {name.replace("_", "-"): value for name, value in asdict(self).items()}
+        record = {name.replace("_", "-"): value for name, value in asdict(self).items()}
+        return {name: value for name, value in record.items() if value or name not in COUNTED}
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
-        result = {item.name: record[item.name.replace("_", "-")] for item in fields(cls)}
+        missing = dict[str, object](scores={}, confusion=[])
+        given = missing | dict(record)
+        result = {item.name: given[item.name.replace("_", "-")] for item in fields(cls)}
         values: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}
         for item in fields(cls):
             kind = KINDS[str(item.type).partition("[")[0]]
             if not isinstance(values[item.name], kind):
                 raise ValueError(f"{item.name}: {brief(values[item.name])} is unfit")
+        for name, by_role in values["scores"].items():
+            known = {role: math.nan if v is None else float(v) for role, v in by_role.items()}
+            values["scores"][name] = known
         return cls(**values)
+
+    def note_counts(self, counts: Counts | None, metrics: Sequence[str]) -> None:
+        """Work out the metrics that need counts; NaN where nobody could be counted."""
+        for name in metrics:
+            if name != ACCURACY:
+                values = [_score(name, counts, place) for place in range(len(ROLES))]
+                self.scores[name] = dict(zip(ROLES, values, strict=True))
+        self.confusion = [] if counts is None else counts.confusion[-1].tolist()
+
+    def score(self, metric: str, role: str) -> float:
+        """Return one metric of the nodes of one role; NaN where it was not measured."""
+        if metric == ACCURACY:
+            return float(getattr(self, f"{role}_accuracy"))
+        return self.scores.get(metric, {}).get(role, math.nan)
+
+
+def _score(metric: str, counts: Counts | None, place: int) -> float:
+    """Work out a metric of the nodes of one role, which is given by its place."""
+    if counts is None:
+        return math.nan
+    from flower_graph.ops.counts import auc, balanced_accuracy, macro_f1
+
+    if metric == AUC:
+        assert counts.histograms is not None
+        return auc(counts.histograms[place])
+    return {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}[metric](counts.confusion[place])
 
 
 def read_reports(path: Path) -> list[RoundReport]:
@@ -96,6 +137,7 @@ def format_round(report: RoundReport, total: int, clients: str = "clients") -> s
         f"loss {report.loss:.4g}" if math.isfinite(report.loss) else f"LOSS {report.loss}",
         f"val {report.val_accuracy:.3f}",
         f"test {report.test_accuracy:.3f}",
+        *(f"{n} val {s['val']:.3f} test {s['test']:.3f}" for n, s in report.scores.items()),
         f"{report.answered}/{report.asked} {clients}",
         f"{report.seconds:.2f} s",
         f"sent so far: up {up}, down {down}",

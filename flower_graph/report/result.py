@@ -17,6 +17,7 @@ from flower_graph.config.common import BEST, NOTHING
 from flower_graph.records.rounds import WAYS, RoundReport, format_bytes
 from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
+from flower_graph.wire.keys import ACCURACY
 
 # The keys of `baselines`, in words
 GUESSES = {
@@ -35,8 +36,8 @@ def make_result(
     # It imports Flower, which takes too long before a setting is refused.
     from flower_graph.records.participation import summarise_participation
 
-    last = reports[-1]
-    best = best_round(reports)
+    last, metrics = reports[-1], metrics_of(config)
+    best = best_round(reports, metrics[0])
     # Only methods that learn graphs or align embeddings have these keys.
     of_some: dict[str, Tree] = {"structure": last.structure, "alignment": last.alignment}
     of_some["participation"] = summarise_participation(one.participation for one in reports)
@@ -50,6 +51,7 @@ def make_result(
         "train-accuracy": last.train_accuracy,
         "test-accuracy-at-best-val": best.test_accuracy if best else None,
         "best-val-accuracy": best.val_accuracy if best else None,
+        **_scores(last, best, metrics),
         "best-round": best.round if best else None,
         "loss": last.loss,
         **local,
@@ -61,6 +63,26 @@ def make_result(
         "skipped": sum(bool(report.skipped) for report in reports),
         "versions": versions(),
     }
+
+
+def metrics_of(config: Mapping[str, Any]) -> Sequence[str]:
+    """Return the metrics that a run reports, by its settings; the first decides its best round."""
+    return config.get("metrics") or [ACCURACY]
+
+
+def _scores(
+    last: RoundReport, best: RoundReport | None, metrics: Sequence[str]
+) -> dict[str, object]:
+    """Give metrics other than the accuracy as the accuracy is given, and what was mistaken."""
+    result: dict[str, object] = {}
+    for name in [one for one in metrics if one != ACCURACY]:
+        result |= {f"{role}-{name}": last.score(name, role) for role in ("test", "val", "train")}
+        result[f"test-{name}-at-best-val"] = best.score(name, "test") if best else None
+        result[f"best-val-{name}"] = best.score(name, "val") if best else None
+    if last.confusion:
+        result["test-confusion"] = last.confusion
+        result["test-confusion-at-best-val"] = best.confusion if best else None
+    return result
 
 
 def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
@@ -82,10 +104,10 @@ def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
     return figures
 
 
-def best_round(reports: Sequence[RoundReport]) -> RoundReport | None:
-    """Return the first round of the highest validation accuracy; None if all are NaN."""
-    measured = [report for report in reports if math.isfinite(report.val_accuracy)]
-    return max(measured, key=lambda report: report.val_accuracy, default=None)
+def best_round(reports: Sequence[RoundReport], metric: str = ACCURACY) -> RoundReport | None:
+    """Return the first round of the best validation by a metric; None if all are NaN."""
+    measured = [report for report in reports if math.isfinite(report.score(metric, "val"))]
+    return max(measured, key=lambda report: report.score(metric, "val"), default=None)
 
 
 def peak_memory_bytes() -> int:
@@ -145,9 +167,12 @@ def describe_result(
         [
             f"{name}: {clients:.0f} {several}, {_mean(result['rounds']):.0f} rounds, "
             f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
-            f"  accuracy  test {_share(result['test-accuracy-at-best-val'])} at the best "
-            f"validation ({_share(result['best-val-accuracy'])}); "
-            f"test {_share(result['test-accuracy'])} after the last round",
+            *(
+                f"  {name:9} test {_share(result[f'test-{name}-at-best-val'])} at the best "
+                f"validation ({_share(result[f'best-val-{name}'])}); "
+                f"test {_share(result[f'test-{name}'])} after the last round"
+                for name in [ACCURACY, *(n for n in metrics_of(result["config"]) if n != ACCURACY)]
+            ),
             *(
                 f"  {word:9} {line}"
                 for word, line in zip(words, describe_baselines(result), strict=False)

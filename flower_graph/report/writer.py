@@ -18,7 +18,7 @@ from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
 from flower_graph.outputs.client import IN_RUN
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.report.result import make_result, tested
+from flower_graph.report.result import best_round, make_result, metrics_of, tested
 from flower_graph.storage.files import (
     FolderLock,
     append_line,
@@ -115,9 +115,16 @@ class RunWriter:
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
         # Imported here: it takes a second, and a run that stops early does not need it.
-        from flower_graph.report.plots.base import save_curves, save_participation
+        from flower_graph.report.plots.base import (
+            save_confusion,
+            save_curves,
+            save_participation,
+        )
 
         title = _title(self.config)
+        best = best_round(self.reports, metrics_of(self.config)[0]) or self.reports[-1]
+        if best.confusion:
+            save_confusion(self.out / "confusion.png", best, title=title)
         save_curves(self.out / "curves.png", self.reports, title=title, baselines=baselines)
         if self._draw_more is not None:
             self._draw_more(self.out, self.reports, title)

@@ -36,7 +36,8 @@ from flower_graph.server.averaging_replies import (
     shared_arrays,
 )
 from flower_graph.server.membership import Membership, OneClientEach
-from flower_graph.server.round_loop import BestRound, RoundLoop
+from flower_graph.server.outputs import BestRound
+from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.server.strategy_state import StrategyState, packed_models, unpacked_models
 from flower_graph.wire.averaging import (
@@ -46,6 +47,7 @@ from flower_graph.wire.averaging import (
     read_replies,
     with_own_content,
 )
+from flower_graph.wire.counts import added, read_counts
 from flower_graph.wire.exchange import log_rejected
 from flower_graph.wire.keys import CHECKPOINT, RUN_TOKEN
 
@@ -214,10 +216,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
             The model's arrays, named and shaped as ``first_arrays`` gives them; of a method with
             personal models those of each client, as ``"client-<number>.<name>"``.
         """
-        models = {f"client-{client}.": local for client, local in sorted(self.own_arrays.items())}
-        if not self.personal:
-            models = {"": self.arrays}
-        return {start + n: a.numpy() for start, local in models.items() for n, a in local.items()}
+        own = {f"client-{one}.": arrays for one, arrays in sorted(self.own_arrays.items())}
+        models = own if self.personal else {"": self.arrays}
+        return {start + n: a.numpy() for start, one in models.items() for n, a in one.items()}
 
     def learnt(self) -> ArrayRecord:
         """Return the model."""
@@ -240,7 +241,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         messages = self.configure_train(server_round, self.arrays, config, grid)
         replies = session.relay(messages, server_round)
         self.arrays = self.aggregate_train(server_round, replies)[0] or self.arrays
-        config = ConfigRecord({**entries, **self._evaluate_config})
+        config = ConfigRecord({**entries, **self.count_entry, **self._evaluate_config})
         messages = self.configure_evaluate(server_round, self.arrays, config, grid)
         self.aggregate_evaluate(server_round, session.relay(messages, server_round))
         report = self._round.report
@@ -296,8 +297,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self._round.note_training(usable, members.clients)
         if not usable:
             return None, None
-        arrays = self._combined(read_replies(usable, members.clients))
-        return arrays, self._round.trained
+        return self._combined(read_replies(usable, members.clients)), self._round.trained
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -325,6 +325,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         usable = self._usable(server_round, self._round.measured, None)
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         self._round.evaluated = metrics or MetricRecord()
+        self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
         figures = self.report_fields(self._round.trained, self._round.evaluated)
         self._round.report = report = self._round.to_report(self.session, usable, figures)
         return None if metrics is None else self.measured(report)
@@ -388,8 +389,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     ) -> list[Message]:
         """Return the replies to average; note and log every node that is left out."""
         most = partial(self.most_examples, training=model is not None)
-        sent, timeout = self._round.sent, self.session.timeout
-        usable, rejected = check_replies(sent, replies, model, timeout, most, self.extras())
+        asked = model, self.session.timeout, most, self.extras(), self.counted
+        usable, rejected = check_replies(self._round.sent, replies, *asked)
         if model is not None and self.central_noise is not None:
             usable, several = self.central_noise.sort_out(usable)
             rejected = rejected + several

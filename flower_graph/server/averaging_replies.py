@@ -26,6 +26,7 @@ from flower_graph.server.session import Session
 from flower_graph.wire.arrays import encode_array, read_array
 from flower_graph.wire.averaging import weight_of
 from flower_graph.wire.client_errors import Kind, kind_of, no_content
+from flower_graph.wire.counts import counts_size, read_counts
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, unreadable
 from flower_graph.wire.fields import MAX_LINES, read_not_saved, reason_of
 from flower_graph.wire.keys import (
@@ -43,6 +44,7 @@ from flower_graph.wire.ledger import reply_bytes, size_of, too_large
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
 RECORD = -2  # in place of a length: marks a name as that of a record
 ROUNDING = 1e-5  # rounding error allowed in such a sum
+NOT_COUNTED = (0, "")  # no classes, and nothing that was to be counted
 Form = frozenset[tuple[str, int]]  # each metric's name and length; -1 for a single number
 
 
@@ -61,8 +63,13 @@ def check_replies(
     timeout: float,
     most_examples: Callable[[int], int | None] = lambda node: None,
     extras: Mapping[str, tuple[int, ...]] | None = None,
+    counted: tuple[int, str] = NOT_COUNTED,
 ) -> Checked:
-    """Leave out replies that cannot be averaged; ``extras`` has the shapes of further arrays."""
+    """Leave out replies that cannot be averaged.
+
+    ``extras`` has the shapes of further arrays, ``counted`` the number of classes and what was to
+    be counted.
+    """
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     came: dict[int, Message] = {}
     strays: list[Rejected] = []
@@ -78,7 +85,8 @@ def check_replies(
     reasons = {node: f"no reply within {timeout:g} s" for node in asked if node not in came}
     order = [node for node in asked if node in came]
     order += sorted(came.keys() - set(asked))
-    reasons |= {node: why for node in order if (why := _problem(came[node], model, extras or {}))}
+    about = model, extras or {}, counted
+    reasons |= {node: why for node in order if (why := _problem(came[node], *about))}
     good = {node: came[node] for node in order if node not in reasons}
     reasons |= _too_heavy(good, most_examples)
     reasons |= _odd_ones({node: came[node] for node in order if node not in reasons})
@@ -100,10 +108,14 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
 
 
 def _problem(
-    reply: Message, model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]
+    reply: Message,
+    model: ArrayRecord | None,
+    extras: Mapping[str, tuple[int, ...]],
+    counted: tuple[int, str],
 ) -> str | None:
     """Return why a reply by itself cannot be used, or None."""
-    too_long = too_large(reply, size_of(reply), _most_bytes(model, extras))
+    most = _most_bytes(model, extras, counts_size(*counted))
+    too_long = too_large(reply, size_of(reply), most)
     if (problem := too_long or no_content(reply)) is not None:
         return problem
     try:
@@ -113,6 +125,7 @@ def _problem(
             for name, value in metrics.items():
                 if not np.isfinite(np.asarray(value, np.float64)).all():
                     raise MalformedReplyError(f"{name} is {brief(value, 40)}")
+            read_counts(reply.content, *counted)
         else:
             _check_arrays(reply.content, model, extras)
     except Exception as error:
@@ -144,8 +157,10 @@ def _too_heavy(
     return result
 
 
-def _most_bytes(model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]]) -> int:
-    allowed = reply_bytes(sum(math.prod(shape) for shape in extras.values()))
+def _most_bytes(
+    model: ArrayRecord | None, extras: Mapping[str, tuple[int, ...]], counts: int
+) -> int:
+    allowed = reply_bytes(sum(math.prod(shape) for shape in extras.values()) + counts)
     # float64 where float32 would do
     return allowed if model is None else allowed + 2 * model.count_bytes()
 

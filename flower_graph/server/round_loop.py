@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,14 +14,16 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from flower_graph.config.common import BEST, LAST, NOTHING
+from flower_graph.config.metrics import SOME, counting_of
 from flower_graph.config.rules import at_least
 from flower_graph.errors import NoClientsError
+from flower_graph.ops.counts import Counts
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.messages import KeepRequest
 from flower_graph.records.rounds import RoundReport, format_round
-from flower_graph.server.outputs import KeptOutputs, Wanted
+from flower_graph.server.outputs import BestRound, KeptOutputs, Wanted
 from flower_graph.server.session import Session
-from flower_graph.storage.checkpoint import KEPT
+from flower_graph.wire.keys import ACCURACY, COUNTING
 
 LOG = logging.getLogger(__name__)
 # Keys of a checkpoint: bytes so far, the best round, and the SuperNode of each client
@@ -33,50 +33,6 @@ LOSSES = ("loss", "cross_entropy", "regulariser", "answered")
 ACCURACIES = ("train_accuracy", "val_accuracy", "test_accuracy")
 
 
-@dataclass
-class BestRound:
-    """The first round of the highest validation accuracy, and its state for checkpoints."""
-
-    number: int = 0
-    accuracy: float = -math.inf
-    last: int = 0  # the last round that was reported
-    any_used: bool = False  # whether anything was aggregated in any round
-    # The best round at each checkpoint that a run may resume from
-    protected: list[int] = field(default_factory=list)
-
-    def see(self, server_round: int, accuracy: float) -> bool:
-        """Compare a round; return whether it is the best. NaN (nobody measured) never is."""
-        self.last = server_round
-        if not accuracy > self.accuracy:
-            return False
-        self.number, self.accuracy = server_round, accuracy
-        return True
-
-    def saving(self) -> dict[str, object]:
-        """Return the state for the checkpoint that is about to be completed."""
-        best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
-        return {**best, "any-used": self.any_used}
-
-    def saved(self) -> None:
-        """Record that the checkpoint is complete."""
-        self.protected = self._saved()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.number = int(state["number"])
-        self.accuracy = float(state["accuracy"])
-        self.protected = list(state["protected"])
-        self.any_used = bool(state["any-used"])
-
-    def forget(self) -> None:
-        """Forget the best round, because clients have joined or left."""
-        self.number, self.accuracy, self.protected = 0, -math.inf, []
-
-    def _saved(self) -> list[int]:
-        held = [one for one in self.protected if one != self.number]
-        return [*held, self.number][-KEPT:]
-
-
 class RoundLoop(Strategy):
     """The rounds of a server, reported, saved and resumed."""
 
@@ -84,8 +40,26 @@ class RoundLoop(Strategy):
     best: BestRound
     _outputs: KeptOutputs | None  # None: nothing is kept
     usual_rounds: ClassVar = 100
+    metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
+    num_classes: int = 0  # that clients predict, where predictions can be counted
+    counts: Counts | None = None  # of predictions, in the round that was reported last
     _config = ConfigRecord()  # further entries of ``train`` messages
     _evaluate_config = ConfigRecord()  # ... and of ``evaluate`` messages
+
+    @property
+    def counting(self) -> str:
+        """What of their predictions clients are to count; nothing for the accuracy alone."""
+        return counting_of(self.metrics)
+
+    @property
+    def counted(self) -> tuple[int, str]:
+        """How many classes there are, and what clients are to count."""
+        return self.num_classes, self.counting
+
+    @property
+    def count_entry(self) -> dict[str, str]:
+        """The entry of a message that asks clients to count; empty if nothing is asked for."""
+        return {COUNTING: self.counting} if self.counting else {}
 
     # What a server says
 
@@ -144,6 +118,9 @@ class RoundLoop(Strategy):
         """Return the lines of ``clients.csv`` if the server measures for the clients."""
         return None
 
+    def saw_best(self) -> None:
+        """Keep what is needed later of the round that is reported, the best so far."""
+
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
 
@@ -178,6 +155,7 @@ class RoundLoop(Strategy):
         save: str = NOTHING,
         keep: str = LAST,
         every: int = 0,
+        metrics: Sequence[str] = (ACCURACY,),
         output_dir: Path | None = None,
     ) -> Result:
         """Run the method.
@@ -210,14 +188,17 @@ class RoundLoop(Strategy):
         resume : bool
             Go on from the last complete checkpoint in ``checkpoint_dir``.
         patience : int
-            Rounds without a better validation accuracy after which the run ends; 0 for never.
+            Rounds without a better validation after which the run ends; 0 for never.
         save : str
             The outputs that clients and server keep, each on its own machine: ``"all"``,
             ``"predictions"`` without models, or ``"none"``.
         keep : str
-            The round of the outputs: the ``"last"``, or the ``"best"`` by validation accuracy.
+            The round of the outputs: the ``"last"``, or the ``"best"`` by validation.
         every : int
             Rounds between two points of each client's curves; 0 for none.
+        metrics : sequence of str
+            What is reported of predictions: ``"accuracy"``, ``"macro-f1"``,
+            ``"balanced-accuracy"``, ``"auc"``; the first decides what is best.
         output_dir : Path, optional
             Where the server keeps its part; without, it keeps none.
 
@@ -247,6 +228,10 @@ class RoundLoop(Strategy):
         if rounds < 1:
             raise ValueError(f"num_rounds: {rounds} is not at least 1")
         at_least(0).check("patience", patience)
+        SOME.check("metrics", metrics)
+        self.metrics = tuple(metrics)
+        if self.counting and not self.num_classes:
+            raise ValueError(f"metrics: {[*metrics]}: {type(self).__name__} counts no predictions")
         wanted = Wanted(save, keep, every, output_dir)
         given = {
             "initial_arrays": initial_arrays,
@@ -273,8 +258,10 @@ class RoundLoop(Strategy):
             (on_round or self._log)(report)
             self.best.any_used |= not report.skipped
             why = report.skipped
-            if self.best.see(report.round, report.val_accuracy) and self._outputs is not None:
-                self._outputs.hold_best()
+            if self.best.see(report.round, report.score(self.metrics[0], "val")):
+                self.saw_best()
+                if self._outputs is not None:
+                    self._outputs.hold_best()
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
                 self._end_after(done)
@@ -296,6 +283,8 @@ class RoundLoop(Strategy):
         report = self.round(server_round)
         if report is None:
             return None
+        if self.counting:
+            report.note_counts(self.counts, self.metrics)
         measured = evaluate_fn(report.round, self.learnt()) if evaluate_fn else None
         if measured is not None:
             result.evaluate_metrics_serverapp[report.round] = measured
@@ -309,8 +298,8 @@ class RoundLoop(Strategy):
         session, best = self.session, self.best
         session.early_stop_at = best.number + patience if patience else 0
         if done < session.rounds and session.stops_early(best.last):
-            why = "the run ends after round %d: since round %d no validation accuracy was better"
-            LOG.info(why, done, best.number)
+            why = "the run ends after round %d: since round %d no validation %s was better"
+            LOG.info(why, done, best.number, self.metrics[0])
             self._end_after(done)
         return best.last >= session.rounds
 
@@ -328,12 +317,17 @@ class RoundLoop(Strategy):
     def _saved(self) -> dict[str, object]:
         """Return everything in the server's checkpoint."""
         return {
-            "settings": self.fixed_settings(),
+            "settings": self._fixed_settings(),
             WIRE: self.session.exchange.ledger.state_dict(),
             BEST_ROUND: self.best.saving(),
             BOUND: dict(self.session.members.bound),
             **self.state(),
         }
+
+    def _fixed_settings(self) -> dict[str, object]:
+        """Return what may not change: with it, which metric the best round was chosen by."""
+        chosen = {"metrics": list(self.metrics)} if self.counting else {}
+        return self.fixed_settings() | chosen
 
     def _resume(self) -> int:
         """Resume from the newest checkpoint that server and clients have; return its round."""
@@ -351,7 +345,7 @@ class RoundLoop(Strategy):
             self.best.last = server_round
             return self.rejoin()
 
-        return session.checkpoints.continue_run(session.rounds, self.fixed_settings(), load, ask)
+        return session.checkpoints.continue_run(session.rounds, self._fixed_settings(), load, ask)
 
     def _kept_outputs(self, wanted: Wanted) -> KeptOutputs | None:
         """Return the object that keeps outputs; None if nothing is to be kept."""
@@ -372,7 +366,7 @@ class RoundLoop(Strategy):
         if self._outputs is None or not self.best.last:
             return
         if wanted.keep == BEST and not self.best.number:
-            LOG.warning("no round has a validation accuracy: what is kept is the last round's")
+            LOG.warning("no round has a validation %s: the last round's is kept", self.metrics[0])
         self._outputs.finish()
 
     def _log(self, report: RoundReport) -> None:

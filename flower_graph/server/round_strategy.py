@@ -22,7 +22,8 @@ from flwr.serverapp import Grid
 
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.round_loop import BestRound, RoundLoop
+from flower_graph.server.outputs import BestRound
+from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import CONFIG

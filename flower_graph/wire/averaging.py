@@ -26,6 +26,7 @@ from torch import Tensor
 from flower_graph.errors import MalformedReplyError
 from flower_graph.wire.arrays import decode_array, own_records
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
+from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import Clients, Handled, Real, Reasons, Whole
 from flower_graph.wire.keys import (
     ARRAYS,
@@ -119,6 +120,7 @@ class RoundRequest(Message, down="train evaluate"):
     """The entries that Flower's own strategies send besides the model."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
+    counting: Counting = ""
 
 
 @dataclass(kw_only=True)
@@ -144,6 +146,7 @@ class Measured(Message, up="evaluate"):
     train: Annotated[PerClient, ClientMean("train", "accuracy over training nodes")]
     val: Annotated[PerClient, ClientMean("val", "over validation nodes")]
     test: Annotated[PerClient, ClientMean("test", "over test nodes")]
+    counts: Counted = None
 
     def answer(self) -> Measurements:
         """Return what ``evaluate`` returns: mean loss, number of clients, measurements."""

@@ -44,3 +44,8 @@ ROLES = ("train", "val", "test")
 NUM_EXAMPLES, LOSS = "num-examples", "loss"
 EXTRAS = "extras"  # the record of arrays that a client of a method that averages sends besides
 MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
+# Metrics of predictions, as settings, reports and results name them; and what of predictions must
+# be counted for those that are no means over clients: the second has both
+ACCURACY, MACRO_F1, BALANCED, AUC = SCORES = ("accuracy", "macro-f1", "balanced-accuracy", "auc")
+CONFUSION, HISTOGRAMS = "confusion", "histograms"
+COUNTING, COUNTED = "counting", "counts"  # which of the two is asked for, and what was counted

@@ -77,7 +77,7 @@ class LocalSage(ModuleFedAvg):
     ) -> None:
         at_least(1).check("generator_epochs", generator_epochs)
         how = module_settings(settings, averages=self.averages)
-        super().__init__(model_maker(settings), how, **more)
+        super().__init__(model_maker(settings), how, classes=settings.num_classes, **more)
         self._settings, self._generator_epochs = settings, generator_epochs
 
     def fixed_settings(self) -> dict[str, object]:

@@ -22,9 +22,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedProx
 
+from flower_graph.engine.graph_batch import count_batch, evaluate
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
@@ -50,10 +52,12 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
     measure,
 )
 from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
     CLIENTS,
+    COUNTING,
     FIRST,
     NUM_FEATURES,
     REST,
@@ -125,10 +129,14 @@ class EgoModelClient(EgoCohortClient):
         settings = read_settings(config)
         with self.opened(settings) as clients:
             clients.start_from(model_of(parameters))
-            judged = clients.evaluate(clients.embed())
+            logits = clients.classify(clients.embed())
+            judged = evaluate(clients.batch, logits)
         self._measured(int(config.get(SERVER_ROUND, 0)), clients, judged, judged.loss)
         measured = measure(judged, None, 1.0).mean(0)
         metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
+        good, counting = torch.ones(len(self.egos)) > 0, str(config.get(COUNTING, ""))
+        counts = count_batch(clients.batch, logits, good, counting)
+        metrics |= CountReply(counts).to_config()
         answer = metrics["cross-entropy"], len(self.egos), metrics
         return self._kept.save_if_asked(config, answer, self._makers(settings))
 
@@ -156,6 +164,7 @@ class EgoFedAvg(ReportedFedAvg):
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(seed=settings.seed, **more)
         self.settings = settings._replace(proximal=0.0)
+        self.num_classes = settings.num_classes
 
     usual_rounds = 400
 

@@ -299,7 +299,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 # The step begins with the very forward that is to be judged.
                 logits = self._train(chosen, tensors, place, request) if due else None
                 h = chosen.embed()
-                judged = chosen.evaluate(h) if logits is None else evaluate(chosen.batch, logits)
+                logits = chosen.classify(h) if logits is None else logits
+                judged = evaluate(chosen.batch, logits)
                 if due or request.is_last:  # else the message comes again, after the step
                     self._note_figures(request, chosen, judged, contrast)
                 measured = measure(judged, contrast, request.settings.tau)
@@ -311,8 +312,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             if self._noise is not None:
                 clients = chosen.batch.clients
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
+                logits = None if self._noise.withholds else logits
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
-            total, present, left_out = add_up(chosen, h, measured, writing)
+            total, present, left_out = add_up(chosen, h, measured, writing, logits)
             state = h.detach().cpu().numpy()
             entries, total = put_masks(host, request, total, present, left_out, now, state)
         masked = time.perf_counter()

@@ -24,7 +24,7 @@ from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import FloatArray, IntArray, largest_size
+from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.codec import (
     ABSENT,
     Field,
@@ -35,6 +35,7 @@ from flower_graph.wire.codec import (
     Tensor,
     Writing,
 )
+from flower_graph.wire.counts import Counting, counts_size
 from flower_graph.wire.fields import (
     Clients,
     Flag,
@@ -65,7 +66,6 @@ NO_SLOTS = "none"  # nothing is aligned: no embedding is shared
 VERIFIED = "verified"  # blinded identities under a server that may lie
 
 MAX_SECONDS = 1e6
-ROUNDING = 1e-3  # by which a sum of accuracies may be off
 
 
 class Layout(NamedTuple):
@@ -74,6 +74,8 @@ class Layout(NamedTuple):
     slots: int  # Slots, and numbers in an embedding
     hidden: int
     weights: int = 0  # Numbers in a model; 0 where models are not shared
+    classes: int = 0  # Of predictions that are counted, and what is: see ``ops.counts``
+    counting: str = ""
 
     @property
     def embeddings(self) -> slice:
@@ -96,9 +98,14 @@ class Layout(NamedTuple):
         return slice(self.metrics.stop, self.metrics.stop + self.weights)
 
     @property
+    def predictions(self) -> slice:
+        """Counts of predictions, in one row."""
+        return slice(self.model.stop, self.model.stop + counts_size(self.classes, self.counting))
+
+    @property
     def length(self) -> int:
         """Numbers in the whole vector."""
-        return int(self.model.stop)
+        return int(self.predictions.stop)
 
 
 SETTINGS = Part(
@@ -281,6 +288,7 @@ class EgoRequest(Message, down="train"):
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
     checkpoint: Saves = False
     run: Token = ""
+    counting: Counting = ""
     # Of the alignment's last message, when slots are new
     slots: Annotated[Mapping[str, object], Rest("")] = field(default_factory=dict)
 
@@ -312,8 +320,8 @@ class EgoReply(Message, up="train"):
         Tensor(
             f"{keys.SUMS}/{keys.TOTAL}",
             "sum of the clients' vectors: embeddings by slot, ones for slots held, nine "
-            "measurements, whether the last means could not be read, weights (`Layout` of "
-            "`messages.py`); masked ring words, or plain",
+            "measurements, whether the last means could not be read, weights, counts if they are "
+            "asked for (`Layout` of `messages.py`); masked ring words, or plain",
             shape="L",
             dtype=WORDS_OR_PLAIN,
             limit=None,
@@ -351,40 +359,3 @@ def round_terms(server_round: int, ring: Ring | None, order: NDArray[np.uint8] |
     # order [s, 12]: their tokens; None where identities are not blinded
     slots = b"" if order is None else hashlib.sha256(order.tobytes()).digest()
     return SumTerms("FedSCem round", ring, framed(b"%d" % server_round, slots), padded=True)
-
-
-def check_plain_sum(total: NDArray[Any], layout: Layout, clients: int) -> None:
-    """Check what can be known of a plain sum over so many clients."""
-    # total [L]
-    if total.dtype != np.float64:
-        raise MalformedReplyError(f"{keys.TOTAL} has type {total.dtype}, expected float64")
-    if total.size and (largest := largest_size(total)) > clients * keys.MAX_NUMBER:
-        raise MalformedReplyError(
-            f"{keys.TOTAL} has a number of size {largest:g}, {clients} clients can make "
-            f"{clients * keys.MAX_NUMBER:g} at most"
-        )
-    _check_counts(total[layout.counts], clients)
-    check_measured(total[layout.metrics], clients, ROUNDING)
-
-
-def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> None:
-    """Check what can be known of the sums of what so many clients measured."""
-    measured = dict(zip(SUMMED_NAMES, sums.tolist(), strict=True))
-    counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
-    _check_counts(np.array(counts), clients)
-    for role in keys.ROLES:
-        if not -rounding <= measured[role] <= measured[f"has-{role}"] + rounding:
-            raise MalformedReplyError(
-                f"{keys.TOTAL}: {role} is {measured[role]:g}, a sum of "
-                f"{measured[f'has-{role}']:g} accuracies"
-            )
-
-
-def _check_counts(found: NDArray[np.float64], clients: int) -> None:
-    if not are_counts(found, clients):
-        raise MalformedReplyError(f"{keys.TOTAL}: expected counts from 0 to {clients} clients")
-
-
-def are_counts(found: NDArray[np.float64], clients: int) -> bool:
-    """Say whether all are whole numbers that so many clients can make."""
-    return bool(((found >= 0) & (found <= clients) & (found == np.rint(found))).all())

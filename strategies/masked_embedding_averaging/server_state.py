@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
+from flower_graph.ops.counts import Counts
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
     initial_weights,
@@ -24,13 +25,14 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoRequest,
     Layout,
     Sums,
-    check_measured,
 )
+from flower_graph.strategies.masked_embedding_averaging.sums import check_measured, read_counted
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     Means,
     RoundSum,
     mean_metrics,
 )
+from flower_graph.wire.counts import counts_size
 from flower_graph.wire.ledger import ByteLedger, Traffic
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ class EgoServerState:
         self.settings, self.variant = settings, variant
         self.model = initial_weights(settings) if shares_model else None
         self.ledger = ByteLedger()
+        self.counting = ""  # what of their predictions clients count
+        self.counts: Counts | None = None  # of the last sum
         self._sums: Sums | None = None
         self.started = self.model  # what this round began with
         # What travelled before this round: if the run is resumed, its messages are sent again.
@@ -60,10 +64,11 @@ class EgoServerState:
 
     def layout(self, server_round: int, session: EgoSession) -> Layout:
         """Return the parts of this round's vectors; after the last round, measurements alone."""
+        about = self.settings.num_classes, self.counting
         if server_round > session.rounds:
-            return Layout(0, self.settings.hidden)
+            return Layout(0, self.settings.hidden, 0, *about)
         weights = 0 if self.model is None else self.model.first.numel() + self.model.rest.numel()
-        return Layout(session.num_slots, self.settings.hidden, weights)
+        return Layout(session.num_slots, self.settings.hidden, weights, *about)
 
     def request(self, server_round: int, session: EgoSession) -> EgoRequest:
         """Write what is the same for all SuperNodes of a round's request."""
@@ -82,6 +87,7 @@ class EgoServerState:
             is_last=server_round > rounds,
             checkpoint=session.is_due(before),
             run=session.checkpoints.run,
+            counting=self.counting,
         )
 
     def take(
@@ -94,7 +100,7 @@ class EgoServerState:
     ) -> Means:
         """Keep what a sum brings for the next round; return what it says about the last one."""
         self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
-        self._sums = None
+        self._sums = self.counts = None
         seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
         found.parts = {
             "train": max((train for train, _ in seconds), default=0.0),
@@ -106,7 +112,7 @@ class EgoServerState:
             try:
                 metrics = self._read(layout, found, ring)
             except ValueError as error:  # nobody can say whose words were wrong
-                self._sums = None
+                self._sums = self.counts = None
                 found.skipped = f"a client's part of the sum was not as agreed: {error}"
                 found.contributors, found.answered = 0, set()
                 LOG.warning("round %d: %s", found.server_round, found.skipped)
@@ -125,6 +131,7 @@ class EgoServerState:
             numbers, step = ring.decode(numbers), 2.0**-ring.fraction_bits
             ring.check_sums(numbers, found.contributors)
             check_measured(numbers, found.contributors, step * found.contributors)
+        self.counts = read_counted(total, layout, ring)
         if layout.weights and self.model is not None:
             sums = total[layout.model]
             if ring is not None:
@@ -164,7 +171,8 @@ class EgoServerState:
         up = found.contributors
         self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
         self.ledger.count("up", "activations", up * layout.slots * word)
-        self.ledger.count("up", "metrics", up * len(SUMMED_NAMES) * word)
+        counted = counts_size(layout.classes, layout.counting)
+        self.ledger.count("up", "metrics", up * (len(SUMMED_NAMES) + counted) * word)
         if self.model is not None:
             weights = self.model.first.numel() + self.model.rest.numel()
             self.ledger.count("up", "weights", up * layout.weights * word)

@@ -40,10 +40,10 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoRequest,
     Layout,
     PlainEnrolment,
-    check_plain_sum,
     round_terms,
     union_terms,
 )
+from flower_graph.strategies.masked_embedding_averaging.sums import check_plain_sum
 from flower_graph.strategies.masked_embedding_averaging.vector import RoundSum
 from flower_graph.wire.arrays import read_array
 from flower_graph.wire.exchange import count_bytes
@@ -282,7 +282,9 @@ class EgoSession(Session):
             self.sums.take_masked(node, masked)
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
-            layout = Layout(0 if request.is_last else self.num_slots, self.settings.hidden)
+            about = self.settings.num_classes, request.counting
+            slots = 0 if request.is_last else self.num_slots
+            layout = Layout(slots, self.settings.hidden, 0, *about)
             layout = layout._replace(weights=length - layout.length)
             check_plain_sum(reply.total, layout, presence.clients.size)
         return reply

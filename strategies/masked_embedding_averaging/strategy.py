@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from flower_graph.config.rules import ABOVE_ZERO, choice
@@ -168,12 +169,17 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         )
         shares_model = model_sharing != "none"
         self.kept = EgoServerState(settings, variant=variant, shares_model=shares_model)
+        self.num_classes = settings.num_classes
         self._early: list[dict[str, object]] = []  # left out before there was anything to report
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
         """Payload bytes so far: direction to kind to bytes."""
         return self.kept.ledger.payload
+
+    def begin(self, initial_arrays: ArrayRecord | None) -> None:
+        """Note what clients are to count."""
+        self.kept.counting = self.counting
 
     def round(self, server_round: int) -> RoundReport | None:
         """Do steps 3 to 7; return the report of the round before."""
@@ -197,6 +203,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
         asked = sum(map(len, session.asked.values()))
         means = kept.take(layout, result, base.ring, self.answers.values(), asked)
+        self.counts = kept.counts
         contrast = 0.0 if math.isnan(means.contrast) else means.contrast
         report = self.report(
             server_round - 1,

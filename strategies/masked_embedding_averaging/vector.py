@@ -19,7 +19,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.engine.graph_batch import Metrics
+from flower_graph.engine.graph_batch import Metrics, count_batch
 from flower_graph.engine.stacked_weights import sum_first_layers
 from flower_graph.errors import OutOfRangeError, RefusedError, UnreadableSumError
 from flower_graph.privacy.local import ClientNoise
@@ -36,8 +36,8 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     Layout,
     PlainEnrolment,
     Sums,
-    are_counts,
 )
+from flower_graph.strategies.masked_embedding_averaging.sums import are_counts
 from flower_graph.wire.keys import ROLES
 
 Words = NDArray[np.generic]
@@ -61,16 +61,21 @@ class VectorEncoding:
         weights = 0
         if request.model is not None and not request.is_last:
             weights = sum(part.size for part in request.model)
-        layout = Layout(slots, request.settings.hidden, weights)
+        about = request.settings.num_classes, request.counting
+        layout = Layout(slots, request.settings.hidden, weights, *about)
         sum_round = request.mask.server_round if request.mask else request.server_round
         return cls(layout, table, request.ring, pads, sum_round)
 
 
 def add_up(
-    chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
+    chosen: ChosenEgos,
+    h: Tensor,
+    metrics: NDArray[np.float64],
+    writing: VectorEncoding,
+    logits: Tensor | None = None,
 ) -> tuple[Words, list[int], dict[int, str]]:
     """Add up the vectors of the chosen clients."""
-    # h [n, h], metrics [c, 10]
+    # h [n, h], metrics [c, 10], logits [n, k]; without these predictions are not counted
     layout, clients = writing.layout, list(chosen.batch.clients)
     left_out = _unfit(chosen, h, metrics, writing)
     good = [client not in left_out for client in clients]
@@ -88,6 +93,12 @@ def add_up(
     total[layout.metrics] = _encode(writing.ring, metrics[good]).sum(0)
     if layout.weights:
         total[layout.model] = _weights(chosen, good, writing.ring)
+    if layout.counting and logits is not None:
+        counts = count_batch(chosen.batch, logits, torch.tensor(good), layout.counting)
+        assert counts is not None
+        # A node is one step of the ring's numbers, however long these are: sums are exact.
+        guard = 0 if writing.ring is None else writing.ring.guard_bits
+        total[layout.predictions] = counts.flat().numpy() << guard
     if writing.ring is None:
         return total, present, left_out
     words = total.view(np.uint64)

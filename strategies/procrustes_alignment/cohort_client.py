@@ -19,6 +19,7 @@ from flower_graph.client.state import Tensors
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import NODE_ROLES, Snapshot
 from flower_graph.storage.files import private_folder, replaced, saying
+from flower_graph.strategies.procrustes_alignment.evaluation import count_judged
 from flower_graph.strategies.procrustes_alignment.kept import (
     forget,
     recall,
@@ -307,6 +308,7 @@ class PublicNodeClient(NumPyClient):
         if self.outputs.is_on:
             self._note(request.server_round, by_client)
         names = dict.fromkeys(name for answer in answers for name in answer.judged)
+        good = [one.judged for one in answers if one.shared is not None]
         return PublicReply(
             request,
             [answer.shared for answer in answers],
@@ -314,6 +316,7 @@ class PublicNodeClient(NumPyClient):
             [answer.disagreement for answer in answers],
             {name: [answer.judged.get(name, math.nan) for answer in answers] for name in names},
             {c: NOT_FINITE for c, one in by_client.items() if one.shared is None},
+            counts=count_judged(good) if request.counting else None,
         )
 
     def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:

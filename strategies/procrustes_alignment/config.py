@@ -19,6 +19,7 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError
 from flower_graph.method.trust import TrustSection
+from flower_graph.wire.keys import AUC
 
 APP = "ppfl"
 ALIGNED, LOCAL = "procrustes-alignment", "local"
@@ -185,6 +186,11 @@ class PPFLConfig(RunConfig):
         super().validate()
         how = self.strategy
         self.privacy.require_averaging(how.name, ())
+        if AUC in self.metrics:
+            raise ConfigError(
+                f"metrics: {AUC} is not allowed with app={APP}, whose SVC says no probabilities; "
+                "leave it out"
+            )
         if self.privacy.epsilon is not None and (how.name == LOCAL or how.alignment == SECURE):
             with_ = f"strategy.name={LOCAL}" if how.name == LOCAL else f"alignment={SECURE}"
             raise ConfigError(

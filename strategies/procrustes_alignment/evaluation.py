@@ -6,16 +6,20 @@ scikit-learn is imported where it is used: it takes half a second, and few runs 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flower_graph.errors import DataError
+from flower_graph.ops.counts import Counts, confusion_of
 from flower_graph.outputs.files import NODE_ROLES, role_of
 from flower_graph.rng import derive_seed
+from flower_graph.wire.counts import added
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -40,6 +44,8 @@ class Folds(NamedTuple):
 
 class Judgement(dict[str, float]):
     """Figures by name, and what the SVC said of which node; ``NOBODY`` where nothing."""
+
+    confusion: Tensor  # [3, k, k] nodes by role, class, and what the SVC said
 
     def __init__(self, nodes: int) -> None:
         super().__init__()
@@ -163,6 +169,11 @@ def untrained(classifier: str, seed: int = 0) -> Any:
     return make_pipeline(StandardScaler(), chosen)
 
 
+def count_judged(judged: Iterable[Mapping[str, float]]) -> Counts | None:
+    """Add up what was said of whose nodes, of those clients whose judge counts."""
+    return added(Counts(one.confusion) for one in judged if isinstance(one, Judgement))
+
+
 class GraphJudge:
     """Cross-validates classifiers among the nodes that the embedding did not learn from."""
 
@@ -170,11 +181,16 @@ class GraphJudge:
     # round both classifiers' are given by their names.
 
     def __init__(
-        self, graph: OverlappingGraph, config: PPFLConfig, classes: Sequence[str] | None = None
+        self,
+        graph: OverlappingGraph,
+        config: PPFLConfig,
+        classes: Sequence[str] | None = None,
+        num_classes: int = 0,
     ) -> None:
         self._settings = config.judge
         self._seed = partial(derive_seed, config.seed, "folds", graph.client)
         self.labels: NDArray[np.int64] = graph.y.numpy()
+        self.num_classes = num_classes or 1 + int(self.labels.max())
         self.roles = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
         self.named = graph.nodes.numpy() if graph.called is None else np.array(graph.called)
         self.classes = None if classes is None else tuple(classes)
@@ -184,7 +200,7 @@ class GraphJudge:
     ) -> Judgement:
         """Measure in the rounds that ``judge.every`` names, and in the last."""
         if not is_last and server_round % self._settings.every:
-            return Judgement(len(self.labels))
+            return self._counted(Judgement(len(self.labels)))
         return self._judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
 
     def again(self, embeddings: NDArray[np.float32]) -> Folds:
@@ -204,7 +220,16 @@ class GraphJudge:
                 if name == SVC:
                     result.said.predicted[chosen], result.said.fold[chosen] = said
             result[role] = result[f"{SVC}-{role}"]
-        return result
+        return self._counted(result)
+
+    def _counted(self, judgement: Judgement) -> Judgement:
+        """Count what was said, for metrics that are no means over clients."""
+        said = judgement.said.predicted
+        named = [self.roles == number for number in range(1, len(NODE_ROLES))]
+        chosen = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]
+        pair = torch.from_numpy(said), torch.from_numpy(self.labels)
+        judgement.confusion = confusion_of(*pair, chosen, self.num_classes)
+        return judgement
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:

@@ -20,6 +20,7 @@ from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import decode_array, largest_size, pack_integers
 from flower_graph.wire.codec import Field, Known, Message, Reading, Writing, take
+from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import (
     Block,
     Bytes,
@@ -229,6 +230,7 @@ class PublicRequest(Message, down="train"):
     ] = False
     saves: Saves = False
     run: Token = ""  # if they are to save
+    counting: Counting = ""
 
 
 @dataclass(frozen=True)
@@ -353,6 +355,7 @@ class PublicReply(Message, up="train"):
         Reasons(keys.LEFT_OUT, "`number:reason` for each that is not to be used"),
     ] = field(default_factory=dict)
     not_saved: NotSaved = ""
+    counts: Counted = None
 
     @property
     def examples(self) -> int:
@@ -360,9 +363,12 @@ class PublicReply(Message, up="train"):
         return max(1, sum(part.size for part in self.request.nodes))
 
     @classmethod
-    def from_record(cls, content: RecordDict, request: PublicRequest) -> PublicReply:
+    def from_record(
+        cls, content: RecordDict, request: PublicRequest, classes: int = 0
+    ) -> PublicReply:
         """Read and check the reply to a request."""
-        return cls.read(content, c=len(request.clients), request=request)
+        known = {"classes": classes, "counting": request.counting}
+        return cls.read(content, c=len(request.clients), request=request, **known)
 
     def check(self, known: Known) -> None:
         """Refuse losses and angles that cannot be."""

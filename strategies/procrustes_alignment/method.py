@@ -81,6 +81,11 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         self, config: PPFLConfig, out: Path | None, folder: RunFolder | None = None
     ) -> ProcrustesAlignment:
         """Build the server's half."""
+        strategy = self._strategy(config, out)
+        strategy.num_classes = self.num_classes(config, folder)
+        return strategy
+
+    def _strategy(self, config: PPFLConfig, out: Path | None) -> ProcrustesAlignment:
         how = config.strategy
         shared: dict[str, Any] = {"min_nodes": how.fewest_nodes, "seed": config.seed}
         shared |= checkpoint_settings(config, out)
@@ -233,5 +238,5 @@ def make_member(
         rows=graph.public.nonzero().flatten().numpy(),
         dimension=config.model.dimension,
         build=partial(build_model, graph, config, classes),
-        judge=GraphJudge(graph, config, names),
+        judge=GraphJudge(graph, config, names, classes),
     )

@@ -31,6 +31,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
@@ -39,6 +40,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.results import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
@@ -73,6 +75,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
 )
 from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
 from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import RING_WORD
 
@@ -167,6 +170,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             claims.means = digests_of(mean.rows) if mean.made else claims.means
             length += 2 * len(MEASURED)
             layout = layout_of(nodes, claims.means, known.dimension, server_round, order)
+        length += counts_size(*self.counted)
         shown = {} if claims is None else claims.to_config()
         entries = self.sums.requests(length, MEANS, layout)
         requests, self.entries = dict[int, PublicRequest](), {}
@@ -199,7 +203,8 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         """Read what clients say, and take their part of the sum."""
-        request = replace(self.requests[node], wants_embeddings=False)
+        # What clients count is in the sum.
+        request = replace(self.requests[node], wants_embeddings=False, counting="")
         reply = PublicReply.from_record(content, request)
         self.sums.take(node, content)
         return reply
@@ -256,12 +261,19 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         self.contributors = summed.contributors.tolist()
         rows = self.mean.rows.size
         self.mean.take(summed.values[:rows], self.contributors)
+        self._count(summed.values)
         names = [f"precision-{k}" for k in NEAREST]
         if self._parties is not None:
-            self._measured = _measured(summed.values[rows:])
+            self._measured = _measured(summed.values[rows : rows + 2 * len(MEASURED)])
             return {name: self._measured[name] for name in names if name in self._measured}
         result = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
         return {name: mean_of(values) for name, values in result.items() if values}
+
+    def _count(self, values: Floats) -> None:
+        """Read the counts at the end of a sum, where a node is one step of its numbers."""
+        if size := counts_size(*self.counted):
+            steps = values[-size:] * 2.0 ** Ring.fit(2, **self._ring).fraction_bits
+            self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
 
     def averages(self, came: Answers) -> Mapping[str, float]:
         """Give the means of what clients measured, which is in the sum if they send it there."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from flower_graph.client.state import Tensors
 from flower_graph.errors import RefusedError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.ops.counts import Counts
 from flower_graph.rng import derive_seed
 from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
@@ -40,6 +41,7 @@ from flower_graph.strategies.procrustes_alignment.cohort_client import (
     EmbeddingClient,
     PublicNodeClient,
 )
+from flower_graph.strategies.procrustes_alignment.evaluation import GraphJudge
 from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,
     FloatArray,
@@ -55,6 +57,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     find_slots,
 )
 from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.counts import counts_size
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
@@ -132,7 +135,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         ]
         reply = self.round(replace(request, targets=targets))
         length = int(config["mask-length"])
-        rows = length if self.trust is None else length - 2 * len(MEASURED)
+        counts, reply.counts = reply.counts, None
+        rows = length - (0 if counts is None else counts.flat().numel())
+        rows -= 0 if self.trust is None else 2 * len(MEASURED)
         rotated = rotate(request, order, reply, rows)
         near = {client: one.precision for client, one in rotated.items() if one.precision}
         for k in NEAREST if near else ():
@@ -141,6 +146,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         vectors = {client: one.vector for client, one in rotated.items()}
         if self.trust is not None:
             vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
+        vectors = _with_counts(vectors, counts, 2.0 ** -RING.from_config(config).fraction_bits)
         # Turned otherwise, the same embeddings are the same state.
         state = [one for one in reply.embeddings if one is not None]
         masked, entries = self.masked(config, vectors, MEANS, layout, state)
@@ -166,7 +172,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
             if not np.array_equal(slots, find_slots(ids, nodes)):
                 raise RefusedError("the server lays public nodes elsewhere than their holders do")
             claims.check_mean(mean, slots)
-        if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED):
+        size = counts_size(self.num_classes, request.counting)
+        if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
             raise RefusedError("the sum has another length than the nodes that are in it")
         Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
         return layout_of(nodes, claims.means, request.dimension, request.server_round, order)
@@ -188,6 +195,12 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         nothing = [math.nan] * len(reply.loss)
         reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
         return result
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes predictions have that are counted; 0 without a judge of nodes."""
+        judges = [member.judge for member in self.members.values()]
+        return next((one.num_classes for one in judges if isinstance(one, GraphJudge)), 0)
 
     def _run(self) -> str:
         record = self.context.state.config_records.get(RUN, ConfigRecord())
@@ -269,6 +282,17 @@ def rotate(
             near = alignment_precision(local[here], points, turn, NEAREST)
         result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
     return result
+
+
+def _with_counts(
+    vectors: Mapping[int, Floats], counts: Counts | None, step: float
+) -> dict[int, Floats]:
+    """Add what clients counted to the first one's part of the sum, a node being one step."""
+    if counts is None:
+        return dict(vectors)
+    row = counts.flat().numpy() * step
+    first = min(vectors, default=None)
+    return {c: np.concatenate([v, row * (c == first)]) for c, v in vectors.items()}
 
 
 def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:

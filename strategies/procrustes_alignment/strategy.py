@@ -53,6 +53,7 @@ from flower_graph.strategies.procrustes_alignment.server_state import (
     mean_of,
     measure_alignment,
 )
+from flower_graph.wire.counts import added, counts_size
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes
@@ -153,21 +154,23 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             follows=bool(known.begun & set(clients)),
             saves=saves,
             run=session.checkpoints.run if saves else "",
+            counting=self.counting,
         )
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         """Read what step 3 brings."""
-        return PublicReply.from_record(content, self.requests[node])
+        return PublicReply.from_record(content, self.requests[node], self.num_classes)
 
     def reply_bytes(self, numbers: int = 0) -> int:
         """Return the most bytes of a reply to this round's requests, with ``numbers`` besides."""
         asked = self.requests.values()
         rows = [sum(ids.size for ids in one.nodes) * one.dimension for one in asked]
         clients = max((len(one.clients) for one in asked), default=0)
-        return reply_bytes(max(rows, default=0) + numbers, clients)
+        return reply_bytes(max(rows, default=0) + numbers + counts_size(*self.counted), clients)
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with what came, and say what the round gave."""
+        self.counts = added(reply.counts for reply in replies.values.values())
         came = self.clients.take(self.requests, replies.values, self.wants_embeddings)
         answered = sorted(came.losses)
         precision = self.align(server_round, answered)

@@ -107,6 +107,11 @@ class NFedGNNConfig(RunConfig):
     model: ModelConfig = section(ModelConfig)
     strategy: StrategyConfig = section(StrategyConfig)
 
+    @property
+    def server_measures(self) -> bool:
+        """Whether the server has all predictions: it does."""
+        return True
+
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()

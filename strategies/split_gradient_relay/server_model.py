@@ -105,7 +105,7 @@ class RelayServer:
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
         self._all_edges = graph.edge_index.to(self.device)
-        self._classes = 1 + int(graph.y.max())
+        self.num_classes = 1 + int(graph.y.max())
         self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
 
@@ -140,9 +140,9 @@ class RelayServer:
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
             logits = self.model(latent, self.edges)
-        if logits.shape[1] < self._classes:
+        if logits.shape[1] < self.num_classes:
             raise DataError(
-                f"y has {self._classes - 1}, but the server's model gives {logits.shape[1]} "
+                f"y has {self.num_classes - 1}, but the server's model gives {logits.shape[1]} "
                 "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
             )
         # Until a labelled user has answered there is nothing but the regulariser to learn from.
@@ -192,7 +192,8 @@ class RelayServer:
 
     def accuracy(self) -> dict[str, float]:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
-        self.right = self.logits().argmax(1) == self.y
+        self.said = self.logits()
+        self.right = self.said.argmax(1) == self.y
         return {name: _share(self.right[mask]) for name, mask in self.masks.items()}
 
     def state_dict(self) -> dict[str, object]:

@@ -28,7 +28,6 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -58,9 +57,9 @@ from flower_graph.strategies.split_gradient_relay.server_state import (
     Roster,
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Replies
 
-LOG = logging.getLogger(__name__)
 USUAL = StrategyConfig()  # where the defaults stand
 
 
@@ -152,6 +151,7 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
             seed=seed,
             device=resolve_device(device),
         )
+        self.num_classes = self.server.num_classes
         self._right_in_best: Tensor | None = None  # in the best round
         self.users = RelayServerState(
             self.server.num_nodes,
@@ -251,8 +251,8 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
         self.users.average(server_round, list(replies.values.values()))
         unhosted = self.users.unhosted(self.session.members.clients)
         accuracy = self.server.accuracy()
-        if accuracy["val"] > self.best.accuracy:
-            self._right_in_best = self.server.right
+        server = self.server
+        self.counts = counted(server.said, server.y, server.masks, self.counting)
         return self.report(
             server_round,
             self.session.participation(self.session.clients_of(answered), left_out=unhosted),
@@ -262,6 +262,10 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
             regulariser=losses.regulariser,
             bytes=self.users.ledger.payload,
         )
+
+    def saw_best(self) -> None:
+        """Keep whose class is right in the best round so far."""
+        self._right_in_best = self.server.right
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients, and let the clients forget the run."""
@@ -323,7 +327,3 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
     def figures(self) -> Iterator[list[str]]:
         """Give the lines of ``clients.csv``: of each user that is there, last and best round."""
         return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)
-
-    def summary(self) -> None:
-        """Log the settings in one line."""
-        LOG.info("SplitGradientRelay: %d users, %s", self.server.num_nodes, self.users.settings)

@@ -45,7 +45,7 @@ from flwr.client import NumPyClient
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.engine.graph_batch import check_sizes
+from flower_graph.engine.graph_batch import check_sizes, count_batch
 from flower_graph.engine.machine import resolve_device
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
@@ -136,16 +136,18 @@ class StructureClient(NumPyClient):
         """Measure what every client has now (step 6)."""
         with self.opened() as cohort:
             self.receive(cohort, parameters)
-            metrics, graphs = cohort.evaluate(), cohort.structure() or {}
+            logits = cohort.logits()
+            metrics, graphs = cohort.evaluate(logits), cohort.structure() or {}
         train, val, test = metrics.accuracy.T
-        number, figures = RoundRequest.from_config(config).server_round, metrics._asdict()
-        self.outputs.measured(number, cohort.clients, nodes=cohort.nodes, **figures)
+        request, figures = RoundRequest.from_config(config), metrics._asdict()
+        self.outputs.measured(request.server_round, cohort.clients, nodes=cohort.nodes, **figures)
         measured = StructureMeasured(
             weight=cohort.size,
             cross_entropy=metrics.loss,
             train=train,
             val=val,
             test=test,
+            counts=count_batch(cohort.batch, logits, ~metrics.loss.isnan(), request.counting),
             **{name.replace("-", "_"): values for name, values in graphs.items()},
         )
         return self._state.save_if_asked(config, measured.answer(), self._makers)
@@ -258,6 +260,7 @@ class StructureFedAvg(ReportedFedAvg):
         self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
     ) -> None:
         super().__init__(seed=settings.seed, **more)
+        self.num_classes = settings.num_classes
         self.settings, self.num_nodes = settings, num_nodes
 
     def fixed_settings(self) -> dict[str, object]:

@@ -295,8 +295,8 @@ def test_every_rule_names_key_value_and_what_is_allowed(app: str) -> None:
 
 @pytest.mark.parametrize("app", known_apps())
 def test_every_schema_starts_with_the_same_keys(app: str) -> None:
-    common = ["app", "seed", "rounds", "device", "checkpoint_every", "patience", "save", "keep"]
-    common += ["every", "data"]
+    common = ["app", "seed", "rounds", "device", "checkpoint_every", "patience"]
+    common += ["metrics", "save", "keep", "every", "data"]
     assert list(to_dict(schema_of(app)()))[: len(common)] == common
     # What the server's loop reads, whichever method it runs
     assert {"strategy.timeout", "strategy.name", "data.root"} <= known_keys(schema_of(app)).keys()

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
+from flower_graph.ops.counts import Counts
 from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, SignedBlindReply
@@ -25,8 +26,9 @@ from flower_graph.strategies.split_gradient_relay import messages as relay
 from flower_graph.strategies.structure_fedavg import messages as structure
 from flower_graph.wire import codec, fields
 from flower_graph.wire.arrays import decode_array, encode_array
-from flower_graph.wire.averaging import ClientMean
+from flower_graph.wire.averaging import ClientMean, Measured
 from flower_graph.wire.codec import Message, fields_of
+from flower_graph.wire.counts import CountReply, CountsField
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, METRICS, NUM_EXAMPLES
 
 SIZES = {"p": 2, "c": 3, "k": 2, "f": 4, "h": 2, "w": 2, "n": 5, "m": 5, "q": 2, "o": 2, "d": 4}
@@ -64,6 +66,9 @@ KNOWN: dict[type, dict[str, Any]] = {
     ego.PlainEnrolment: {"asked": np.arange(100)},
     structure.SharedModels: {"f": 4, "h": 2, "D": 3, "encoder": True, "shares": True},
     structure.SharedPrototypes: {"k": 2, "h": 2},
+    Measured: {"classes": 2, "counting": "confusion"},
+    structure.StructureMeasured: {"classes": 2, "counting": "confusion"},
+    CountReply: {"classes": 2, "counting": "confusion"},
 }
 # With fields that depend on one another: their own tests have them
 BY_HAND = (public.PublicRequest, public.PublicReply, ego.EgoRequest)
@@ -118,6 +123,8 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return rng.random(shape) < 0.5
         case fields.Block():
             return rng.integers(256, size=shape, dtype=np.uint8)
+        case CountsField():
+            return Counts(torch.from_numpy(rng.integers(0, 9, (3, 2, 2))))
         case fields.Exact():
             is_residue = isinstance(field, polynomial.Modular)
             return rng.integers(1, PRIME, shape).astype(np.uint64 if is_residue else np.int64)
@@ -204,6 +211,8 @@ def same(one: Any, other: Any) -> bool:
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and one and isinstance(one[0], np.ndarray):
         return all(map(same, one, other))
+    if isinstance(one, Counts):
+        return torch.equal(one.flat(), other.flat())
     if isinstance(one, np.ndarray):
         return np.shape(one) == np.shape(other) and np.array_equal(one, other)
     return bool(one == other)

@@ -66,15 +66,32 @@ def save_curves(
         line(loss, rounds, value, name)
     line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
     line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
+    for name in reports[-1].scores:
+        line(accuracy, rounds, [report.score(name, "test") for report in reports], f"test {name}")
     for index, (name, share) in enumerate((baselines or {}).items(), start=2):
         dashes = DASHES[index]
         accuracy.axhline(share, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
     _bytes(traffic, rounds, reports)
     finish(loss, "loss", legend=True)
-    finish(accuracy, "accuracy", legend=True)
+    finish(accuracy, "metrics" if reports[-1].scores else "accuracy", legend=True)
     accuracy.set_ylim(0, 1)
     loss.set_ylim(bottom=0)
     figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def save_confusion(path: Path, report: RoundReport, *, title: str) -> None:
+    """Draw which share of each class's test nodes was taken for which, in one round."""
+    nodes = np.array(report.confusion, np.float64)  # [k, k] by label and prediction
+    figure = Figure(figsize=(5.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    shares = nodes / np.maximum(nodes.sum(1, keepdims=True), 1)
+    image = axes.imshow(shares, "Blues", vmin=0, vmax=1)
+    figure.colorbar(image, ax=axes, label="share of the class (0 to 1)")
+    finish(axes, "class", legend=False, x_label="predicted class")
+    axes.grid(visible=False)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    figure.suptitle(f"{title} · test, round {report.round}", fontsize=11)
     save(figure, path)
 
 

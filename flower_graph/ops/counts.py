@@ -1,0 +1,161 @@
+"""Counts of right and wrong predictions, which add up over clients, and the metrics of their sums.
+
+Figures such as macro-F1 are no means of clients' figures: they need the counts of all clients
+together. A client counts once, sums of counts stay counts, and whoever has the sum of all knows the
+metric of the pooled predictions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BINS = 1000  # of a histogram
+# Log-odds from here on share a bin. Bins are narrow around an even guess and widen outwards as the
+# logarithm does, since both untrained and very sure networks have to be told apart.
+MOST_ODDS, FINEST = 30.0, 0.01
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often what was predicted, in ``r`` roles (training, validation, test) and ``k`` classes.
+
+    Attributes
+    ----------
+    confusion : Tensor
+        ``[r, k, k]`` int64, nodes by role, label and predicted class.
+    histograms : Tensor or None
+        ``[r, k, 2, BINS]`` int64, nodes by role, class, whether the label is another or this one,
+        and bin of the probability of this class.
+    """
+
+    confusion: Tensor
+    histograms: Tensor | None = None
+
+    def __add__(self, other: Counts) -> Counts:
+        """Add the counts of others."""
+        both = self.histograms, other.histograms
+        total = None if both[0] is None or both[1] is None else both[0] + both[1]
+        return Counts(self.confusion + other.confusion, total)
+
+    def flat(self) -> Tensor:
+        """Lay all counts in one row, ``[m]``."""
+        parts = [self.confusion, *([] if self.histograms is None else [self.histograms])]
+        return torch.cat([part.reshape(-1) for part in parts])
+
+    @classmethod
+    def of_flat(cls, values: Tensor, classes: int, *, histograms: bool, roles: int = 3) -> Counts:
+        """Read ``flat`` back; ``ValueError`` where these cannot be counts of one set of nodes."""
+        size, cells = count_size(classes, histograms=histograms, roles=roles), roles * classes**2
+        if values.numel() != size or bool((values < 0).any()):
+            raise ValueError(f"counts: {values.numel()} numbers; allowed are {size} from 0 on")
+        confusion = values[:cells].view(roles, classes, classes)
+        if not histograms:
+            return cls(confusion)
+        shares = values[cells:].view(roles, classes, 2, BINS)
+        own = confusion.sum(2)  # [r, k] nodes with this label
+        if not torch.equal(shares.sum(3), torch.stack([own.sum(1, keepdim=True) - own, own], 2)):
+            raise ValueError("counts: histograms and confusion are of different nodes")
+        return cls(confusion, shares)
+
+
+def count_size(classes: int, *, histograms: bool, roles: int = 3) -> int:
+    """Return how many numbers ``Counts.flat`` has."""
+    return roles * (classes**2 + histograms * classes * 2 * BINS)
+
+
+def count(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], *, histograms: bool) -> Counts:
+    """Count what was predicted.
+
+    Parameters
+    ----------
+    logits : Tensor
+        ``[n, k]``.
+    y : Tensor
+        ``[n]`` labels; nodes without one are below 0 and not counted.
+    masks : mapping
+        ``[n]`` bool, the nodes of each role, in the order of the roles.
+    histograms : bool
+        Whether the AUC is asked for, too.
+
+    Returns
+    -------
+    Counts
+        On the CPU.
+    """
+    logits, y = logits.detach().cpu(), y.cpu()
+    chosen = [(mask.cpu() & (y >= 0)).nonzero().flatten() for mask in masks.values()]
+    confusion = confusion_of(logits.argmax(1), y, chosen, logits.shape[1])
+    if not histograms:
+        return Counts(confusion)
+    bins = bins_of(logits)
+    return Counts(confusion, torch.stack([_histograms(bins[rows], y[rows]) for rows in chosen]))
+
+
+def confusion_of(predicted: Tensor, y: Tensor, chosen: Sequence[Tensor], classes: int) -> Tensor:
+    """Count nodes by role, label and predicted class, ``[r, k, k]``."""
+    # predicted, y [n]; chosen: numbers of each role's nodes
+    cells = [torch.bincount(y[r] * classes + predicted[r], minlength=classes**2) for r in chosen]
+    return torch.stack(cells).view(len(chosen), classes, classes)
+
+
+def bins_of(logits: Tensor) -> Tensor:
+    """Return the bin of each class's probability, ``[n, k]``; a higher one has a higher bin."""
+    classes = logits.shape[1]
+    share = logits.double().log_softmax(1)
+    # Odds against an even guess; rounding may bring a share to 1.
+    odds = share - torch.log1p(-share.exp().clamp(max=1 - 1e-15)) + math.log(max(classes - 1, 1))
+    scaled = odds.sign() * torch.log1p(odds.abs() / FINEST) / math.log1p(MOST_ODDS / FINEST)
+    return ((scaled + 1) / 2 * BINS).long().clamp(0, BINS - 1)
+
+
+def _histograms(bins: Tensor, y: Tensor) -> Tensor:
+    """Count nodes by class, whether it is their label, and bin, ``[k, 2, BINS]``."""
+    # bins [n, k], y [n]
+    classes = bins.shape[1]
+    cell = (torch.arange(classes) * 2 + (y[:, None] == torch.arange(classes))) * BINS + bins
+    return torch.bincount(cell.flatten(), minlength=classes * 2 * BINS).view(classes, 2, BINS)
+
+
+def macro_f1(confusion: Tensor) -> float:
+    """Return the mean over classes of F1, as scikit-learn has it; NaN without any node.
+
+    Parameters
+    ----------
+    confusion : Tensor
+        ``[k, k]`` nodes by label and prediction. A class that is neither is left out.
+    """
+    right = confusion.diagonal().double()
+    either = (confusion.sum(0) + confusion.sum(1)).double()
+    return _mean_where(2 * right / either, either > 0)
+
+
+def balanced_accuracy(confusion: Tensor) -> float:
+    """Return the mean over the classes that are there of the share that is right."""
+    # confusion [k, k]
+    nodes = confusion.sum(1).double()
+    return _mean_where(confusion.diagonal().double() / nodes, nodes > 0)
+
+
+def auc(histograms: Tensor) -> float:
+    """Return the mean over classes of the area under the ROC curve, one class against the rest.
+
+    Parameters
+    ----------
+    histograms : Tensor
+        ``[k, 2, BINS]`` nodes by class, whether the label is another or this one, and bin of the
+        probability of this class. Nodes of one bin count as tied; a class without nodes of one of
+        the two kinds is left out.
+    """
+    others, own = histograms.double().unbind(1)  # [k, BINS] each
+    below = others.cumsum(1) - others
+    pairs = others.sum(1) * own.sum(1)
+    return _mean_where((own * (below + others / 2)).sum(1) / pairs, pairs > 0)
+
+
+def _mean_where(values: Tensor, chosen: Tensor) -> float:
+    return float(values[chosen].mean()) if bool(chosen.any()) else math.nan

@@ -1,0 +1,97 @@
+"""What clients count of their predictions where a run asks for it, exact and one row for all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.errors import MalformedReplyError
+from flower_graph.ops.counts import Counts, count, count_size
+from flower_graph.wire.codec import Message, Reading, Writing
+from flower_graph.wire.fields import Exact, Word
+from flower_graph.wire.keys import COUNTED, COUNTING, HISTOGRAMS
+
+GROUP = "metrics"  # of the page
+Counting = Annotated[
+    str,
+    Word(
+        COUNTING,
+        "what of their predictions clients are to count: `confusion`, or `histograms` too; left "
+        "out for the accuracy alone",
+        group=GROUP,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class CountsField(Exact):
+    """Counts of a SuperNode's clients, if they were asked for."""
+
+    def write(self, value: Any, to: Writing) -> None:
+        """Write them in one row."""
+        super().write(None if value is None else value.flat().numpy(), to)
+
+    def read(self, name: str, reading: Reading) -> Any:
+        """Read them, if the reader knows that it has asked for some."""
+        classes, what = reading.known.get("classes", 0), reading.known.get("counting", "")
+        if not what:
+            return None
+        reading.sizes["m"] = counts_size(classes, what)
+        return as_counts(self.decode(reading.config.get(self.key), name, reading), classes, what)
+
+
+Counted = Annotated[
+    Counts | None,
+    CountsField(
+        COUNTED,
+        "as asked by `counting`: nodes by role, label and prediction; then by role, class, whether "
+        "it is their label, and bin of its probability",
+        shape="m",
+        optional=True,
+        group=GROUP,
+    ),
+]
+
+
+@dataclass
+class CountReply(Message):
+    """The counts in a reply, whatever else it says."""
+
+    counts: Counted = None
+
+
+def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | None:
+    """Read what clients counted; ``MalformedReplyError`` if it is not as asked."""
+    return CountReply.read(content, classes=classes, counting=counting).counts
+
+
+def as_counts(row: NDArray[np.int64], classes: int, counting: str) -> Counts:
+    """Read counts off one row; ``MalformedReplyError`` if they are not as asked."""
+    try:
+        return Counts.of_flat(torch.from_numpy(row), classes, histograms=counting == HISTOGRAMS)
+    except ValueError as error:
+        raise MalformedReplyError(str(error)) from error
+
+
+def counts_size(classes: int, counting: str) -> int:
+    """Return how many numbers clients send that count; none where nothing is asked for."""
+    return count_size(classes, histograms=counting == HISTOGRAMS) if counting else 0
+
+
+def counted(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], counting: str) -> Counts | None:
+    """Count the predictions of logits ``[n, k]``, as far as that is asked for."""
+    return count(logits, y, masks, histograms=counting == HISTOGRAMS) if counting else None
+
+
+def added(parts: Iterable[Counts | None]) -> Counts | None:
+    """Add up counts; None of nobody."""
+    return reduce(add, given) if (given := [one for one in parts if one is not None]) else None
