@@ -53,6 +53,22 @@ def test_baselines_are_grey_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert named == ["validation", "test", *given]
 
 
+def test_metrics_are_curves_and_mistakes_a_map_of_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    axes: list[Axes] = []
+    monkeypatch.setattr(base, "save", lambda figure, path: axes.extend(figure.axes))
+    one = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10)
+    one.scores = {"macro-f1": {"train": 0.9, "val": 0.2, "test": 0.3}}
+    one.confusion = [[3, 1], [0, 0]]  # of the second class there is no node
+    base.save_curves(tmp_path / "curves.png", [one], title="test")
+    drawn = {str(line.get_label()): line.get_ydata()[0] for line in axes[1].lines}  # type: ignore[index]
+    assert drawn["test macro-f1"] == 0.3
+    axes.clear()
+    base.save_confusion(tmp_path / "confusion.png", one, title="test")
+    assert axes[0].images[0].get_array().tolist() == [[0.75, 0.25], [0, 0]]  # type: ignore[union-attr]
+
+
 def test_grid_draws_every_method_and_the_reference(tmp_path: Path) -> None:
     flat = CurveSet(accuracy=[[0.2, 0.4], [0.4, 0.6, 0.7]], loss=[[2.0, 1.0], [2.0, 1.5, 1.0]])
     columns = {"Cora": {"nFedGNN": flat}, "PubMed": {"nFedGNN": flat, "CNFGNN": flat}}

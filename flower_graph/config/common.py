@@ -365,11 +365,6 @@ class RunConfig:
         return False
 
     @property
-    def counting(self) -> str:
-        """What of their predictions clients count; nothing for the accuracy alone."""
-        return metrics.counting_of(self.metrics)
-
-    @property
     def server_measures(self) -> bool:
         """Whether the server has all predictions, so that no client counts any."""
         return False
@@ -385,12 +380,9 @@ class RunConfig:
                 f"every: {self.every} is not allowed with save={NOTHING}, which keeps no figures "
                 "of clients; set every=0"
             )
-        if self.counting and self.privacy.withholds and not self.server_measures:
-            self.privacy.refuse_with(
-                f"metrics={self.metrics}",
-                "clients withhold what they measure; set metrics=[accuracy] or "
-                "privacy.measurements=report",
-            )
+        counts = metrics.counting_of(self.metrics) and not self.server_measures
+        if counts and self.privacy.withholds:
+            self.privacy.refuse_with(f"metrics={self.metrics}", metrics.WITHHELD)
 
 
 @dataclass

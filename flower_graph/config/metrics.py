@@ -15,6 +15,9 @@ HELP = (
     "what is reported of predictions; the first decides which round is the best. All but the "
     "accuracy are those of all clients' predictions together: docs/outputs.md"
 )
+WITHHELD = (
+    "clients withhold what they measure; set metrics=[accuracy] or privacy.measurements=report"
+)
 
 
 def counting_of(metrics: Sequence[str]) -> str:
