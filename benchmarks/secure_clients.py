@@ -187,11 +187,10 @@ class PlayedParty(Played):
         promised[OWN] = bound.commitment.tobytes()
         numbers, rows = np.arange(self.m), rows_of(promised, self.m, -1)
         terms = DROPOUT, self.corrupt, self.trust.minimum, self.trust.differ_by
-        found = self.say("epoch", "sum_reveal", RevealRequest(RUN, 0, *terms, numbers, rows))
-        seeds[OWN] = found["reveal-seed"]
+        request = RevealRequest(RUN, 0, *terms, numbers, rows, none_declared())
+        seeds[OWN] = self.say("epoch", "sum_reveal", request)["reveal-seed"]
         shown = rows_of(seeds, self.m, -1)
-        digest = self.trust.registry.digest
-        self.epoch = epoch = Epoch(RUN, digest, 0, numbers, rows, shown, *terms, none_declared())
+        self.epoch = epoch = Epoch.agreed(request, self.trust.registry.digest, shown)
         self.run, self.partners = epoch.id, epoch.partners[OWN]
         (self.k, self.threshold), self.minimum = epoch.plan, epoch.minimum
         self.channels = [channel.new_key() for _ in range(self.k)]

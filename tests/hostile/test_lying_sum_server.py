@@ -155,7 +155,7 @@ def test_a_graph_is_drawn_at_most_eight_times_a_run(world):
 def test_a_seed_that_was_shown_serves_no_second_list(world):
     world.begin()
     request = world.server._request
-    with pytest.raises(RefusedError, match="shown"):
+    with pytest.raises(RefusedError, match="own commitment"):
         world.parties[VICTIM].reveal(replace(request, number=request.number + 1))
 
 

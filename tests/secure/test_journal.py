@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from flower_graph.errors import IdentityError, RefusedError
-from flower_graph.secure.parties import journal
+from flower_graph.secure.parties import journal, journal_file
 from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.journal_file import HEAD
 
 
 def test_rounds_go_up_in_each_run_and_a_new_process_knows_them(tmp_path):
@@ -49,7 +50,7 @@ def test_a_run_is_named_by_all_its_parts(tmp_path):
 def test_it_is_its_owners_alone_whole_and_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "MOST_RUNS", 3)
     path = tmp_path / "journal"
-    path.write_text('{"begun": [], "runs": {}}')
+    path.write_bytes(HEAD)
     path.chmod(0o666)
     mine = Journal(path)
     for number in range(5):
@@ -108,6 +109,9 @@ def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path
         Journal(path).serve(1, [5], 2, b"a third")
 
 
+RUN = HEAD + b"%b " % journal._name((b"run",))
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -115,31 +119,74 @@ def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path
         b'{"6162',
         b"[]",
         b"\xff",
-        b'{"61": 3}',
-        b'{"begun": [], "runs": {"61": 3}}',
-        b'{"begun": [], "runs": {"61": {"number": "3"}}}',
-        b'{"begun": [], "runs": {"61": {"number": true}}}',
-        b'{"begun": [], "runs": {"61": {"other": 3}}}',
-        b'{"begun": [3], "runs": {}}',
-        b'{"begun": 3, "runs": {}}',
-        b'{"begun": [], "runs": []}',
+        HEAD[:-1],
+        RUN + b"\n",
+        RUN + b"3\n",
+        RUN + b'{"number": "3"}\n',
+        RUN + b'{"number": true}\n',
+        RUN + b'{"other": 3}\n',
+        RUN + b'{"states": {"sum 61": 0}}\n',
+        HEAD + b"begun [3]\n",
+        HEAD + b"begun 3\n",
     ],
 )
 def test_without_a_journal_that_can_be_read_nothing_is_sent(tmp_path, content):
     path = tmp_path / "journal"
     path.write_bytes(content)
     with pytest.raises(IdentityError, match=r"journal .*: (cannot be read|is not one of rounds)"):
-        Journal(path).contribute(1, b"run")
+        Journal(path).continue_run(1, "", 3, b"run")
     assert path.read_bytes() == content
 
 
-def test_what_cannot_be_written_is_not_sent(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
+def test_a_note_is_a_line_more_and_what_counts_no_more_goes_in_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal_file, "MOST_DEAD", 1000)
+    path = tmp_path / "journal"
+    mine, sizes = Journal(path), []
+    mine.contribute(0, b"run")
+    for number in range(1, 40):
+        before = path.read_bytes()
+        mine.contribute(number, b"run")
+        sizes.append(len(path.read_bytes()))
+        assert path.read_bytes().startswith(before) or sizes[-1] < len(before)
+    assert mine.last(b"run") == 39 and max(sizes) < 1200 and sizes != sorted(sizes)
 
+
+def test_a_line_that_was_cut_short_does_not_count(tmp_path):
+    """It was on no disk, so nothing has left; the notes before it and after it count."""
+    path = tmp_path / "journal"
+    mine = Journal(path)
+    mine.contribute(1, b"run")
+    whole = path.read_bytes()
+    mine.contribute(2, b"run")
+    line = path.read_bytes()[len(whole) :]
+    for end in range(len(line)):
+        path.write_bytes(whole + line[:end])
+        assert mine.last(b"run") == 1
+    mine.contribute(3, b"run")
+    assert mine.last(b"run") == 3 and path.read_bytes().endswith(b"}\n")
+
+
+def _full(*_):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("call", "does"),
+    [("pwrite", _full), ("pwrite", lambda *_: 5), ("fdatasync", _full)],
+)
+def test_what_is_not_on_the_disk_is_not_sent(tmp_path, monkeypatch, call, does):
     mine = Journal(tmp_path / "journal")
     mine.contribute(1, b"run")
-    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(os, call, does)
+    with pytest.raises(IdentityError, match="cannot be written: No space left on device"):
+        mine.contribute(2, b"run")
+
+
+def test_what_cannot_be_written_anew_is_not_sent(tmp_path, monkeypatch):
+    mine = Journal(tmp_path / "journal")
+    mine.contribute(1, b"run")
+    (tmp_path / "journal").chmod(0o644)
+    monkeypatch.setattr(os, "replace", _full)
     with pytest.raises(IdentityError, match="cannot be written: No space left on device"):
         mine.contribute(2, b"run")
     monkeypatch.undo()

@@ -7,6 +7,7 @@ from party_helpers import PartyWorld
 from benchmarks import secure_whole
 from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.epoch import Epoch
+from flower_graph.secure.parties.messages import none_declared
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.results import Skipped
 
@@ -67,8 +68,8 @@ def test_the_graph_is_symmetric_and_of_all_seeds(tmp_path):
 @pytest.mark.parametrize("n", [5, 12, 13, 14, 20, 101])
 @pytest.mark.parametrize("corrupt", [0.0, 0.1])
 def test_partners_on_a_list_are_counted_as_the_graph_has_them(n, corrupt):
-    none = np.zeros((n, 32), np.uint8)
-    epoch = Epoch(bytes(16), b"", 0, np.arange(n), none, none, 0.3, corrupt, 5, 2, none)
+    order = np.random.default_rng(n).permutation(n)
+    epoch = Epoch(0, np.arange(n), 0.3, corrupt, 5, 2, none_declared(), bytes(32), order)
     for present in np.random.default_rng(0).random((20, n)) < 0.75:
         enough = present[epoch.partners].sum(1) >= epoch.threshold
         if present.sum() >= 5 and enough[present].all():

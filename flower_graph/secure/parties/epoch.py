@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.parties.identity import Binding
-from flower_graph.secure.parties.messages import EpochRequest
+from flower_graph.secure.parties.messages import EpochRequest, RevealRequest
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
@@ -49,27 +49,49 @@ def commit(run_id: bytes, party: int, seed: bytes) -> bytes:
 class Epoch:
     """Parties whose graph of partners stays the same, and what they agreed on when it began."""
 
-    run_id: bytes  # of the sum, as the bindings have it
-    registry: bytes  # digest of the registry
     number: int
     parties: Integers  # [n] ascending
-    commitments: Bytes  # [n, 32]
-    seeds: Bytes  # [n, 32]
     dropout: float
     corrupt: float
     minimum: int  # parties in a sum
     differ_by: int  # parties that two sums differ by, unless they are of the same ones
     declared: Integers  # [b, 2] clients that are to be aligned, ascending, and the points of each
+    digest: bytes  # the hash of all this, of run and registry, of all commitments and seeds
+    order: Integers  # [n] the circle that follows from it: the parties' indices in its order
 
-    @cached_property
-    def digest(self) -> bytes:
-        """The hash of everything in it."""
-        whole = struct.pack("<qqq", self.number, self.minimum, self.differ_by)
-        head = whole + struct.pack("<dd", self.dropout, self.corrupt)
-        numbers = self.parties.astype("<i8"), self.declared.astype("<i8")
-        rows = (*numbers, self.commitments, self.seeds)
-        parts = [DOMAIN, self.run_id, self.registry, head, *(part.tobytes() for part in rows)]
-        return hashlib.sha256(framed(*parts)).digest()
+    @classmethod
+    def agreed(cls, shown: RevealRequest, registry: bytes, seeds: Bytes) -> Epoch:
+        """Make the epoch of a list of commitments.
+
+        Parameters
+        ----------
+        shown : RevealRequest
+            The list, with the terms that stand beside it.
+        registry : bytes
+            The registry's digest.
+        seeds : array, shape (n, 32)
+            What the parties had committed to.
+
+        Raises
+        ------
+        RefusedError
+            A seed is missing, or another than its party committed to.
+        """
+        parties, commitments = shown.parties, shown.commitments
+        if seeds.shape != commitments.shape:
+            raise RefusedError(f"{seeds.shape[0]} seeds of {parties.size} parties")
+        both = zip(pieces(seeds), pieces(commitments), strict=True)
+        for party, (seed, promised) in zip(parties.tolist(), both, strict=True):
+            if commit(shown.run_id, party, seed) != promised:
+                raise RefusedError(f"party {party} has committed to another seed of the graph")
+        terms = shown.dropout, shown.corrupt, shown.minimum, shown.differ_by
+        head = struct.pack("<qqqdd", shown.number, *terms[2:], *terms[:2])
+        numbers = parties.astype("<i8").tobytes(), shown.declared.astype("<i8").tobytes()
+        rows = commitments.tobytes(), seeds.tobytes()
+        parts = framed(DOMAIN, shown.run_id, registry, head, *numbers, *rows)
+        digest = hashlib.sha256(parts).digest()
+        circle_of = hashlib.shake_128(framed(DOMAIN, b"circle", digest)).digest(8 * parties.size)
+        return cls(shown.number, parties, *terms, shown.declared, digest, order_by(circle_of))
 
     @property
     def id(self) -> bytes:
@@ -85,12 +107,6 @@ class Epoch:
     def threshold(self) -> int:
         """How many shares reconstruct a secret, and how many signatures each share needs."""
         return self.plan[1]
-
-    @cached_property
-    def order(self) -> Integers:
-        """The circle: the parties' indices in its order, ``[n]``."""
-        hashed = hashlib.shake_128(framed(DOMAIN, b"circle", self.digest))
-        return order_by(hashed.digest(8 * self.parties.size))
 
     @cached_property
     def partners(self) -> Integers:
@@ -114,14 +130,6 @@ class Epoch:
         if index == self.parties.size or self.parties[index] != party:
             raise RefusedError(f"party {party} is not in epoch {self.number}")
         return index
-
-    def check_seeds(self) -> None:
-        """Refuse seeds that nobody committed to."""
-        for party, seed, promised in zip(
-            self.parties.tolist(), self.seeds, self.commitments, strict=True
-        ):
-            if commit(self.run_id, party, seed.tobytes()) != promised.tobytes():
-                raise RefusedError(f"party {party} has committed to another seed of the graph")
 
     def check_present(self, present: MASKS, what: str) -> None:
         """Refuse a list that is too short, or on which somebody has too few partners."""
@@ -224,7 +232,9 @@ def check_work(
             )
 
 
-def check_partners(epoch: Epoch, own: int, request: EpochRequest, registry: Registry) -> None:
+def check_partners(
+    epoch: Epoch, own: int, shown: RevealRequest, request: EpochRequest, registry: Registry
+) -> None:
     """Check the bindings of a party's partners against the registry."""
     row = epoch.partners_of(epoch.index(own))
     keys, count = request.channel_keys.shape[0], request.counts.sum()
@@ -240,18 +250,29 @@ def check_partners(epoch: Epoch, own: int, request: EpochRequest, registry: Regi
         np.split(request.clients, ends),
         strict=True,
     ):
-        party, promised = int(epoch.parties[index]), epoch.commitments[index].tobytes()
+        party, promised = int(epoch.parties[index]), shown.commitments[index].tobytes()
         hosted = tuple(clients.tolist())
         blocks = tuple(epoch.points[client] for client in hosted if client in epoch.points)
-        binding = Binding(epoch.run_id, party, hosted, key, promised, blocks)
+        binding = Binding(shown.run_id, party, hosted, key, promised, blocks)
         try:
             binding.verify(registry, signature)
         except IdentityError as error:
             raise RefusedError(str(error)) from error
 
 
-def read_head(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Read what a list of commitments and an epoch have alike."""
+def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.generic]]:
+    """Write what a list of commitments and an epoch have alike."""
+    return {
+        f"{name}/whole": np.array([head.number, head.minimum, head.differ_by], np.int64),
+        f"{name}/real": np.array([head.dropout, head.corrupt]),
+        f"{name}/parties": np.ascontiguousarray(head.parties),
+        f"{name}/declared": np.ascontiguousarray(head.declared),
+    }
+
+
+# Left open: the fields of two dataclasses, by name
+def read_head(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, Any]:
+    """Read what ``write_head`` wrote."""
     number, minimum, differ_by = arrays[f"{name}/whole"].tolist()
     dropout, corrupt = arrays[f"{name}/real"].tolist()
     return {
@@ -261,6 +282,5 @@ def read_head(arrays: Mapping[str, Any], name: str) -> dict[str, Any]:
         "dropout": dropout,
         "corrupt": corrupt,
         "parties": arrays[f"{name}/parties"],
-        "commitments": arrays[f"{name}/commitments"],
         "declared": arrays[f"{name}/declared"],
     }

@@ -14,25 +14,25 @@ holds the runs that were used last; one that no longer fits in counts as new.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.differences import check_difference
+from flower_graph.secure.parties.journal_file import OTHER, JournalFile
 from flower_graph.secure.parties.registry import read_numbers, write_numbers
 from flower_graph.secure.parties.trust import DIFFER_BY
-from flower_graph.storage.files import replaced
-from flower_graph.storage.reading import read_json, reading
+from flower_graph.storage.reading import reading
 
 __all__ = ["Journal"]
 
+BEGUN = b"begun"  # the key of when the party began anew, in the last day; the others are runs
 MOST_RUNS = 1024
 MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of them
 DAY = 24 * 3600.0  # seconds
@@ -66,25 +66,7 @@ class Kept:
         return None if place is None else int(self.sums[purpose][place], 16)
 
 
-@dataclass
-class Book:
-    """The content of the file."""
-
-    begun: list[float]  # when the party began anew, in the last day
-    runs: dict[str, Kept]  # the last used at the end
-
-    def begin(self, kept: Kept, most: int) -> None:
-        """Count that a party begins anew; refuse more than so many times a day."""
-        now = time.time()
-        self.begun = [moment for moment in self.begun if moment > now - DAY]
-        if len(self.begun) >= most:
-            raise RefusedError(
-                f"this SuperNode began anew {len(self.begun)} times in 24 hours, in another run or "
-                f"with a state that was lost or put back; at most {most} times (trust-runs), as "
-                "two sums over the same data can be compared"
-            )
-        self.begun.append(now)
-        kept.begun = True
+KEPT = {name: type(value) for name, value in vars(Kept()).items()}
 
 
 class Journal:
@@ -101,7 +83,7 @@ class Journal:
 
     def last(self, *run: bytes) -> int | None:
         """Return the highest round of a run; None if it is not known."""
-        kept = self._read().runs.get(_name(run), Kept())
+        kept = _kept(JournalFile.read(self._path), _name(run))
         return kept.number if kept.number >= 0 else None
 
     def contribute(self, number: int, *run: bytes) -> None:
@@ -146,10 +128,10 @@ class Journal:
         RefusedError, IdentityError
             As of `contribute`; and the party has begun anew too often.
         """
-        with self._changed(run) as (book, kept):
+        with self._changed(run) as (file, kept):
             _go_up(kept, number)
             if not kept.begun or kept.mark != mark:
-                book.begin(kept, most)
+                _begin(file, kept, most)
             kept.mark = secrets.token_hex(8)
         return kept.mark
 
@@ -169,14 +151,14 @@ class Journal:
         RefusedError, IdentityError
             As of `continue_run`; and so many lists were answered in this run.
         """
-        with self._changed(run) as (book, kept):
+        with self._changed(run) as (file, kept):
             if kept.lists >= most_lists:
                 raise RefusedError(
                     f"{most_lists} lists of commitments were answered in this run: with more, "
                     "whoever shows them could choose the graph of partners"
                 )
             if not kept.begun:
-                book.begin(kept, most)
+                _begin(file, kept, most)
             kept.lists += 1
 
     def check_state(self, purpose: str, state: bytes, ready: int, *run: bytes) -> None:
@@ -198,7 +180,8 @@ class Journal:
         RefusedError, IdentityError
             It was in one with others; the journal cannot be read.
         """
-        before = self._read().runs.get(_name(run), Kept()).parties_with(purpose, state)
+        kept = _kept(JournalFile.read(self._path), _name(run))
+        before = kept.parties_with(purpose, state)
         if before is not None and before & ~ready:
             raise _unchanged(purpose)
 
@@ -264,9 +247,9 @@ class Journal:
         RefusedError, IdentityError
             As of `continue_run`; a second block, an alignment that is over, or one too many.
         """
-        with self._changed(run) as (book, kept):
+        with self._changed(run) as (file, kept):
             if not kept.begun:
-                book.begin(kept, most)
+                _begin(file, kept, most)
             if alignment < kept.alignment:
                 raise RefusedError(f"alignment {alignment} is over, this is {kept.alignment}")
             if alignment > kept.alignment:
@@ -283,51 +266,22 @@ class Journal:
             kept.served = write_numbers(_ranges({*clients}.union(*served)))
 
     @contextmanager
-    def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[Book, Kept]]:
+    def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[JournalFile, Kept]]:
         """Change what is known of a run; it is written if the block ends well."""
         name = _name(run)
         with self._locked():
-            book = self._read()
-            kept = book.runs.pop(name, Kept())
-            yield book, kept
-            book.runs = dict(list(book.runs.items())[1 - MOST_RUNS :]) | {name: kept}
-            for old in [one for one in book.runs.values() if one.sums][:-MOST_COMPARED]:
-                old.sums, old.states, old.number = {}, {}, OVER
-            self._write(book)
-
-    def _read(self) -> Book:
-        with reading(f"journal {self._path}", IdentityError):
-            try:
-                raw = read_json(self._path)
-            except FileNotFoundError:
-                return Book([], {})
-        with reading(f"journal {self._path}", IdentityError, "is not one of rounds by run"):
-            book = Book(raw["begun"], {name: Kept(**kept) for name, kept in raw["runs"].items()})
-        defaults = asdict(Kept())
-        if not isinstance(book.begun, list) or not (
-            all(type(moment) is float for moment in book.begun)
-            and all(
-                type(getattr(kept, field.name)) is type(defaults[field.name])
-                for kept in book.runs.values()
-                for field in fields(Kept)
-            )
-        ):
-            raise IdentityError(f"journal {self._path}: is not one of rounds by run")
-        with reading(f"journal {self._path}", IdentityError, "is not one of rounds by run"):
-            for kept in book.runs.values():
-                _ = [int(one, 16) for sets in kept.sums.values() for one in sets]
-                for name, place in kept.states.items():
-                    _ = kept.sums[name.rpartition(" ")[0]][place]
-        return book
-
-    def _write(self, book: Book) -> None:
-        try:
-            with replaced(self._path) as part:
-                part.write_text(json.dumps(asdict(book), indent=0), encoding="utf-8")
-        except OSError as error:
-            raise IdentityError(
-                f"journal {self._path}: cannot be written: {error.strerror}"
-            ) from error
+            file = JournalFile.read(self._path)
+            kept = _kept(file, name)
+            is_new, was_compared = name not in file.lines, bool(kept.sums)
+            yield file, kept
+            file.put(name, vars(kept))
+            if is_new:
+                runs = [key for key in file.lines if key != BEGUN]
+                for old in runs[:-MOST_RUNS]:
+                    file.drop(old)
+            if kept.sums and not was_compared:
+                _end_oldest(file)
+            file.write()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -339,6 +293,46 @@ class Journal:
             yield
         finally:
             os.close(handle)
+
+
+def _kept(file: JournalFile, name: bytes) -> Kept:
+    """Read what is known of a run."""
+    raw = file.get(name)
+    with reading(f"journal {file.path}", IdentityError, OTHER):
+        kept = Kept() if raw is None else Kept(**raw)
+        if any(type(value) is not KEPT[name] for name, value in vars(kept).items()):
+            raise IdentityError(f"journal {file.path}: {OTHER}")
+        _ = [int(one, 16) for sets in kept.sums.values() for one in sets]
+        for state, place in kept.states.items():
+            _ = kept.sums[state.rpartition(" ")[0]][place]
+    return kept
+
+
+def _begin(file: JournalFile, kept: Kept, most: int) -> None:
+    """Count that a party begins anew; refuse more than so many times a day."""
+    begun, now = file.get(BEGUN) or [], time.time()
+    if not isinstance(begun, list) or not all(type(moment) is float for moment in begun):
+        raise IdentityError(f"journal {file.path}: {OTHER}")
+    begun = [moment for moment in begun if moment > now - DAY]
+    if len(begun) >= most:
+        raise RefusedError(
+            f"this SuperNode began anew {len(begun)} times in 24 hours, in another run or "
+            f"with a state that was lost or put back; at most {most} times (trust-runs), as "
+            "two sums over the same data can be compared"
+        )
+    file.put(BEGUN, [*begun, now])
+    kept.begun = True
+
+
+def _end_oldest(file: JournalFile) -> None:
+    """End the runs that were used before the last few: whose sets are no longer kept."""
+    compared = []
+    for name in [name for name in file.lines if name != BEGUN]:
+        if (kept := _kept(file, name)).sums:
+            compared.append((name, kept))
+    for name, old in compared[:-MOST_COMPARED]:
+        old.sums, old.states, old.number = {}, {}, OVER
+        file.put(name, vars(old))
 
 
 def _go_up(kept: Kept, number: int) -> None:
@@ -368,8 +362,8 @@ def _ranges(numbers: Collection[int]) -> list[range]:
     return result
 
 
-def _name(run: tuple[bytes, ...]) -> str:
+def _name(run: tuple[bytes, ...]) -> bytes:
     name = framed(*run)
     if not run or len(name) > MOST_NAME:
         raise RefusedError(f"the run's name has {len(name)} bytes, from 1 to {MOST_NAME} are kept")
-    return name.hex()
+    return name.hex().encode()

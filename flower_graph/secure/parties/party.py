@@ -31,6 +31,7 @@ from flower_graph.secure.parties.epoch import (
     check_work,
     commit,
     read_head,
+    write_head,
 )
 from flower_graph.secure.parties.identity import Binding, TrustSettings
 from flower_graph.secure.parties.journal import Journal
@@ -162,26 +163,12 @@ class PartyClient:
         shown = self._shown
         if shown is None or shown.number <= self._epochs:
             raise RefusedError("no list of commitments is open")
-        if request.seeds.shape != shown.commitments.shape:
-            raise RefusedError(f"{request.seeds.shape[0]} seeds of {shown.parties.size} parties")
-        epoch = Epoch(
-            self.run_id,
-            self.trust.registry.digest,
-            shown.number,
-            shown.parties,
-            shown.commitments,
-            request.seeds,
-            shown.dropout,
-            shown.corrupt,
-            shown.minimum,
-            shown.differ_by,
-            shown.declared,
-        )
-        epoch.check_seeds()
-        check_partners(epoch, self.party, request, self.trust.registry)
+        epoch = Epoch.agreed(shown, self.trust.registry.digest, request.seeds)
+        check_partners(epoch, self.party, shown, request, self.trust.registry)
         self.epoch, self._keys, self._epochs = epoch, request.channel_keys, epoch.number
         self.sums = SumClient(epoch.id, [self.party], (self._private, self._public))
         self._ready, self._signed, self._terms, self._sent = {}, {}, {}, {}
+        self._seed, self._shown = os.urandom(SEED_BYTES), None  # all know the old one
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
 
     def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
@@ -296,7 +283,6 @@ class PartyClient:
 
     def to_bytes(self) -> bytes:
         """Write the state; it holds secrets."""
-        shown, epoch = self._shown, self.epoch
         arrays: dict[str, NDArray[np.generic]] = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "clients": np.array(self.clients, np.int64),
@@ -306,16 +292,14 @@ class PartyClient:
             "mark": np.frombuffer(self._mark.encode(), np.uint8),
             "registry": np.frombuffer(self.trust.registry.digest, np.uint8),
         }
-        for name, head in (("shown", shown), ("epoch", epoch)):
+        for name, head in (("shown", self._shown), ("epoch", self.epoch)):
             if head is not None:
-                whole = [head.number, head.minimum, head.differ_by]
-                arrays[f"{name}/whole"] = np.array(whole, np.int64)
-                arrays[f"{name}/real"] = np.array([head.dropout, head.corrupt])
-                arrays[f"{name}/parties"] = np.ascontiguousarray(head.parties)
-                arrays[f"{name}/commitments"] = np.ascontiguousarray(head.commitments)
-                arrays[f"{name}/declared"] = np.ascontiguousarray(head.declared)
-        if epoch is not None and self.sums is not None:
-            arrays["epoch/seeds"] = np.ascontiguousarray(epoch.seeds)
+                arrays |= write_head(head, name)
+        if self._shown is not None:
+            arrays["shown/commitments"] = np.ascontiguousarray(self._shown.commitments)
+        if self.epoch is not None and self.sums is not None:
+            arrays["epoch/digest"] = np.frombuffer(self.epoch.digest, np.uint8)
+            arrays["epoch/order"] = self.epoch.order
             arrays["partners"] = np.ascontiguousarray(self._keys)
             arrays["sums"] = np.frombuffer(self.sums.to_bytes(), np.uint8)
         for name, lists in (("ready", self._ready), ("signed", self._signed)):
@@ -337,22 +321,22 @@ class PartyClient:
             party._private, party._public, party._seed = pieces(arrays["keys"])
             (party._epochs,) = arrays["epochs"].tolist()
             party._mark = arrays["mark"].tobytes().decode()
-            digest = trust.registry.digest
-            if arrays["registry"].tobytes() == digest:
-                party._read_epoch(arrays, digest)
+            if arrays["registry"].tobytes() == trust.registry.digest:
+                party._read_epoch(arrays)
             elif "shown/whole" in arrays:  # that seed is known: it serves no other list
                 party._seed = os.urandom(SEED_BYTES)
         except (SafetensorError, KeyError, ValueError, TypeError) as error:
             raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
         return party
 
-    def _read_epoch(self, arrays: Mapping[str, NDArray[Any]], digest: bytes) -> None:
+    def _read_epoch(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Read the part of the state that counts under one version of the registry only."""
         if "shown/whole" in arrays:
-            self._shown = RevealRequest(self.run_id, **read_head(arrays, "shown"))
+            head, commitments = read_head(arrays, "shown"), arrays["shown/commitments"]
+            self._shown = RevealRequest(self.run_id, **head, commitments=commitments)
         if "epoch/whole" in arrays:
-            head, seeds = read_head(arrays, "epoch"), arrays["epoch/seeds"]
-            self.epoch = Epoch(self.run_id, digest, seeds=seeds, **head)
+            head, digest = read_head(arrays, "epoch"), arrays["epoch/digest"].tobytes()
+            self.epoch = Epoch(**head, digest=digest, order=arrays["epoch/order"])
             self._keys = arrays["partners"]
             self.sums = SumClient.from_bytes(arrays["sums"].tobytes())
         for name, lists in (("ready", self._ready), ("signed", self._signed)):

@@ -18,9 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from nacl.bindings import crypto_core_ed25519_is_valid_point as is_valid_point
+from nacl.bindings import crypto_sign_BYTES, crypto_sign_open
+from nacl.exceptions import BadSignatureError
 
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import KEY_BYTES, framed
@@ -154,13 +154,13 @@ class Registry:
             As in `Identity.sign`.
         """
         registered = self.parties.get(party)
-        if registered is None or registered.revoked:
+        if registered is None or registered.revoked or len(signature) != crypto_sign_BYTES:
             return False
-        try:
-            _public(registered.key).verify(
-                signature, signed_bytes(self.digest, party, purpose, parts)
+        try:  # libsodium's takes 0.6 of the time of OpenSSL's
+            crypto_sign_open(
+                signature + signed_bytes(self.digest, party, purpose, parts), registered.key
             )
-        except InvalidSignature:  # or of another length
+        except BadSignatureError:
             return False
         return True
 
@@ -293,11 +293,6 @@ def write_numbers(clients: Iterable[range]) -> str:
     return ",".join(
         f"{part.start}-{part.stop - 1}" if len(part) > 1 else f"{part.start}" for part in clients
     )
-
-
-@lru_cache(maxsize=1 << 14)
-def _public(key: bytes) -> Ed25519PublicKey:
-    return Ed25519PublicKey.from_public_bytes(key)
 
 
 def signed_bytes(digest: bytes, party: int, purpose: bytes, parts: Sequence[bytes]) -> bytes:

@@ -209,24 +209,12 @@ class PartyServer:
                 self.homes.pop(party, None)
             return {}
         seeds = rows_of([self._seeds[party] for party in parties], len(parties), -1)
-        self.epoch = Epoch(
-            self.run_id,
-            self.registry.digest,
-            request.number,
-            request.parties,
-            request.commitments,
-            seeds,
-            self.dropout,
-            self.corrupt,
-            request.minimum,
-            request.differ_by,
-            request.declared,
-        )
+        self.epoch = Epoch.agreed(request, self.registry.digest, seeds)
         self._rounds = {}
         warn_of_few(len(parties), request.minimum, self._differ_by)
-        return {self.homes[party]: self._epoch_request(party) for party in parties}
+        return {self.homes[party]: self._epoch_request(party, seeds) for party in parties}
 
-    def _epoch_request(self, party: int) -> EpochRequest:
+    def _epoch_request(self, party: int, seeds: Bytes) -> EpochRequest:
         epoch = self.epoch
         assert epoch is not None
         row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
@@ -234,7 +222,7 @@ class PartyServer:
         clients = [np.array(binding.clients, np.int64) for binding, _ in signed]
         return EpochRequest(
             self.run_id,
-            epoch.seeds,
+            seeds,
             rows_of([binding.channel_key for binding, _ in signed], len(row), -1),
             rows_of([signature for _, signature in signed], len(row), -1),
             np.array([each.size for each in clients], np.int64),
