@@ -22,9 +22,11 @@ TESTS = (
     *("tests/strategies/test_fed_sage.py", "tests/strategies/test_split_gradient_relay_api.py"),
     *("tests/test_existing_app.py", "tests/test_launch.py"),  # on Ray, the last
 )
-# One, that of PPFL-GNN; with the newest alone: the scripts in deploy/ have SuperNodes and
-# `flwr run` at one port of the SuperLink, where 1.39 has two.
-DEPLOYMENT = "tests/deployment"
+# With the newest alone: the scripts in deploy/ have SuperNodes and `flwr run` at one port of the
+# SuperLink, where 1.39 has two.
+DEPLOYMENT = (
+    "tests/deployment/test_deployments.py::test_each_method_gives_what_the_simulation_gives",
+)
 # Left out of `make test`: a run of an ordinary Flower app on Ray, and Flower's bundle of ours
 SLOW = (
     "tests/test_existing_app.py::test_an_ordinary_app_and_the_root_run_by_the_commands_of_their_pages",
@@ -60,10 +62,9 @@ def versions(session: nox.Session, flower: str) -> None:
     session.install("--constraint", str(file), *needed, *own_needs())
     session.install("--no-deps", "--editable", ".")
     pytest = ("python", "-m", "pytest", "--numprocesses", "3", "--dist", "loadfile")
-    tests = TESTS if flower == "oldest" else (*TESTS, DEPLOYMENT)
-    session.run(*pytest, "-m", "not slow", *(session.posargs or tests))
+    session.run(*pytest, "-m", "not slow", *(session.posargs or TESTS))
     if not session.posargs:
-        session.run(*pytest, *SLOW)
+        session.run(*pytest, *SLOW, *(DEPLOYMENT if flower == "newest" else ()))
 
 
 def pins(file: Path) -> dict[str, str]:

@@ -110,6 +110,25 @@ def no_network() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def no_pictures() -> Iterator[Callable[..., None]]:
+    """Leave out every run's pictures, which take longer than a small run; give what draws them."""
+    from flower_graph.report.writer import RunWriter
+
+    draw = RunWriter._draw
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunWriter, "_draw", lambda *_: None)
+        yield draw
+
+
+@pytest.fixture
+def pictures(no_pictures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a test's runs draw their pictures."""
+    from flower_graph.report.writer import RunWriter
+
+    monkeypatch.setattr(RunWriter, "_draw", no_pictures)
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keep the axes of pictures instead of writing these."""

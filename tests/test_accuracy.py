@@ -37,6 +37,7 @@ def test_the_steady_config_ends_nearer_to_its_best_round(data_root: Path) -> Non
     assert fall("nfedgnn/cora-steady") < fall("nfedgnn/cora") - 0.01
 
 
+@pytest.mark.slow
 def test_fedgls_learns_from_learned_graphs_in_thirty_rounds() -> None:
     # Seeds 0 to 3 gave 0.79 to 0.83, and Fed-MLP, which has no graphs, 0.59 to 0.67.
     settings = ["rounds=30", "seed=1", "device=cpu"]

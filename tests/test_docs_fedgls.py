@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from doc_helpers import DOCS, run_blocks
+from federation import one_fast
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideFixedClipping,
@@ -64,7 +65,9 @@ def test_other_strategies_of_flower_take_its_place(capsys: pytest.CaptureFixture
     assert min(float(value) for value in said.values()) > 0.75  # the start is below 0.5
 
 
-@pytest.mark.parametrize("who", ["the client", "the server, clipped by clients", "the server"])
+@pytest.mark.parametrize(
+    "who", one_fast(["the client", "the server, clipped by clients", "the server"], "the client")
+)
 def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> None:
     """The three ways that the page on privacy has, around the strategy with its checks."""
     strategy: Strategy = StructureFedAvg(defined()["settings"])
@@ -84,6 +87,7 @@ def test_differential_privacy_of_flower_goes_around_both_halves(who: str) -> Non
     assert found[1]["test"] < 0.75 < 0.8 < found[6]["test"]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_simulation_writes_what_the_page_on_outputs_says(tmp_path: Path) -> None:
     config = load_config("fedgls/cora-linqs", ["rounds=2", "device=cpu"])
     result = run(config, tmp_path / "run")

@@ -56,6 +56,7 @@ def test_its_keys_are_checked_and_shown(capsys: pytest.CaptureFixture[str]) -> N
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.slow  # a process of its own
 def test_it_goes_on_and_predicts_only_where_it_is_given(
     package: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +74,7 @@ def test_it_goes_on_and_predicts_only_where_it_is_given(
     assert (package / "three.csv").is_file()
 
 
+@pytest.mark.slow  # its runs have processes of their own
 def test_the_pages_table_is_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ["--out", "table", "--rounds", "1", "--seeds", "0"]
     assert main(["reproduce", "my-table.yaml", *short]) == 0

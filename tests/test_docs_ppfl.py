@@ -84,6 +84,7 @@ def save_clients(folder: Path) -> None:
         torch.save({"x": x, "edge_index": ring, "y": y, "n_id": ids}, folder / f"{name}.pt")
 
 
+@pytest.mark.usefixtures("pictures")
 def test_clients_of_a_folder_write_what_the_page_on_outputs_says(tmp_path: Path) -> None:
     save_clients(tmp_path / "clients")
     quick = ["rounds=2", "device=cpu", "gat.epochs=2", "judge.folds=2"]

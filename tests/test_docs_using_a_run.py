@@ -13,7 +13,6 @@ from doc_helpers import DOCS, run_blocks
 from flower_graph.apps.cli.main import main
 from flower_graph.config.common import DataConfig
 from flower_graph.data.sources.datasets import load_graph
-from flower_graph.report.writer import RunWriter
 
 PAGE = DOCS / "using-a-run.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -24,7 +23,6 @@ def test_the_pages_first_commands_and_python_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
     graph = load_graph(DataConfig())
     new = {"x": (graph.x[:300] > 0).float(), "edge_index": graph.edge_index}
     inside = (new["edge_index"] < 300).all(0)

@@ -32,7 +32,7 @@ def is_public(module: str, name: str) -> bool:
 def private_names(source: str) -> set[str]:
     """Return what a source imports of Flower that Flower does not document."""
     found = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(ast.parse(source if "flwr" in source else "")):
         if isinstance(node, ast.Import):
             found |= {one.name for one in node.names if one.name.startswith("flwr.")}
         elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "flwr":

@@ -70,6 +70,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line, parse_constant=refuse) for line in text.splitlines()]
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
     writer = writing(tmp_path / "a" / "run", report(1, rejected=[{"node": 7, "reason": "NaN"}]))
     (line,) = lines(writer.out)  # there at once, not at the end
@@ -89,6 +90,7 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
     assert read_reports(writer.metrics) == writer.reports
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(
     ("app", "name", "first", "last"),
     [

@@ -98,7 +98,11 @@ except SystemExit:
         (["show", "quickstart"], set()),
         (["show", "fedgls/cora", "graph.taw=1"], set()),
         (["run", "quickstart", "strategy.reg_wieght=1"], {"numpy"}),
-        (["run", "quickstart", "rounds=1"], {"flwr", "matplotlib", "numpy", "torch"}),
+        pytest.param(
+            ["run", "quickstart", "rounds=1"],
+            {"flwr", "matplotlib", "numpy", "torch"},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda words: " ".join(sorted(words) if isinstance(words, set) else words),
 )
@@ -108,7 +112,7 @@ def test_commands_import_what_they_need(
     assert imported(command(*words), tmp_path) <= allowed
 
 
-@pytest.mark.parametrize("app", tried(CLIENTS, fast=["nfedgnn", "fedgls"]))
+@pytest.mark.parametrize("app", tried(CLIENTS))
 def test_a_round_from_data_folders_imports_what_the_method_needs(app: str, tmp_path: Path) -> None:
     """Server and clients in one process, so that each alone imports no more."""
     own, allowed = CLIENTS[app]

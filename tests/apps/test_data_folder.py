@@ -38,7 +38,6 @@ from flower_graph.method import graph_method as method
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
-from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
 from flower_graph.strategies.procrustes_alignment import method as ppfl
@@ -157,7 +156,6 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
     out = partition(config, tmp_path / "out", "--supernodes", "2")
     flwr = logging.getLogger("flwr")
     monkeypatch.setattr(flwr, "info", lambda text, *values: told.append(text % values))
-    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
     folder, grid = server_folder(config, str(out / "server")), grid_of(config, folders_of(out))
     try:
         result = run_server(config, grid, tmp_path / "run", engine="flwr", folder=folder)
@@ -173,7 +171,7 @@ def test_clients_log_once_what_they_reach_alone_and_tell_nobody(
         assert line.endswith(f"logistic regression on features alone {figure:.3f}")
 
 
-@pytest.mark.parametrize("name", tried(RUNS, fast=("nfedgnn", "fedscem")))
+@pytest.mark.parametrize("name", tried(RUNS, fast=("nfedgnn, three SuperNodes", "fedscem")))
 def test_results_are_those_of_the_simulation(
     name: str,
     config_of: MakeConfig,
@@ -203,7 +201,7 @@ def test_results_are_those_of_the_simulation(
         ]
 
 
-@pytest.mark.parametrize("identities", ["n_id", "identity"])
+@pytest.mark.parametrize("identities", one_fast(["n_id", "identity"], "identity"))
 def test_clients_of_a_folder_are_those_that_were_cut_and_run_from_their_own_folders(
     identities: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,7 +466,6 @@ def test_one_folder_at_two_supernodes_is_one_s_by_the_list_alone(
     app: str, config_of: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = config_of(app)
-    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
     out = partition(config, tmp_path / "out", "--supernodes", "3")
     folders, server = folders_of(out), server_folder(config, str(out / "server"))
     grid = grid_of(config, [*folders, folders[1]])

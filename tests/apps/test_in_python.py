@@ -17,7 +17,6 @@ from torch_geometric.utils import from_networkx
 import flower_graph as fg
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import as_overrides, load_config
-from flower_graph.report.writer import RunWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL: dict[str, Any] = {
@@ -32,7 +31,6 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
     monkeypatch.chdir(tmp_path)
 
 
@@ -148,6 +146,7 @@ print(os.environ["OMP_WAIT_POLICY"])
 """
 
 
+@pytest.mark.slow  # two processes that import PyTorch
 @pytest.mark.parametrize(("first", "threads"), [("import torch", 1), ("", 2)])
 def test_threads_do_not_spin_in_python_either(first: str, threads: int) -> None:
     """A run has one thread where torch's would spin, and all where they were told to wait."""

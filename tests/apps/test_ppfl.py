@@ -126,7 +126,7 @@ def test_members_are_dealt_with_their_ids_and_public_nodes(small: MakePPFL) -> N
 # Runs --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", one_fast(["deepwalk", "gat"], "gat"))
+@pytest.mark.parametrize("model", one_fast(["deepwalk", "gat"], "deepwalk"))
 def test_local_is_the_same_model_without_means(small: MakePPFL, model: str) -> None:
     local = simulate(small("strategy.name=local", model=model))
     aligned = simulate(small(model=model))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
+from federation import one_fast
 from table_helpers import OWN, asked_of, made_up, report
 
 from flower_graph.apps.reproduce import command, experiments
@@ -47,7 +48,8 @@ class Paper(NamedTuple):
     rows: list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=list(tables()))
+# One of them in `make test`, as the others load hundreds of configs
+@pytest.fixture(scope="module", params=one_fast(tables(), "ppfl"))
 def paper(request: pytest.FixtureRequest) -> Paper:
     asked = asked_of(request.param)
     runs = made_up(asked)

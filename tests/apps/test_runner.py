@@ -37,6 +37,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
 # Outputs -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("pictures")
 def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     config, out = config_of(own_graph()), tmp_path / "new" / "out"
     simulated = simulate(config, supernodes=2)

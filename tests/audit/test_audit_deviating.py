@@ -52,11 +52,12 @@ def test_the_semi_honest_alignment_trusts_the_server(words: str) -> None:
     assert tried("fedscem", words).success == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("setup", "lies"),
     [
         (ALL["fedscem"].with_("strategy.dropout=0.3", "strategy.trust=malicious-server"), 5),
-        pytest.param(ALL["deepwalk, secure, untrusted"], 3, marks=pytest.mark.slow),
+        (ALL["deepwalk, secure, untrusted"], 3),
     ],
     ids=["fedscem", "deepwalk"],
 )

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from flower_graph.report.writer import RunWriter
-
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
@@ -19,9 +17,3 @@ def one_thread() -> Iterator[None]:
     logging.getLogger("flwr").setLevel(logging.WARNING)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the pictures out: they take longer than the runs, and no fault touches them."""
-    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)

@@ -104,7 +104,7 @@ print("same", len(graphs))
 """
 
 
-@every((name for name in ALL if not name.startswith("deepwalk")), fast=["nfedgnn"])
+@every((name for name in ALL if not name.startswith("deepwalk")), fast=())
 def test_saved_models_are_plain_modules(left: tuple[Setup, fg.Run, str], tmp_path: Path) -> None:
     """In a process without Flower each client's model gives what the client predicted."""
     setup, there, _ = left

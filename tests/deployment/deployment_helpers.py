@@ -42,8 +42,6 @@ class Case:
 
 
 CASES = {
-    # Every message is answered by a new process: fewest of them
-    "alone": Case("nfedgnn/cora", ("rounds=1", "model.hidden=4"), 1, nodes=6),
     "nfedgnn": Case(
         "nfedgnn/cora", ("rounds=3", "model.hidden=4", "checkpoint_every=1"), 2, nodes=6
     ),

@@ -37,6 +37,7 @@ from deploy.credentials import make_server_credentials
 from deploy.loopback import HOST, Loopback
 from flower_graph.records.participation import Participation
 
+pytestmark = pytest.mark.usefixtures("pictures")  # those of a simulation are compared
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
 Outcome = Callable[[str, str, str], None]
 TWO = Case("nfedgnn/cora", ("rounds=1", "model.hidden=4"), 2, nodes=6)
@@ -50,7 +51,6 @@ NODE = {"partition-id": 0, "num-partitions": 2}
         pytest.param("fedscem", marks=pytest.mark.release),
         "fedgta",
         "ppfl",
-        pytest.param("alone", marks=pytest.mark.fast),
     ],
 )
 def test_each_method_gives_what_the_simulation_gives(

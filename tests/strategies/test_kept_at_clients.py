@@ -16,7 +16,6 @@ from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import server_folder
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
-from flower_graph.report.writer import RunWriter
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.keys import CONFIG, MESSAGE_FORMAT, VERSION
 
@@ -40,7 +39,6 @@ def people(path: Path) -> torch.Tensor:
 @pytest.fixture
 def parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Assign a graph to two clients and a server, and take the graph away."""
-    monkeypatch.setattr(RunWriter, "_draw", lambda *_: None)
     people(tmp_path / "people.pt")
     overrides = [*DATA, f"data.name={tmp_path / 'people.pt'}"]
     data = str(tmp_path / "data")

@@ -180,7 +180,8 @@ def test_a_graph_without_edges_is_refused() -> None:
 OWN = ["partition.clients=3", "partition.ratios=[0.2,0.4,0.4]", "model.dimension=4"]
 
 
-@pytest.mark.parametrize("model", [pytest.param("gat", marks=pytest.mark.slow), "deepwalk"])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gat", "deepwalk"])
 def test_the_command_puts_a_new_file_beside_a_run(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
