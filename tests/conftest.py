@@ -111,6 +111,14 @@ def no_network() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_disks() -> Iterator[None]:
+    """Let files be whole in the kernel's memory alone: no test has the power cut."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def no_pictures() -> Iterator[Callable[..., None]]:
     """Leave out every run's pictures, which take longer than a small run; give what draws them."""
     from flower_graph.report.writer import RunWriter

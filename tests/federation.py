@@ -166,7 +166,7 @@ def one_fast(names: Collection[str], fast: str) -> list[Any]:
     return tried(names, [fast], slow=names)
 
 
-EVERY = tried(ALL)
+EVERY = tried(ALL, slow=[*METHODS, "fedscem, batches"])
 EACH = tried(METHODS)
 ONCE = tried(name for name in METHODS if name != "deepwalk")  # for what no model changes
 

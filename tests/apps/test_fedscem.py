@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from app_helpers import context_of, own_graph
+from app_helpers import own_graph
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.method.load import load_config
 from flower_graph.strategies import fed_sage
-from flower_graph.strategies.masked_embedding_averaging import EgoNetworkClient, baselines
+from flower_graph.strategies.masked_embedding_averaging import baselines
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
 from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
@@ -25,10 +25,6 @@ SERVERS = {
     "fedprox": baselines.EgoFedProx,
     "local-sage": fed_sage.LocalSage,
     "fed-sage": fed_sage.FedSage,
-}
-CLIENTS: dict[str, type] = {
-    **dict.fromkeys(("fedavg", "fedprox"), baselines.EgoModelClient),
-    **dict.fromkeys(("local-sage", "fed-sage"), fed_sage.SageClient),
 }
 SAGE = ("local-sage", "fed-sage")
 
@@ -98,18 +94,3 @@ def test_the_choices_of_fedscem_reach_its_strategy(config_of: MakeEgoConfig) -> 
     assert (checkpoints.folder, checkpoints.every) == (None, 0)
     settings = built.kept.settings
     assert (settings.mu, settings.tau, settings.proximal) == (3.0, 2.0, 0.5)
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_a_client_hosts_its_share(name: str, config_of: MakeEgoConfig, tmp_path: Path) -> None:
-    config = config_of(f"strategy.name={name}")
-    hosted = []
-    for part in range(5):
-        context = context_of({"partition-id": part, "num-partitions": 5})
-        client: Any = fedscem.METHOD.build_client(config, context, tmp_path)
-        assert type(client) is CLIENTS.get(name, EgoNetworkClient)
-        if name in SAGE:
-            hosted += [ego.client for ego in client.graphs]
-        else:
-            hosted += [ego.client for ego in client.egos]
-    assert hosted == list(range(12)) == list(range(fedscem.METHOD.num_clients(config)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from app_helpers import MakeConfig, context_of, own_graph
+from app_helpers import MakeConfig, own_graph
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
@@ -29,10 +29,3 @@ def test_the_strategy_is_what_the_config_says(
     assert strategy.server.reg_weight == 1.0
     saving = strategy.session.checkpoints
     assert (saving.folder, saving.every) == (tmp_path / CHECKPOINTS, 2)
-
-
-def test_a_client_hosts_its_share(config_of: MakeConfig) -> None:
-    config = config_of(own_graph())
-    context = context_of({"partition-id": 1, "num-partitions": 4, "state-dir": ":memory:"})
-    client = METHOD.build_client(config, context, None)
-    assert client.users.tolist() == list(range(7, 15))

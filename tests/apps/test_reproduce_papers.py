@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -14,9 +12,8 @@ from table_helpers import asked_of, made_up, only_row, report
 
 from flower_graph.apps.reproduce import experiments, rows
 from flower_graph.apps.reproduce.asked import Asked, Group
-from flower_graph.apps.reproduce.command import draw, main
+from flower_graph.apps.reproduce.command import main
 from flower_graph.apps.reproduce.experiments import (
-    Runs,
     kept_runs,
     run_stages,
 )
@@ -25,10 +22,8 @@ from flower_graph.apps.reproduce.rows import (
     LAST,
     TEST,
     VALIDATION,
-    find,
     make_rows,
     measured_rows,
-    runs_of,
 )
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
@@ -47,29 +42,6 @@ def config_of(group: Group) -> Any:
 
 
 # nFedGNN -----------------------------------------------------------------------------------------
-
-
-def test_validation_chooses_lambda() -> None:
-    asked = asked_of("nfedgnn", data=("Cora",), models=("GCN",), rounds=None)
-    runs = made_up(asked)
-    group = group_of(asked, "comparison", "nFedGNN")
-    assert (len(group.experiments), group.choosers) == (4, (3, 4))
-    for seed in group.choosers:
-        runs[group.tried[3]][seed].val_accuracy[0] = 0.5
-    made = make_rows(asked, runs)
-    best = only_row(made, table="Figure 4", method="nFedGNN", metric=TEST)
-    assert best["settings"]["overrides"] == ["strategy.reg_weight=10", "patience=50"]
-    assert best["paper"] == 0.719
-    assert len([r for r in made if (r["table"], r["metric"]) == ("Figure 5", VALIDATION)]) == 10
-    # The paper's bytes are those of 200 rounds.
-    for rounds, paper in ((None, 34.06), (3, None)):
-        less = asked_of("nfedgnn", data=("Cora",), models=("GCN",), rounds=rounds)
-        made = make_rows(less, made_up(less))
-        assert only_row(made, table="Table 1", method="nFedGNN")["paper"] == paper
-    assert "| Cora | nFedGNN, best in the last round with seed " in make_page(
-        asked, runs, make_rows(asked, runs)
-    )
-    assert group.keys == {}
 
 
 # FedSCem -----------------------------------------------------------------------------------------
@@ -91,24 +63,6 @@ def test_only_the_masked_row_has_masks_and_blinded_identities(tmp_path: Path) ->
         main("fedscem", tmp_path, only={"method": [MASKED]}, seeds=None, rounds=None)
     less = asked_of("fedscem", methods=("FedAvg",))
     assert {run.experiment.method for run in less.runs()} == {"FedAvg"}
-
-
-def test_gains_are_over_self_training_under_the_same_split() -> None:
-    asked = asked_of("fedscem", data=("Cora",))
-    runs = made_up(asked)
-    made = make_rows(asked, runs)
-    for table, name in (("table-3", "Table 3"), ("strict", "Table 3, strict split")):
-        ours, alone = (
-            runs_of(group_of(asked, table, method), runs) for method in (FEDSCEM, "Self-training")
-        )
-        gain = only_row(made, table=name, method=FEDSCEM, metric="gain-over-self-training")
-        expected = [ours[s].test_at_best_val - alone[s].test_at_best_val for s in (0, 1)]
-        assert gain["values"] == pytest.approx(expected)
-        assert gain["paper"] == pytest.approx(0.0282)
-    page = make_page(asked, runs, made)
-    assert "0.8288 ± 0.0021" in page and "| Cora | Local, 3 rounds |" in page
-    assert "test accuracies differ in no round by more than" in page
-    assert len([r for r in made if r["table"] == "Figure 6a"]) == 3 * 4 * 5
 
 
 def test_costs_are_measured_in_the_place_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,131 +94,7 @@ def test_a_measured_row_stands_beside_the_papers(monkeypatch: pytest.MonkeyPatch
 MLP, KNN, FEDGLS = "Fed-MLP", "Fed-GNN_k", "FedGLS"
 
 
-def test_gains_are_seed_by_seed_at_the_same_place() -> None:
-    asked = asked_of("fedgls", data=("PubMed",))
-    runs = made_up(asked)
-    made = make_rows(asked, runs)
-    ours, theirs = (
-        runs[group_of(asked, "table-3", method, varied="4:12").experiments[0]]
-        for method in (FEDGLS, MLP)
-    )
-    key = {"table": "Table 3", "data": "PubMed", "varied": "4:12", "method": FEDGLS}
-    assert only_row(made, metric="gain-over-fed-mlp", **key)["values"] == pytest.approx(
-        [ours[s].test_at_best_val - theirs[s].test_at_best_val for s in (0, 1)]
-    )
-    assert only_row(made, metric=TEST, **key)["paper"] == 0.8422
-    gain = only_row(made, metric="gain-over-fed-gnn_k", **key)
-    assert gain["paper"] == pytest.approx(0.8422 - 0.8351)
-    assert find(made, metric="precision", method=MLP) is None
-    del runs[group_of(asked, "table-2", KNN, varied="3").experiments[0]]
-    made = make_rows(asked, runs)
-    (line,) = (t for t in make_page(asked, runs, made).splitlines() if t.startswith("| PubMed | 3"))
-    assert line.split(" | ")[4:6] == ["–", "–"] and line.endswith("| 2, 0, 2 |")
-
-
 # PPFL-GNN ----------------------------------------------------------------------------------------
-
-
-def with_costs(runs: Runs) -> Runs:
-    """Have every client take 20 steps a round and send a MiB in the last."""
-    for curves in (curves for by_seed in runs.values() for curves in by_seed.values()):
-        curves.steps, curves.up = [20.0, 40.0, 60.0], [0.0, 0.0, 2.0**20]
-    return runs
-
-
-def test_fed_less_loc_is_of_the_best_rounds_of_what_validation_chose() -> None:
-    asked = asked_of("ppfl", data=("Cora",))
-    runs = with_costs(made_up(asked))
-    group = group_of(asked, "table-1", "FED")
-    for curves in runs[group.tried[1]].values():
-        curves.val_accuracy[1] = 0.9
-    made = make_rows(asked, runs)
-    alone = runs[group_of(asked, "table-1", "LOC").experiments[0]]
-    gain = only_row(made, table="Table 1", metric="fed-less-loc")
-    fed = runs[group.experiments[1]]
-    expected = [fed[s].test_at_best_val - alone[s].test_at_best_val for s in (0, 1)]
-    assert gain["values"] == pytest.approx(expected) and gain["p"] is not None
-    assert gain["paper"] == pytest.approx(fmean((81.4, 78.7, 77.9, 78.0)) / 100 - 0.76825)
-    assert gain["settings"]["overrides"][:2] == ["deepwalk.learning_rate=0.1", "deepwalk.decay=0.6"]
-    whole = only_row(made, table="Table 1", metric=TEST, method="full graph")
-    assert (whole["paper"], whole["seeds"]) == (0.82, [0, 1])
-    cost = [r for r in made if (r["table"], r["metric"]) == ("Table 2", "test-accuracy-within")]
-    assert {(r["method"], r["within"]) for r in cost if r["data"] == "Cora"} == {
-        *product(("LOC", "FED"), ("2 rounds", "10 rounds", "100 steps", "0.2 MiB", "the end"))
-    }
-    key = {"table": "Table 3", "metric": "fed-less-loc", "model": "GAT"}
-    assert only_row(made, public="degree", share=30, **key)["paper"] == 0.021
-    assert only_row(made, public="cover", share=5, **key)["paper"] is None
-    page = make_page(asked, runs, made)
-    # Nobody has stopped improving after three rounds
-    line = next(one for one in page.splitlines() if one.startswith("| FED, 3 rounds |"))
-    assert " | 79.0 | " in line and line.endswith(" | 0.1 | 0.6 | 3 | 60 | 1.00 | 2 |")
-    assert "| FED − LOC | " in page and " of 2) | +2.2 |" in page
-    assert "| public | LOC | paper | FED | paper | FED − LOC |" in page
-    assert "## Table 2, Cora, 15 % noise: GAT" in page
-    assert "## What accuracy costs: Table 2, Cora, 15 % noise" in page
-
-
-def test_the_papers_figures_are_both_classifiers_after_the_last_round() -> None:
-    asked = asked_of("ppfl", data=("Cora",), tables=("table-1",))
-    runs = with_costs(made_up(asked))
-    fed, alone = (
-        runs[group_of(asked, "table-1", method).experiments[0]] for method in ("FED", "LOC")
-    )
-    for by_seed, accuracy in ((fed, [0.8, 0.7, 0.9, 0.6]), (alone, [0.7, 0.6, 0.8, 0.7])):
-        for seed in (0, 1):
-            by_seed[seed].judged["mlp"]["test"] = [one - seed / 10 for one in accuracy]
-    fed[1].judged["mlp"]["test"][0] += 0.02
-    made = make_rows(asked, runs)
-    mlp: dict[str, Any] = {"table": "Table 1", "classifier": "mlp"}
-    total = only_row(made, metric="sum-of-fed-less-loc", **mlp)
-    assert total["values"] == pytest.approx([0.2, 0.22]) and total["paper"] == 0.0441
-    mean = only_row(made, metric="micro-f1", method="FED", **mlp)
-    assert mean["values"] == pytest.approx([0.75, 0.655])
-    assert mean["paper"] == pytest.approx(fmean((80.1, 76.0, 76.1, 76.6)) / 100)
-    third = only_row(made, metric="micro-f1-client", method="LOC", client=3, **mlp)
-    assert (third["values"], third["paper"]) == (pytest.approx([0.8, 0.7]), pytest.approx(0.743))
-    whole = only_row(made, metric="micro-f1", method="full graph", **mlp)
-    assert (whole["paper"], len(whole["values"])) == (0.799, 2)
-    svc = only_row(made, **{**mlp, "classifier": "svc"}, metric="sum-of-fed-less-loc")
-    assert svc["paper"] == pytest.approx(0.0872)
-    page = make_page(asked, runs, made)
-    line = (
-        "| Cora (MLP) | ours | 65.0 | 76.0 | 55.0 | 65.0 | 75.0 | 85.0 | 65.0 | 55.0 | 65.0 ± 7.1 "
-    )
-    assert line in page and "| +21.0 ± 1.4 (p 0.03, Holm 0." in page
-    assert "|  | paper | 79.1 | 80.1 | 76.0 | 76.0 | 74.3 | 76.1 | 75.0 | 76.6 | 76.1 |" in page
-    assert "| Table 1, Cora (MLP) | +21.0 ± 1.4 | +4.4 | yes | 2 of 2 |" in page
-    fed[0].judged["mlp"]["test"].pop()  # a client that did not answer
-    made = make_rows(asked, runs)
-    assert only_row(made, metric="sum-of-fed-less-loc", **mlp)["seeds"] == [1]
-
-
-def test_figures_3_to_6_are_of_the_runs_of_tables_1_and_2(tmp_path: Path) -> None:
-    asked = asked_of("ppfl", data=("Cora",), seeds=(0,))
-    without = asked_of("ppfl", data=("Cora",), seeds=(0,), tables=("table-1", "table-2", "table-3"))
-    assert asked.runs() == without.runs()
-    runs = made_up(asked)
-    group = group_of(asked, "figures", "FED")
-    ended = runs[group.experiments[0]][0]
-    ended.alignment["precision-1"].pop()  # a run that ended stays where it was
-    steps = [
-        (r["iteration"], r["mean"])
-        for r in make_rows(asked, runs)
-        if (r["table"], r["metric"]) == ("Figure 3", "precision-1")
-    ]
-    assert steps == [(1, 0.25), (2, 0.5), (3, 0.5)]
-    page = make_page(asked, runs, make_rows(asked, runs))
-    assert "| Figure 3: Cora, DeepWalk | 0.250 → 0.500 → 0.500 |" in page
-    # Another model may run longer: each row has its own last iteration
-    made = make_rows(asked, runs)
-    for r in made:
-        if r["model"] == "GAT" and r.get("iteration") == 3:
-            r["iteration"] = 5
-    assert "| Figure 3: Cora, DeepWalk | 0.250 → 0.500 → 0.500 | 0." in make_page(asked, runs, made)
-    assert draw(tmp_path, asked, with_costs(runs), []) == [
-        *("axes-deepwalk-cora.png", "axes-gat-cora.png", "figures-3-to-6.png"),
-    ]
 
 
 # Real runs ---------------------------------------------------------------------------------------

@@ -73,26 +73,6 @@ def test_features_are_scaled_on_demand_and_may_be_sparse(folder: Path) -> None:
     assert scaled[1].tolist() == pytest.approx([0.4, 0.6])
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"edge_index": [[0], [9]]}, r"edge_index\[1, 0\] is 9"),
-        ({"train_mask": mask(5)}, "train_mask: node 5"),
-        ({"test_mask": mask(0)}, "6 nodes"),
-        ({"edge_index": None, "x": torch.ones(6, 2)}, "6 nodes"),
-    ],
-)
-def test_an_unfit_graph_is_refused_with_client_and_file(
-    folder: Path, changes: dict[str, Any], said: str
-) -> None:
-    content = tensors(**changes)
-    with pytest.raises(DataError, match=f"client 9.*{said}"):
-        client_graph_from_data(9, Data(**content))
-    torch.save(content, folder / "b.pt")
-    with pytest.raises(DataError, match=f"b.pt.*{said}"):
-        load_folder(folder, RATIOS, seed=0)
-
-
 def test_no_graph_other_widths_and_sparse_features_of_one_client_are_named(folder: Path) -> None:
     sparse = client_graph_from_data(0, Data(**tensors(x=torch.eye(6).to_sparse_coo())))
     assert sparse.x.tolist() == torch.eye(6).tolist()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from ego_helpers import SETTINGS, PlainClient, toy_egos, toy_shared
-from ego_strategy_helpers import client_app, run, seven_egos
+from ego_strategy_helpers import client_app, seven_egos
 from sage_helpers import SETTINGS as SAGE
 from sage_helpers import run_sage
 from torch import Tensor
@@ -22,7 +22,6 @@ from flower_graph.strategies.masked_embedding_averaging import (
     EgoFedAvg,
     EgoFedProx,
     EgoModelClient,
-    SelfTraining,
 )
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
@@ -125,18 +124,6 @@ def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
 # Runs --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["full", "minus", "iter"])
-@pytest.mark.parametrize("sharing", ["none", "fedprox"])
-def test_no_run_depends_on_who_hosts_whom(variant: str, sharing: str) -> None:
-    how = {"variant": variant, "model_sharing": sharing, "participation": 0.7, **PLAIN}
-    settings = BATCHES._replace(proximal=0.1)
-    one, other = (run(seven_egos(), settings=settings, supernodes=count, **how) for count in (1, 7))
-    torch.testing.assert_close(one.figures, other.figures, rtol=0, atol=1e-5, equal_nan=True)
-    assert one.last.keys() == other.last.keys()
-    for client, weights in one.last.items():
-        torch.testing.assert_close(weights, other.last[client], rtol=0, atol=1e-5)
-
-
 def averaged(kind: Any, rounds: int = 3, supernodes: int = 1, **how: Any) -> dict[str, Tensor]:
     strategy = kind(BATCHES._replace(proximal=0.1), **how.pop("saving", {}))
     app = client_app(seven_egos(), client=EgoModelClient, **how.pop("client_options", {}))
@@ -153,24 +140,6 @@ def test_no_average_depends_on_who_hosts_whom_nor_on_a_break(kind: Any, tmp_path
     averaged(kind, rounds=2, **own)
     resumed = averaged(kind, resume=True, **own)
     torch.testing.assert_close(whole, resumed, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("variant", ["full", "iter", "alone"])
-def test_a_resumed_run_is_the_whole_one(variant: str, tmp_path: Path) -> None:
-    def played(rounds: int, *, resume: bool = False, **saving: Any) -> Tensor:
-        options = {"client_options": {"checkpoint_dir": tmp_path}} if saving else {}
-        how: dict[str, Any] = {"settings": BATCHES, "rounds": rounds, "resume": resume, **options}
-        if variant == "alone":
-            how["strategy"] = SelfTraining(BATCHES, **saving)
-        else:
-            how |= {"variant": variant, **PLAIN, **saving}
-        return run(seven_egos(), **how).figures
-
-    saving = {"checkpoint_dir": tmp_path / "server", "checkpoint_every": 1}
-    whole = played(4)
-    played(2, **saving)
-    resumed = played(4, resume=True, **saving)
-    torch.testing.assert_close(whole[2:], resumed, rtol=0, atol=1e-6, equal_nan=True)
 
 
 @pytest.mark.parametrize("kind", [LocalSage, FedSage])

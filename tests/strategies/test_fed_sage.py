@@ -19,7 +19,6 @@ from sage_helpers import (
     run_sage,
 )
 
-from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
@@ -101,28 +100,6 @@ def test_a_faulty_supernode_is_named_and_left_out() -> None:
         assert "arrays/conv1.bias" in entry["reason"]
     assert [one["clients"] for one in report.participation["failed"]] == ["0,7"]
     assert math.isfinite(report.loss)
-
-
-@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
-def test_a_supernode_that_comes_later_trains_its_generator_first(
-    strategy: type[LocalSage],
-) -> None:
-    class Late(InProcessGrid):
-        """Its last node appears once somebody has trained."""
-
-        trained = False
-
-        def get_node_ids(self) -> list[int]:
-            return super().get_node_ids()[: None if self.trained else -1]
-
-        def push_messages(self, messages: Any) -> list[str]:
-            messages = list(messages)
-            self.trained |= messages[0].metadata.message_type == "train"
-            return super().push_messages(messages)
-
-    outcome = run_sage(strategy, supernodes=3, make_grid=Late)
-    assert [report.answered for report in outcome.reports] == [4, 6, 6, 6]
-    assert not any(report.rejected for report in outcome.reports)
 
 
 def test_arguments_are_checked() -> None:

@@ -134,20 +134,3 @@ def test_a_graph_learner_that_diverges_begins_anew(spoilt: str) -> None:
     assert three.figures[:, [0, 2, 3, 4]].isfinite().all()
     models = three.weights.values()
     assert all(m.first.isfinite().all() and m.rest.isfinite().all() for m in models)
-
-
-@pytest.mark.parametrize("method", [FEDGLS, "fedproto", "fed-gnn-mlp"])
-def test_a_client_that_raises_is_named_and_takes_part_again(method: str) -> None:
-    def fails(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
-        if is_train(message, 2) and context.node_config["partition-id"] == 5:
-            raise OSError("the disk is full")
-        return call_next(message, context)
-
-    outcome = run(method, app=client_app(method, mods=[fails]), supernodes=6)
-    assert [place for place, _ in outcome.reasons(2)] == [5]
-    assert "OSError: the disk is full" in outcome.reasons(2)[0][1]
-    federation = PlainFederation(toy_clients(), method, settings_of(method))
-    for number in (1, 2, 3):
-        federation.round(number, [25] if number == 2 else [])
-    # Client 25 alone has class 2: its prototype of round 1 is still everybody's in round 3.
-    assert_as_plain(outcome, federation)
