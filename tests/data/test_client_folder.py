@@ -128,10 +128,10 @@ def test_words_name_the_nodes_instead_of_numbers() -> None:
     ("changes", "identities", "said"),
     [
         ({"edge_index": None}, [1, 2, 3], "edge_index"),
-        ({"val_mask": torch.tensor([False, True, False])}, [1, 2, 3], "val_mask: node 1 has no"),
-        ({}, [1, 2], "2 identities for 3 nodes"),
-        ({}, [1, "b", 3], "of type int, str"),
-        ({}, [1.5, 2.5, 3.5], "of type float"),
+        ({"val_mask": torch.tensor([False, True, False])}, [1, 2, 3], "val_mask: node 1"),
+        ({}, [1, 2], "2.*3"),
+        ({}, [1, "b", 3], "int, str"),
+        ({}, [1.5, 2.5, 3.5], "float"),
     ],
 )
 def test_what_an_ego_network_cannot_be_is_named_with_its_client(
@@ -286,6 +286,5 @@ def test_an_unfit_file_of_shared_nodes_is_named(
 def test_two_roles_of_one_node_are_refused(tmp_path: Path) -> None:
     first = shared(1, 2, 3, train_mask=flags(1, 1, 0))
     saved(tmp_path, first, shared(2, 3, 1, train_mask=flags(0, 1, 0), test_mask=flags(0, 0, 1)))
-    message = r"1\.pt: node 1 is for test, but at an earlier client for training; a node"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"1\.pt: node 1"):
         load_overlapping_folder(tmp_path, RATIOS, 0)

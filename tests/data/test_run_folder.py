@@ -91,12 +91,10 @@ def test_its_owner_alone_can_read_it_and_nobody_writes_over_it(folder: Path) -> 
 @pytest.mark.parametrize("name", ["manifest.json", "data.safetensors"])
 def test_what_cannot_be_read_is_named(name: str, folder: Path) -> None:
     (folder / name).unlink()
-    advice = {"manifest.json": "data-folder .* it", "data.safetensors": "the manifest"}[name]
-    with pytest.raises(DataError, match=f"{name}.*{advice}"):
+    with pytest.raises(DataError, match=name):
         open_folder(folder, SETTINGS, CLIENTS)
     (folder / name).mkdir()  # root may read every file, but not a folder as one
-    message = rf"{name}: cannot be read \(it is no regular file\); make it .* {os.getuid()}"
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=f"{name}.*{os.getuid()}"):
         open_folder(folder, SETTINGS, CLIENTS)
 
 

@@ -20,6 +20,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.masked_embedding_averaging import messages as ego
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.procrustes_alignment import messages as public
 from flower_graph.strategies.procrustes_alignment.claims import Claims
 from flower_graph.strategies.split_gradient_relay import messages as relay
@@ -50,6 +51,14 @@ VALUES: dict[type, dict[str, Any]] = {
         "nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])],
     },
     public.EmbeddingEnrolment: {"nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])]},
+    ego.EgoRequest: {
+        "settings": EgoSettings(7, 3, 5, 4, 0.25, 0.5, 11, 2, 0.75, 1.5, 0.125, 16),
+        "sums": ego.Sums(3, 5, 4, np.arange(6, dtype=np.uint32), np.arange(2, dtype=np.uint32)),
+        "model": (np.ones((7, 5), np.float32), np.zeros(9, np.float32)),
+        "slots": {"align-stage": "publish"},
+        # Without the secure sum's part a client would write words that nobody masks
+        **dict.fromkeys(("ring", "mask", "ready")),
+    },
     ego.EgoReply: {"entries": {"mask-run": b"x"}, "train_seconds": 0.5, "mask_seconds": 0.25},
 }
 # What their reader knows
@@ -71,7 +80,7 @@ KNOWN: dict[type, dict[str, Any]] = {
     CountReply: {"classes": 2, "counting": "confusion"},
 }
 # With fields that depend on one another: their own tests have them
-BY_HAND = (public.PublicRequest, public.PublicReply, ego.EgoRequest)
+BY_HAND = (public.PublicRequest, public.PublicReply)
 
 
 def declared(base: type = Message) -> Iterator[type]:
@@ -209,8 +218,8 @@ def written(message: Any) -> RecordDict:
 def same(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and one and isinstance(one[0], np.ndarray):
-        return all(map(same, one, other))
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
     if isinstance(one, Counts):
         return torch.equal(one.flat(), other.flat())
     if isinstance(one, np.ndarray):
@@ -230,10 +239,12 @@ def test_all_are_here() -> None:
 def test_there_and_back(kind: Any, seed: int) -> None:
     message = instance(kind, seed)
     found = read(kind, written(message))
-    for name in fields_of(kind):
+    for name, field in fields_of(kind).items():
         sent, came = getattr(message, name), getattr(found, name)
-        if not getattr(fields_of(kind)[name], "when", "") or came is not None:
-            assert name == "entries" or same(sent, came), name
+        if isinstance(field, ego.Rest):  # whatever else came is in it too
+            assert sent.items() <= came.items(), name
+        elif not getattr(field, "when", "") or came is not None:
+            assert same(sent, came), name
 
 
 ENTRIES = [
@@ -290,7 +301,7 @@ def spoil(values: np.ndarray, value: float) -> np.ndarray:
         (lambda a: a[None], "has shape"),
         (lambda a: spoil(a, np.nan), "NaN or infinite"),
         (lambda a: spoil(a, -np.inf), "NaN or infinite"),
-        (lambda a: spoil(a, 1e300), "NaN or infinite values in float32"),
+        (lambda a: spoil(a, 1e300), "float32"),
         (lambda a: spoil(a, 1e30), "at most"),
         (lambda a: a.astype(np.complex64), "expected numbers"),
         (lambda a: a > 0, "expected numbers"),

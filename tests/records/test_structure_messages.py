@@ -33,15 +33,15 @@ def settings(graphs: str) -> StructureSettings:
 @pytest.mark.parametrize(
     ("graphs", "shapes", "why"),
     [
-        (LEARNED, [(3, 2), (5,), (3, 2)], "3 arrays came for 2 models"),
-        (OWN, [(3, 2), (5,), (3, 2), (5,)], "4 arrays came for 2 models"),
-        (NONE, [(3, 2), (5,), (1,)], "3 arrays came for 1 models"),
-        (LEARNED, [(3, 2), (5,), (3, 2), (4,)], r"encoder-rest has shape \(4,\), expected \[5\]"),
-        (NONE, [(2, 3), (5,)], r"gnn-first has shape \(2, 3\), expected \[3, 2\]"),
+        (LEARNED, [(3, 2), (5,), (3, 2)], "3.*2"),
+        (OWN, [(3, 2), (5,), (3, 2), (5,)], "4.*2"),
+        (NONE, [(3, 2), (5,), (1,)], "3.*1"),
+        (LEARNED, [(3, 2), (5,), (3, 2), (4,)], r"encoder-rest.*\(4,\).*\[5\]"),
+        (NONE, [(2, 3), (5,)], r"gnn-first.*\(2, 3\).*\[3, 2\]"),
     ],
 )
 def test_models_of_other_settings(graphs: str, shapes: list[tuple[int, ...]], why: str) -> None:
-    with pytest.raises(ValueError, match=f"{why}.*settings"):
+    with pytest.raises(ValueError, match=why):
         SharedModels.of_server([np.zeros(shape, np.float32) for shape in shapes], settings(graphs))
 
 

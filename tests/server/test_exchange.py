@@ -261,11 +261,7 @@ def test_a_server_that_waits_says_so_and_stops(
 ) -> None:
     monkeypatch.setattr("flower_graph.wire.exchange.FIRST_WORD", 0.0)
     monkeypatch.setattr("flower_graph.wire.exchange.NEXT_WORD", 0.1)
-    wanted = (
-        r"1 of at least 3 nodes connected within 0\.25 s: start more SuperNodes, set "
-        r"strategy\.min_nodes lower, or strategy\.timeout higher"
-    )
-    with pytest.raises(NoClientsError, match=wanted):
+    with pytest.raises(NoClientsError, match=r"1.*3.*strategy\.min_nodes.*strategy\.timeout"):
         Exchange(ScriptedGrid({})).nodes(3, 0.25)
     words = [record.getMessage() for record in caplog.records]
     # Not each time that it looks, but every tenth of a second.

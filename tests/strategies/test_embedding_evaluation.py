@@ -82,8 +82,7 @@ def _check(role: str, y: list[int], folds: int, client: int = 0) -> None:
 def test_a_class_with_fewer_nodes_than_folds_is_an_error_that_names_it() -> None:
     y = [0] * 6 + [4] * 4 + [-1] * 3
     _check("test", y, 4)
-    said = r"client 2, test nodes: class 4 has 4 labelled nodes.*5 folds; judge\.folds=4 or less"
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=r"client 2.*class 4.*judge\.folds=4"):
         _check("test", y, 5, client=2)
     with pytest.raises(ValueError, match=r"class 4.*4"):
         judge_embeddings(np.zeros((13, 2)), np.array(y), 5, 0)

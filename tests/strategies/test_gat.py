@@ -236,8 +236,8 @@ def test_state_of_another_model():
     small = PublicGAT(make_client(), SETTINGS)
     before = small.embed()
     other = PublicGAT(make_client(), dataclasses.replace(SETTINGS, classes=C + 1))
-    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+    with pytest.raises(RuntimeError, match="weight"):
         small.load_state_dict(other.state_dict())
-    with pytest.raises(RuntimeError, match=r"Missing key.*\"step\""):
+    with pytest.raises(RuntimeError, match="step"):
         small.load_state_dict({n: t for n, t in small.state_dict().items() if n != "step"})
     np.testing.assert_array_equal(small.embed(), before)
