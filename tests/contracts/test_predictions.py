@@ -1,8 +1,9 @@
-"""What every method leaves: predictions and figures that make the result's, and models alike."""
+"""What every method leaves: predictions and figures that make the result's, models for all."""
 
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import flower_graph as fg
 from flower_graph.apps.run import run
 from flower_graph.data.graph import called
 from flower_graph.data.sources.datasets import cached_data
+from flower_graph.errors import DataError, OutputError
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.registry import method_of
 
@@ -58,13 +60,15 @@ def names_of(graph: Any) -> list[str]:
     return list(map(str, given.tolist() if isinstance(given, torch.Tensor) else given))
 
 
-@pytest.fixture
-def left(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Setup, fg.Run, str]:
+@pytest.fixture(scope="module")
+def left(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Setup, fg.Run, str]:
     """Run a method on a small federation, and read what it left."""
     name: str = request.param
-    setup = ALL[name]
-    run(setup.load("rounds=3"), tmp_path / "run", supernodes=setup.supernodes)
-    return setup, fg.load_run(tmp_path / "run"), name
+    setup, out = ALL[name], tmp_path_factory.mktemp("left") / "run"
+    run(setup.load("rounds=3"), out, supernodes=setup.supernodes)
+    return setup, fg.load_run(out), name
 
 
 def every(names: Any, fast: Any = FAST) -> Any:
@@ -75,6 +79,31 @@ def every(names: Any, fast: Any = FAST) -> Any:
 @every(ALL)
 def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]) -> None:
     check_accuracies(*left[:2])
+
+
+# Whose model a newcomer can use, whoever it is; who has edges of its own making; and whose
+# newcomers join the run instead, or lie beside it by nodes that they share
+COMMON = ("fedgls", "fedgls, reset", "fedgta", "fedscem, shared", "fedscem, fedavg")
+LEARN, JOIN = "fedgls", ("nfedgnn", "deepwalk", "gat")
+
+
+@every(ALL)
+def test_a_newcomer_is_classified_or_refused(left: tuple[Setup, fg.Run, str]) -> None:
+    """With the model of all and with a client's, with edges and without."""
+    _, there, name = left
+    form, n = there.data, 12
+    x = torch.rand(n, form.treatment.width, generator=torch.Generator().manual_seed(0)).round()
+    ring = torch.stack([torch.arange(n), (torch.arange(n) + 1) % n])
+    for client, edges in itertools.product((None, 0), (ring, None)):
+        has_model = client == 0 or name in COMMON
+        has_edges = edges is not None or name.startswith(LEARN)
+        if has_model and has_edges and not name.startswith(JOIN):
+            found = there.predict(x, edges, client=client)
+            assert found.shape == (n, form.num_classes)
+            torch.testing.assert_close(found.sum(1), torch.ones(n))
+        else:
+            with pytest.raises((DataError, OutputError)):
+                there.predict(x, edges, client=client)
 
 
 PLAIN = """

@@ -89,7 +89,8 @@ def test_what_cannot_be_used_is_named_and_costs_no_more_than_silence(
 
 
 # Of FedSage+ a newcomer trains its generator first.
-NEWCOMERS = [*METHODS, "fedscem, local-sage", "fedscem, fed-sage"]
+FEDSCEM = [f"fedscem, {name}" for name in ("plain", "blinded", "local-sage", "fed-sage")]
+NEWCOMERS = [*METHODS, *FEDSCEM]
 
 
 @pytest.mark.parametrize("name", tried(NEWCOMERS, slow=NEWCOMERS))

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from flower_graph.data.graph import Treatment
 from flower_graph.data.new_graph import DataForm, NewGraph
-from flower_graph.errors import DataError
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.run import Run, load_run
 from flower_graph.outputs.files import SavedModels, write_outputs
@@ -75,16 +74,3 @@ def test_without_a_mean_a_newcomer_trains_alone_and_hears_it(
         expected = alone.classifier(alone.embed()).softmax(1)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert f"{int(NEW.train_mask.sum())} nodes" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("graph", "why"),
-    [
-        (new(), "nobody"),
-        (new(NEW.y)._replace(edge_index=None), "edges"),
-    ],
-    ids=["no labels", "no edges"],
-)
-def test_a_newcomer_that_cannot_train_is_refused(graph: NewGraph, why: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=why):
-        trained_run(tmp_path / "run", []).predict_graph(graph)

@@ -179,7 +179,9 @@ def test_a_supernode_that_is_gone_for_a_round_is_missing_in_its_sum_alone(partie
     assert done.answered == [11, 11, 11] and not any(report.skipped for report in done.reports)
 
 
-@pytest.mark.parametrize(("stage", "missed"), [("train", 0), ("both", 1)])
+@pytest.mark.parametrize(
+    ("stage", "missed"), [("train", 0), pytest.param("both", 1, marks=pytest.mark.slow)]
+)
 def test_a_supernode_that_vanishes_in_a_round(parties, stage, missed):
     """Of six SuperNodes none may be missing: sums differ by two, and five must be in each."""
     script = {(3, stage, 2): "silent"}
@@ -196,6 +198,7 @@ def test_who_joins_later_is_aligned_with_all(parties):
     assert len(sums.server.members) == 6
 
 
+@pytest.mark.slow
 def test_two_of_six_missing_are_too_many(parties):
     script = {(part, "train", 2): "silent" for part in (1, 4)}
     done = run(**parties, rounds=3, make_grid=faulty(script))

@@ -156,6 +156,7 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
         client().get_properties(Resume(RUN, 2, "again").to_config())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
     for rounds, resume in ((2, False), (4, True)):

@@ -13,9 +13,6 @@ from relay_helpers import CLASSES, FEATURES, run, small_graph, strategy_for
 from without_flower import Given, call_saved
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.data.graph import Treatment
-from flower_graph.data.new_graph import DataForm, new_graph
-from flower_graph.errors import DataError
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
 from flower_graph.outputs.files import (
@@ -27,7 +24,6 @@ from flower_graph.outputs.files import (
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 from flower_graph.strategies.split_gradient_relay.kept import server_models, user_models
-from flower_graph.strategies.split_gradient_relay.method import METHOD
 from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 
 
@@ -163,9 +159,3 @@ def test_who_left_is_in_no_output(tmp_path: Path) -> None:
         there |= {user for one in read_models(folder) for user in one.clients}
     assert there == {-1, *range(24)} - {2, 7}
     assert not any(line.startswith(("2,", "7,")) for line in (out / "clients.csv").open())
-
-
-def test_new_users_join_a_run_and_have_no_model_of_it() -> None:
-    graph = new_graph(torch.rand(3, 4), None, DataForm(Treatment("as-is", 4), 2, None, "refuse"))
-    with pytest.raises(DataError, match=r"data\.add=FILE"):
-        METHOD.predict_beside(None, graph, None)

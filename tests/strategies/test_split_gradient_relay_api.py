@@ -137,7 +137,15 @@ def own_models(data: Data, supernodes: int, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"participation": 0.5}, {"average_every": 3}, {"average_every": 1}]
+    "options",
+    [
+        {},
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ({"participation": 0.5}, {"average_every": 3})
+        ),
+        {"average_every": 1},
+    ],
 )
 def test_own_models_learn_however_dealt(options: dict[str, Any]) -> None:
     data = small_graph(30)

@@ -79,14 +79,6 @@ def test_in_a_run_of_graphless_clients_alone_nobody_learns() -> None:
     close(found, by_hand("fed-gnn-knn", cohort, edges=False))
 
 
-@pytest.mark.parametrize("method", ["local-gnn-knn", "fedproto"])
-def test_where_nothing_is_common_a_newcomer_has_no_model(method: str) -> None:
-    config = load_config("fedgls/cora-linqs", [f"strategy.name={method}"])
-    run = SimpleNamespace(config=config, all_saved=lambda: left_by(method)[0])
-    with pytest.raises(OutputError):
-        METHOD.predict_beside(run, given(edges=True), None)
-
-
 def test_whose_model_it_is_is_known_where_there_is_one() -> None:
     config = load_config("fedgls/cora-linqs", ["graph.neighbours=2"])
     graphless, graph = left_by(FEDGLS)[0][1], given(edges=False)
