@@ -19,15 +19,15 @@ def attach(package: str) -> Callable[[str], object]:
 
     ``dir`` of the package has these names too, so that a notebook completes them.
     """
-    there = vars(sys.modules[package])
-    there.setdefault("__dir__", lambda: sorted({*there, *declared(package)}))
+    names = vars(sys.modules[package])
+    names.setdefault("__dir__", lambda: sorted({*names, *declared(package)}))
 
     def getattr_(name: str) -> object:
         if name not in declared(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, own = declared(package)[name]
-        found = import_module(module)
-        return getattr(found, own) if hasattr(found, own) else import_module(f"{module}.{own}")
+        public = import_module(module)
+        return getattr(public, own) if hasattr(public, own) else import_module(f"{module}.{own}")
 
     return getattr_
 

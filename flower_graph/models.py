@@ -42,8 +42,8 @@ class _GraphCache(Generic[T]):
         self._value: T | None = None
 
     def __call__(self, edge_index: Tensor, n: int) -> T:
-        known = self._key is not None and self._key[0] is edge_index and self._key[1] == n
-        if self._value is None or not known:
+        is_built = self._key is not None and self._key[0] is edge_index and self._key[1] == n
+        if self._value is None or not is_built:
             self._value, self._key = self._build(edge_index, n), (edge_index, n)
         return self._value
 

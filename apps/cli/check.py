@@ -70,14 +70,14 @@ def _node_config(text: str) -> dict[str, UserConfigValue]:
     from flower_graph.flower_compat import parse_config_args  # loads requests, which a run does not
 
     try:
-        found = parse_config_args([text])
+        config = parse_config_args([text])
     except ClickException:
-        found = {}
-    if text.strip() and not found:
+        config = {}
+    if text.strip() and not config:
         raise ConfigError(
             f"--node: {brief(text)} is no node config; write 'most-epsilon=2 a=\"b\"'"
         )
-    return dict(found)
+    return dict(config)
 
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:

@@ -75,8 +75,8 @@ class Opened:
         dealers = local.partners[rows[index], column].tolist()
         places = (local.partners.shape[1] - column).tolist()  # as their dealer numbers them, from 1
         kinds = reply.kinds[index, column].tolist()
-        for dealer, place, kind, share in zip(dealers, places, kinds, reply.shares, strict=True):
-            self.shares.setdefault((dealer, kind), {})[place] = share.tobytes()
+        for dealer, number, kind, share in zip(dealers, places, kinds, reply.shares, strict=True):
+            self.shares.setdefault((dealer, kind), {})[number] = share.tobytes()
 
     def secret(self, row: int, kind: int) -> bytes | None:
         """Put a client's secret together; None if it is not what the client committed to."""
@@ -220,8 +220,8 @@ class OwnAnswers(Deviation):
             return {node: self.answered(request) for node, request in asks().items()}
 
         def take_union(total: ids.Words, contributors: Iterable[int]) -> object:
-            found = ids.peel(total)
-            self._tokens |= set() if found is None else {row.tobytes() for row in found[0]}
+            peeled = ids.peel(total)
+            self._tokens |= set() if peeled is None else {row.tobytes() for row in peeled[0]}
             return unites(total, contributors)
 
         aligner._take_blind, aligner.union_requests = take_blind, union_requests
@@ -248,15 +248,15 @@ class OwnAnswers(Deviation):
         sets = [set(ids.canonical(local, "a client")) for local in self._held]
         candidates = sorted(set().union(*sets))
         points = rows_of([ids.hash_to_group(self._run, one) for one in candidates], -1, ids.POINT)
-        found = np.zeros((len(sets), len(candidates)))
+        is_named = np.zeros((len(sets), len(candidates)))
         for client in range(len(sets)) if self._tokens else ():
             named = zip(candidates, self.named(points, client), strict=True)
-            found[client] = [
+            is_named[client] = [
                 ids.names(self._run, text, point.tobytes())[0] in self._tokens
                 for text, point in named
             ]
         truth = [[text in local for text in candidates] for local in sets]
-        return [ranking(self.name, found, truth)]
+        return [ranking(self.name, is_named, truth)]
 
 
 class ChosenHolders(Deviation):

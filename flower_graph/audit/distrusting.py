@@ -61,8 +61,8 @@ class PartyDeviation(SumDeviation):
             self.rounds[number] = Opened(one.inner)
             sent = np.flatnonzero(one.inner.contributed).tolist()
             self.told += len(sent)
-            nodes = {place: server.homes[int(one.epoch.parties[place])] for place in sent}
-            return {node: self._lie(one, place) for place, node in nodes.items()}
+            nodes = {row: server.homes[int(one.epoch.parties[row])] for row in sent}
+            return {node: self._lie(one, row) for row, node in nodes.items()}
 
         def take_shares(node: int, reply: UnmaskReply) -> None:
             if reply.server_round in self.rounds:
@@ -133,7 +133,7 @@ class ChosenParties(ChosenHolders):
             return chosen
 
         def union_requests() -> dict[int, object]:
-            holders = {party for known in aligner._proved.values() for party in known}
+            holders = {party for parties in aligner._proved.values() for party in parties}
             self.answered |= {c for c in self.chosen if aligner._party[c] in holders}
             requests: dict[int, object] = asks()
             return requests

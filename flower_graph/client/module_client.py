@@ -304,8 +304,8 @@ class ModuleClient(NumPyClient):
         means = [
             _typed(v / weight, dtype) for v, dtype in zip(arrays.values(), dtypes, strict=True)
         ]
-        said = Trained(clients=len(learners), left_out=left_out)
-        return means, weight, {ARRAY_NAMES: list(arrays)} | said.to_config()
+        trained = Trained(clients=len(learners), left_out=left_out)
+        return means, weight, {ARRAY_NAMES: list(arrays)} | trained.to_config()
 
     @torch.no_grad()
     def _sent(self, learner: Learner) -> dict[str, NDArray[np.generic]]:

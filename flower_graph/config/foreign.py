@@ -66,8 +66,8 @@ class Trust:
         """Refuse settings of a run that could run code: ``ConfigError``."""
         app, root = settings.get("app"), settings.get("data.root")
         if isinstance(app, str) and not has_method(app):
-            said = f"app: {show(app)} is no method that you have, and a run imports none{where}"
-            self.admit(app, ConfigError(f"{said}. {OTHERWISE}"))
+            words = f"app: {show(app)} is no method that you have, and a run imports none{where}"
+            self.admit(app, ConfigError(f"{words}. {OTHERWISE}"))
         if root is None or self.reads or self.code or root == str(data_root(None)):
             return
         # Raw files of data sets are pickles, which run code where they are read.

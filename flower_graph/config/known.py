@@ -40,16 +40,16 @@ def has_method(app: str) -> bool:
     return "METHOD" in vars(sys.modules.get(app) or ModuleType(app))  # imported already
 
 
-def code_of_methods(place: str) -> ModuleType | None:
+def code_of_methods(module: str) -> ModuleType | None:
     """Import a module of a method that the user has and that is not of this package; else None.
 
     For an announced method any module of its package; for a given or imported one its module only.
     """
-    if place in GIVEN:
-        return GIVEN[place]
-    if given := next((one for one in GIVEN.values() if one.__name__ == place), None):
+    if module in GIVEN:
+        return GIVEN[module]
+    if given := next((one for one in GIVEN.values() if one.__name__ == module), None):
         return given
     packages = {one.partition(".")[0] for one in announced().values()} - {"flower_graph"}
-    if place in announced().values() or place.partition(".")[0] in packages:
-        return import_module(place)
-    return sys.modules[place] if place and has_method(place) else None
+    if module in announced().values() or module.partition(".")[0] in packages:
+        return import_module(module)
+    return sys.modules[module] if module and has_method(module) else None

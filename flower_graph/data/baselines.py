@@ -119,9 +119,9 @@ def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
     result = {}
     for role in JUDGED:
         # If nobody trains on labels, classifiers are trained on the tested nodes.
-        known = role if _commonest(parts, "train") is None else "train"
-        whole = _commonest(parts, known)
-        own = [_commonest([part], known) if is_own else None for part in parts]
+        source = role if _commonest(parts, "train") is None else "train"
+        whole = _commonest(parts, source)
+        own = [_commonest([part], source) if is_own else None for part in parts]
         guesses = [whole if guess is None else guess for guess in own]
         right = [
             part.y == (-1 if guess is None else guess)  # nobody has such nodes
@@ -167,8 +167,8 @@ def _propagation(parts: Sequence[Labelled]) -> dict[str, object]:
     if whole is None:
         return nothing
     own = [_commonest([part], "train") for part in parts]
-    known = torch.tensor([whole if guess is None else guess for guess in own])
-    fallback = known.repeat_interleave(torch.tensor(sizes))  # [n] of all clients' nodes
+    guesses = torch.tensor([whole if guess is None else guess for guess in own])
+    fallback = guesses.repeat_interleave(torch.tensor(sizes))  # [n] of all clients' nodes
     train = torch.cat([part.masks["train"] for part in parts])
     y = torch.cat([part.train_y for part in parts])
     classes, count = 1 + int(y[train].max()), sum(part.edge_index.shape[1] for part in parts)
@@ -178,12 +178,12 @@ def _propagation(parts: Sequence[Labelled]) -> dict[str, object]:
     start[train, y[train]] = 1
     first = torch.tensor([0, *sizes]).cumsum(0).tolist()
     edges = torch.cat([one.edge_index + at for one, at in zip(parts, first, strict=False)], 1)
-    found = []
+    accuracies = []
     for rows in _spread(start, gcn_adjacency(edges, y.numel()).matrix):
         guess = torch.where(rows.sum(1) > 0, rows.argmax(1), fallback)
         right = [part.y == local for part, local in zip(parts, guess.split(sizes), strict=True)]
-        found.append({role: _accuracy(parts, role, right) for role in JUDGED})
-    return _best(found)
+        accuracies.append({role: _accuracy(parts, role, right) for role in JUDGED})
+    return _best(accuracies)
 
 
 def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
@@ -197,9 +197,9 @@ def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
     return result
 
 
-def _best(found: Sequence[dict[str, float]]) -> dict[str, object]:
+def _best(accuracies: Sequence[dict[str, float]]) -> dict[str, object]:
     """Return the best by validation; the first of equals, or without validation."""
-    best = max(found, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
+    best = max(accuracies, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
     return dict(best)
 
 
@@ -209,11 +209,11 @@ def _predicted(x: Tensor, y: Tensor, train: Tensor, fold: Tensor, classes: int) 
     folds = 1 + int(fold.max())
     for number in range(folds):
         weights = None
-        known = (train & (fold != number) if folds > 1 else train).nonzero().flatten()
-        rows, due = take_rows(x, known), fold == number
+        trained = (train & (fold != number) if folds > 1 else train).nonzero().flatten()
+        rows, due = take_rows(x, trained), fold == number
         for guess, strength in zip(result, STRENGTHS, strict=True):
-            if known.numel():
-                weights = fit(rows, y[known], classes, strength, start=weights)
+            if trained.numel():
+                weights = fit(rows, y[trained], classes, strength, start=weights)
                 guess[due] = scores(x, weights).argmax(1)[due]
     return result
 

@@ -236,8 +236,8 @@ def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     """
     why = "cannot be read: it is damaged or no npz file; copy it again"
     with reading(f"split file {path}", DataError, why):
-        found = read_arrays(path)
-        arrays = [found[f"{part}_mask"] for part in ROLES]
+        masks = read_arrays(path)
+        arrays = [masks[f"{part}_mask"] for part in ROLES]
     for array in arrays:
         if array.shape != (num_nodes,):
             raise DataError(f"split file {path} has masks {array.shape}, not ({num_nodes},)")

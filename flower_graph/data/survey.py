@@ -105,9 +105,9 @@ def component_sizes(edge_index: Tensor, n: int) -> Tensor:
         label = lower
 
 
-def lines(found: Survey) -> list[str]:
+def lines(survey: Survey) -> list[str]:
     """Describe the survey in a few lines."""
-    f, sizes = found.figures, found.figures["classes"]
+    f, sizes = survey.figures, survey.figures["classes"]
     total = max(1, f["labelled"])
     shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
     more = f", and {len(sizes) - 8} more" if len(sizes) > 8 else ""
@@ -144,7 +144,7 @@ def _warnings(f: Tree, x: Tensor) -> list[str]:
     is_far_less = is_heterophilous(f)
     weak = alike is not None and alike < 1.2 * chance and not is_far_less
     said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
-    said = {
+    warnings = {
         f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
         "often right": share >= DOMINANT,
         f"{_percent(1 - labelled)} of the nodes have no label: they are neither trained on nor "
@@ -160,7 +160,7 @@ def _warnings(f: Tree, x: Tensor) -> list[str]:
             min(f["classes"].values()) < 10
         ),
     }
-    return [text for text, is_so in said.items() if is_so]
+    return [text for text, is_so in warnings.items() if is_so]
 
 
 def _rarest(sizes: dict[str, int]) -> str:

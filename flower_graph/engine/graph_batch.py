@@ -259,12 +259,12 @@ def draw_kept(
     """Draw the dropout masks of a round."""
     begin = batch.x.matrix.crow_indices()[torch.tensor(batch.ptr, device=batch.y.device)].tolist()
     inputs, inner = [], []
-    for place, rng in enumerate(chances):
+    for number, rng in enumerate(chances):
         if input_rate:
-            entries = begin[place + 1] - begin[place]
+            entries = begin[number + 1] - begin[number]
             inputs.append(draw_mask((steps, entries), input_rate, rng))
         if hidden_rate:
-            n = batch.ptr[place + 1] - batch.ptr[place]
+            n = batch.ptr[number + 1] - batch.ptr[number]
             inner.append(draw_mask((steps, n, hidden), hidden_rate, rng))
     device = batch.y.device
     return DropoutMask(

@@ -361,9 +361,9 @@ def _yaml_names(folder: Traversable, prefix: str) -> Iterator[str]:
 
 
 def _shipped(name: str) -> Traversable:
-    place: Traversable = resources.files("flower_graph.conf")
+    path: Traversable = resources.files("flower_graph.conf")
     # Step by step: several parts at once are refused without `__init__.py`, which a bundle may
     # lack.
     for part in f"{name}.yaml".split("/"):
-        place = place.joinpath(part)
-    return place
+        path = path.joinpath(part)
+    return path

@@ -112,8 +112,8 @@ def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> N
 
 
 def _no_path(key: str, value: str, instead: str) -> ConfigError:
-    said = f"{key}: {brief(value)}: a run names no path on a SuperNode's machine; {instead}"
-    return told(ConfigError(said), said)
+    words = f"{key}: {brief(value)}: a run names no path on a SuperNode's machine; {instead}"
+    return told(ConfigError(words), words)
 
 
 def allowed_methods(context: Context) -> frozenset[str] | None:
@@ -161,8 +161,8 @@ def _require_known(key: str, config: RunConfig) -> None:
         return
     last = setting.rpartition(".")[2]
     near = [other for other in known if last.endswith(other.rpartition(".")[2])]
-    there = f"set {' or '.join(near)} in overrides" if near else "leave it out"
+    advice = f"set {' or '.join(near)} in overrides" if near else "leave it out"
     has = ", ".join(other for other, setting in SETTINGS.items() if setting in known)
     raise ConfigError(
-        f"{key} in the run config: {config.app} has no {setting}; {there}. It has {has}"
+        f"{key} in the run config: {config.app} has no {setting}; {advice}. It has {has}"
     )

@@ -145,17 +145,17 @@ class Permits:
             LEAST_CLIENTS: (self.least_clients, "masked sums of at least {:g} clients alone"),
             DIFFER_BY: (self.differ_by, "sums that differ by {:g} SuperNodes at least, or by none"),
         }
-        said = {
+        permitted = {
             key: "any" if floor is None else words.format(floor)
             for key, (floor, words) in noise.items()
         }
-        said[HOLDERS] = f"sums over nodes that at least {self.least_holders} clients hold"
-        said[OF_NODE] = f"as key-holder at most {self.most_points} points of one SuperNode"
-        said[ALLOW_TRUST] = ", ".join(self.allow_trust)
-        said[DATA] = (
+        permitted[HOLDERS] = f"sums over nodes that at least {self.least_holders} clients hold"
+        permitted[OF_NODE] = f"as key-holder at most {self.most_points} points of one SuperNode"
+        permitted[ALLOW_TRUST] = ", ".join(self.allow_trust)
+        permitted[DATA] = (
             "no path of the run's and no download" if self.data is None else ", ".join(self.data)
         )
-        return [f"{key:13}  {words}" for key, words in said.items()]
+        return [f"{key:13}  {words}" for key, words in permitted.items()]
 
     def _check_differences(self, form: str, how: StrategySection) -> None:
         if self.differ_by is None or self.noises:
@@ -203,8 +203,8 @@ class Permits:
         if path is None:
             return name in self.data
         asked = path.expanduser().resolve()
-        there = [Path(one).expanduser() for one in self.data]
-        return any(asked.is_relative_to(one.resolve()) for one in there if one.is_absolute())
+        paths = [Path(one).expanduser() for one in self.data]
+        return any(asked.is_relative_to(one.resolve()) for one in paths if one.is_absolute())
 
 
 def _refused(key: str, floor: object, why: str) -> RefusedError:

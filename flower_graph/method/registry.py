@@ -57,8 +57,8 @@ def method_named(app: str) -> Method[RunConfig, RoundLoop]:
         return cast("Method[RunConfig, RoundLoop]", import_module(module).METHOD)
     if app in GIVEN:
         return cast("Method[RunConfig, RoundLoop]", GIVEN[app].METHOD)
-    found = announced()
-    return _read(app, found.get(app, app), is_announced=app in found)
+    modules = announced()
+    return _read(app, modules.get(app, app), is_announced=app in modules)
 
 
 def give_file(path: Path) -> str:
@@ -69,8 +69,8 @@ def give_file(path: Path) -> str:
     if spec is None or spec.loader is None or not path.is_file():
         raise ConfigError(f"--app {path}: not a Python file (.py) that is there")
     if path.stem in sys.modules:  # a file such as json.py, or a second one of this name
-        known = sys.modules[path.stem]
-        if str(getattr(known, "__file__", None)) != str(path.absolute()):
+        imported = sys.modules[path.stem]
+        if str(getattr(imported, "__file__", None)) != str(path.absolute()):
             raise ConfigError(f"--app {path}: a module {path.stem} is there already; rename it")
     module = sys.modules.get(path.stem) or module_from_spec(spec)
     sys.modules[path.stem] = module  # where dataclasses look up their annotations

@@ -58,9 +58,9 @@ class Run:
     def __init__(self, path: Path | str, trust: Trust = NOBODY, *, is_one: bool = False) -> None:
         self.path, self._trust = Path(path), trust
         folders = {
-            int(found[1]): one
+            int(match[1]): one
             for one in self.path.glob("seed-*")
-            if (found := re.fullmatch(r"seed-([0-9]{1,20})", one.name)) and one.is_dir()
+            if (match := re.fullmatch(r"seed-([0-9]{1,20})", one.name)) and one.is_dir()
         }
         # A seed's run has no seeds of its own, even if its folder links to itself
         folders = {} if is_one else folders
@@ -85,10 +85,10 @@ class Run:
     @cached_property
     def config(self) -> RunConfig:
         """The run's settings; for several seeds those of the first."""
-        place = next(iter(self._several.values()), self).path / CONFIG
-        if not place.is_file():
-            raise OutputError(f"{place}: there is no such file, so nobody knows what the run was")
-        return load_config(str(place), of_run=True, trust=replace(self._trust, reads=True))
+        file = next(iter(self._several.values()), self).path / CONFIG
+        if not file.is_file():
+            raise OutputError(f"{file}: there is no such file, so nobody knows what the run was")
+        return load_config(str(file), of_run=True, trust=replace(self._trust, reads=True))
 
     @cached_property
     def metrics(self) -> Rounds:
@@ -122,10 +122,10 @@ class Run:
     @property
     def kept_rounds(self) -> list[int]:
         """The round of predictions and models; several if clients kept different ones."""
-        said = [one / SAID for one in self._places if (one / SAID).is_file()]
+        files = [one / SAID for one in self._places if (one / SAID).is_file()]
         hint = "the folder is damaged"
         rounds = set()
-        for one in said:
+        for one in files:
             with reading(one, OutputError):
                 rounds.add(int(_read_json(one, hint).get("round", 0)))
         return sorted(rounds)
@@ -223,21 +223,21 @@ class Run:
     def _rows(self, kind: type[T], read: Callable[[Path], T | None], client: int | None) -> T:
         """Read one kind of file, of all clients that are here or of one."""
         what = kind.__name__.lower()
-        parts = [found for one in self._places if (found := read(one)) is not None]
+        parts = [joined for one in self._places if (joined := read(one)) is not None]
         if not parts:
             raise OutputError(f"{self.path}: no {what}{self._why_none()}")
-        found = kind.join(parts)
+        joined = kind.join(parts)
         if client is None:
-            return found
-        if client not in found.client:
-            there = set(found.client.tolist())
+            return joined
+        if client not in joined.client:
+            clients = set(joined.client.tolist())
             whose = (
-                _listed(sorted(there - {NO_CLIENT})) or "the server, of all nodes: name no client"
+                _listed(sorted(clients - {NO_CLIENT})) or "the server, of all nodes: name no client"
             )
             raise OutputError(
                 f"client {client}: no {what} of it in {self.path}; there are those of {whose}"
             )
-        return found.of_client(client)
+        return joined.of_client(client)
 
     @cached_property
     def _places(self) -> list[Path]:
@@ -247,8 +247,8 @@ class Run:
 
     @cached_property
     def _models(self) -> list[SavedModels]:
-        found = (one for place in self._places for one in read_models(place))
-        return [replace(one, trust=self._trust) for one in found]
+        models = (one for folder in self._places for one in read_models(folder))
+        return [replace(one, trust=self._trust) for one in models]
 
     def all_saved(self) -> list[SavedModels]:
         """Return the models of all clients; ``OutputError`` if there are none."""
@@ -263,19 +263,19 @@ class Run:
 
         If the server has a model, it is the run's.
         """
-        forms, known = self.all_saved(), self.clients
+        forms, clients = self.all_saved(), self.clients
         if client is None and self.are_own:
             raise OutputError(
                 f"{self.path}: each client has a model of its own; say which "
-                f"(client=, --client): {_listed(known)}"
+                f"(client=, --client): {_listed(clients)}"
             )
         if client is None:
-            client = NO_CLIENT if NO_CLIENT in known else known[0]
+            client = NO_CLIENT if NO_CLIENT in clients else clients[0]
         for one in forms:
             if client in one.clients:
                 return one, client
         raise OutputError(
-            f"client {client}: no model of it in {self.path}; there are those of {_listed(known)}"
+            f"client {client}: no model of it in {self.path}; there are those of {_listed(clients)}"
         )
 
     @property
@@ -334,22 +334,22 @@ def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
     OutputError
         If there is no such folder, or it is none of these.
     """
-    place = Path(path).expanduser()
-    if not place.is_dir():
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
-    run = Run(place, trust if isinstance(trust, Trust) else Trust(code=trust))
+    run = Run(folder, trust if isinstance(trust, Trust) else Trust(code=trust))
     names = (CONFIG, RESULT, METRICS, "predictions.npz", "model.json", "models.json")
-    if not run._several and not any((place / name).is_file() for name in names):
+    if not run._several and not any((folder / name).is_file() for name in names):
         raise OutputError(f"{path}: no run; it has none of {', '.join(names[:3])}")
     return run
 
 
 def latest_in(data_folder: Path | str, *, trust: bool | Trust = False) -> Run:
     """Read the outputs of a SuperNode's last run, in ``<data-folder>/outputs``."""
-    place = Path(data_folder).expanduser()
-    if not place.is_dir():
+    folder = Path(data_folder).expanduser()
+    if not folder.is_dir():
         raise OutputError(f"data folder {data_folder}: there is no such folder")
-    runs = [one for one in (place / OUTPUTS).glob("*") if one.is_dir()]
+    runs = [one for one in (folder / OUTPUTS).glob("*") if one.is_dir()]
     if not runs:
         raise OutputError(f"data folder {data_folder}: its clients keep no run (no {OUTPUTS}/)")
     return load_run(max(runs, key=lambda one: (one.stat().st_mtime_ns, one.name)), trust=trust)
@@ -358,15 +358,15 @@ def latest_in(data_folder: Path | str, *, trust: bool | Trust = False) -> Run:
 def _read_json(path: Path, hint: str) -> Tree:
     with reading(path, OutputError):
         try:
-            found = read_json(path)
+            content = read_json(path)
         except FileNotFoundError as error:
             raise OutputError(f"{path}: there is no such file: {hint}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise OutputError(f"{path}: damaged (it is no mapping)")
-    return found
+    return content
 
 
 def _listed(clients: list[int]) -> str:
-    known = sorted(set(clients))
-    shown = ", ".join(map(str, known[:SHOWN]))
-    return shown if len(known) <= SHOWN else f"{shown}, ... {known[-1]}"
+    numbers = sorted(set(clients))
+    shown = ", ".join(map(str, numbers[:SHOWN]))
+    return shown if len(numbers) <= SHOWN else f"{shown}, ... {numbers[-1]}"

@@ -141,8 +141,8 @@ def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> 
     def alike(edges: Tensor) -> tuple[Tensor, Tensor]:
         """Say which edges join two nodes with labels, and which of these the same."""
         one, other = y[edges[0]], y[edges[1]]
-        known = (one >= 0) & (other >= 0)
-        return known, known & (one == other)
+        is_labelled = (one >= 0) & (other >= 0)
+        return is_labelled, is_labelled & (one == other)
 
     learned_key, true_key = (row * n + col for row, col in (learned, true))
     sentinel = learned_key.new_full((1,), n * n)  # larger than any key

@@ -48,31 +48,31 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
 
 def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
     """Find the class; import foreign code only if it is trusted."""
-    place, _, name = str(saved.module).rpartition(".")
+    module_name, _, name = str(saved.module).rpartition(".")
     try:
-        if SHIPPED.fullmatch(place):
-            import_module(place)  # which declares
-            found = getattr(import_module(place), name) if saved.module in DECLARED else None
+        if SHIPPED.fullmatch(module_name):
+            import_module(module_name)  # which declares
+            kind = getattr(import_module(module_name), name) if saved.module in DECLARED else None
         else:
-            module = code_of_methods(place)
-            found = getattr(module, name, None)
+            module = code_of_methods(module_name)
+            kind = getattr(module, name, None)
             # Classes that a method's module imports, such as PyG's Sequential, do not count.
-            is_own = module is not None and getattr(found, "__module__", "") == module.__name__
-            found = found if is_own else None
-        if found is None:
+            is_own = module is not None and getattr(kind, "__module__", "") == module.__name__
+            kind = kind if is_own else None
+        if kind is None:
             message = (
                 f"the model is a {saved.module}, which is neither a class that ships nor one of"
             )
             refusal = OutputError(f"{message} a method that you have. {OTHERWISE}")
             saved.trust.admit(saved.module, refusal)
-            found = getattr(import_module(place), name)
+            kind = getattr(import_module(module_name), name)
     except (ImportError, ValueError, AttributeError) as error:
         if isinstance(error, OutputError):
             raise
         raise OutputError(f"the model is a {saved.module}, which is not there: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise OutputError(f"the model is a {saved.module}, which is no torch.nn.Module")
-    return found
+    return kind
 
 
 def _check_shapes(

@@ -45,12 +45,12 @@ class FigureLog:
         traffic: tuple[float, float] = (0.0, 0.0),
     ) -> None:
         """Append a round's figures; ``traffic``: each client's bytes since its last row."""
-        found = np.asarray(accuracy, np.float64)
-        rows = np.zeros(len(found), ROW)
+        shares = np.asarray(accuracy, np.float64)
+        rows = np.zeros(len(shares), ROW)
         rows["round"], rows["client"], rows["nodes"] = server_round, clients, nodes
         rows["loss"], rows["up"], rows["down"] = loss, *traffic
         for index, name in enumerate(FIGURES[1:]):
-            rows[name] = found[:, index]
+            rows[name] = shares[:, index]
         with open(self._path, "ab", opener=_for_its_owner) as file:
             rows.tofile(file)
 
@@ -95,11 +95,11 @@ def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> N
 
 def _lines(rows: Rows, at: dict[str, int]) -> list[list[str]]:
     """Return a line for each client and each of some rounds, in the order of the clients."""
-    _, place, count = np.unique(rows["client"], return_inverse=True, return_counts=True)
-    up, down = (np.bincount(place, rows[way]).round().astype(int) for way in ("up", "down"))
+    _, row_of, count = np.unique(rows["client"], return_inverse=True, return_counts=True)
+    up, down = (np.bincount(row_of, rows[way]).round().astype(int) for way in ("up", "down"))
     lines = []
     for row in np.flatnonzero(np.isin(rows["round"], list(at.values()))).tolist():
-        one, here = rows[row], place[row]
+        one, here = rows[row], row_of[row]
         figures = [_text(one[name].item()) for name in LOCAL]
         whole = [str(column[here]) for column in (count, up, down)]
         for name in (name for name, number in at.items() if number == one["round"]):

@@ -237,28 +237,28 @@ def write_outputs(
             _write_arrays(folder / EMBEDDINGS, embeddings._asdict())
 
 
-def _write_predictions(folder: Path, found: Predictions) -> None:
-    arrays = {name: v for name, v in vars(found).items() if isinstance(v, np.ndarray)}
-    if found.classes is not None:
-        arrays["classes"] = np.array(found.classes, np.str_)
+def _write_predictions(folder: Path, predictions: Predictions) -> None:
+    arrays = {name: v for name, v in vars(predictions).items() if isinstance(v, np.ndarray)}
+    if predictions.classes is not None:
+        arrays["classes"] = np.array(predictions.classes, np.str_)
     _write_arrays(folder / PREDICTIONS, arrays)
-    write_lines(folder / TABLE, *table_of(found))
+    write_lines(folder / TABLE, *table_of(predictions))
 
 
-def table_of(found: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
+def table_of(predictions: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
     """Return predictions as a table of text: names of its columns, and lines."""
     names = ["client", "node", "class", "probability", "role", "label"]
     columns: list[Iterable[str]] = [
-        (SERVER if value == NO_CLIENT else str(value) for value in found.client.tolist()),
-        _texts(found.node),
-        _classes(found.predicted, found.classes),
-        ("" if value != value else f"{value:.6g}" for value in found.probability.tolist()),
-        (NODE_ROLES[value] for value in found.role.tolist()),
-        _classes(found.label, found.classes),
+        (SERVER if value == NO_CLIENT else str(value) for value in predictions.client.tolist()),
+        _texts(predictions.node),
+        _classes(predictions.predicted, predictions.classes),
+        ("" if value != value else f"{value:.6g}" for value in predictions.probability.tolist()),
+        (NODE_ROLES[value] for value in predictions.role.tolist()),
+        _classes(predictions.label, predictions.classes),
     ]
-    if found.fold is not None:
+    if predictions.fold is not None:
         names.append("fold")
-        columns.append(map(str, found.fold.tolist()))
+        columns.append(map(str, predictions.fold.tolist()))
     return names, zip(*columns, strict=True)
 
 

@@ -92,7 +92,7 @@ def _plain(bound: Tree, signature: inspect.Signature) -> Tree | None:
             return None
         named |= value if signature.parameters[name].kind == variadic[1] else {name: value}
     try:
-        found: dict[str, object] = json.loads(json.dumps(named, allow_nan=False))
+        plain: dict[str, object] = json.loads(json.dumps(named, allow_nan=False))
     except (TypeError, ValueError):
         return None
-    return found
+    return plain

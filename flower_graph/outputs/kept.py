@@ -80,16 +80,16 @@ class KeptFolder:
                 missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
                 LOG.warning("%s: %s", self.folder, missing)
             self._write(self.folder, take())
-        said: dict[str, object] = {"run": request.run, "round": last if missing else wanted}
-        said |= {"last-round": last, "best-round": request.best_round}
+        kept: dict[str, object] = {"run": request.run, "round": last if missing else wanted}
+        kept |= {"last-round": last, "best-round": request.best_round}
         with replaced(self.folder / SAID) as part:
-            text = json.dumps(said | {"keep": request.keep, "save": request.save}, indent=1)
+            text = json.dumps(kept | {"keep": request.keep, "save": request.save}, indent=1)
             part.write_text(text + "\n", encoding="utf-8")
         if not request.protected:  # otherwise the run may be resumed
             shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
             (self.folder / LOG_FILE).unlink(missing_ok=True)
         return missing
 
-    def _write(self, folder: Path, found: Snapshot) -> None:
-        models = found.models if self._save == ALL else []
-        write_outputs(folder, found.predictions, models, found.embeddings)
+    def _write(self, folder: Path, snapshot: Snapshot) -> None:
+        models = snapshot.models if self._save == ALL else []
+        write_outputs(folder, snapshot.predictions, models, snapshot.embeddings)

@@ -65,16 +65,16 @@ def _spread(path: Path) -> dict[str, object]:
     places, *shares = cells.T
     result: dict[str, object] = {}
     for at in KEEP:
-        found = dict[str, dict[str, float]]()
+        by_role = dict[str, dict[str, float]]()
         for role, share in zip(ROLES, shares, strict=True):
             texts = share[places == at.encode()]
             values = np.sort(texts[texts != b""].astype(float))
             if values.size:
                 worst = values[: math.ceil(values.size / 10)].mean()
                 entry = {"worst-tenth": float(worst), "deviation": float(values.std())}
-                found[role] = entry
-        if found:
-            result[at] = found
+                by_role[role] = entry
+        if by_role:
+            result[at] = by_role
     return result
 
 

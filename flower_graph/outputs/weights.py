@@ -166,14 +166,14 @@ class SavedModels:
         )
 
 
-def saved_models(said: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
+def saved_models(entries: list[Tree], tensors: dict[str, Tensor]) -> list[SavedModels]:
     """Join the models of several forms that files have."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         number, kind, own = name.split("/", 2)
         parts.setdefault(f"{number}/{kind}", {})[own] = tensor
     models = []
-    for index, entry in enumerate(said):
+    for index, entry in enumerate(entries):
         shared, local, in_rows = (parts.get(f"{index}/{kind}", {}) for kind in KINDS)
         rows = None if entry.get("rows") is None else SparseRows(**{**entry["rows"], **in_rows})
         wanted = entry["module"], entry["arguments"], entry["clients"]

@@ -103,10 +103,10 @@ def sorted_out(
             other = first.setdefault(client, node)
             if other == node:
                 continue
-            said = f"client {client} is claimed by node {other} and by node {node}: {REMEDY}"
+            words = f"client {client} is claimed by node {other} and by node {node}: {REMEDY}"
             if is_first:
-                raise MembershipError(said)
-            doubles |= {other: said, node: said}
+                raise MembershipError(words)
+            doubles |= {other: words, node: words}
     return refused | doubles
 
 
@@ -121,7 +121,7 @@ def too_many(
     new = set(new)
     for group in (new & set(strangers), new):
         if len(new) + len(enrolled) > most:
-            said = f"{len(new) + len(enrolled)} SuperNodes, strategy.most_supernodes is {most}"
-            refused |= dict.fromkeys(group, said)
+            words = f"{len(new) + len(enrolled)} SuperNodes, strategy.most_supernodes is {most}"
+            refused |= dict.fromkeys(group, words)
             new -= group
     return refused

@@ -220,9 +220,9 @@ class Membership:
             return {}
         replaced = {self._homes.get(c) for local in claims.values() for c in local}
         # A SuperNode without client numbers is known by its id alone
-        there = {node for node, local in self.clients.items() if local or node in connected}
+        enrolled = {node for node, local in self.clients.items() if local or node in connected}
         strangers = {n for n, c in claims.items() if not c or not self.bound.keys() >= set(c)}
-        refused = too_many(most, there - replaced, claims, strangers)
+        refused = too_many(most, enrolled - replaced, claims, strangers)
         if refused and not self.clients and len(refused) == len(claims):
             raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
         return refused

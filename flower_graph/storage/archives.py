@@ -53,8 +53,8 @@ def open_archive(stream: BinaryIO, *, packed: bool = True) -> Iterator[zipfile.Z
         members = archive.infolist()
         if len({one.filename.lower() for one in members}) < len(members):
             raise ValueError("it has two members of one name")
-        known = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[: 2 if packed else 1]
-        if any(one.compress_type not in known or one.flag_bits & 1 for one in members):
+        allowed = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[: 2 if packed else 1]
+        if any(one.compress_type not in allowed or one.flag_bits & 1 for one in members):
             raise ValueError("its members are packed in a way that is not read")
         if any(one.header_offset < 0 for one in members):
             raise ValueError("its list of members is damaged")
@@ -70,11 +70,11 @@ def _check_end(stream: BinaryIO, size: int) -> None:
     end = size - _END.size
     is_sound = sign == b"PK\5\6" and not comment
     if end >= _LOCATOR.size + _END64.size:
-        mark, _, place, _ = _at(stream, end - _LOCATOR.size, _LOCATOR)
+        mark, _, directory, _ = _at(stream, end - _LOCATOR.size, _LOCATOR)
         if mark == b"PK\6\7":  # as large archives have it: then it counts
             end -= _LOCATOR.size + _END64.size
             sign, *_, length, start = _at(stream, end, _END64)
-            is_sound &= sign == b"PK\6\6" and place == end
+            is_sound &= sign == b"PK\6\6" and directory == end
     if not is_sound or start + length != end:
         raise ValueError("it is no archive, cut short, or goes on after its end")
     if length > MOST_LISTED:
@@ -82,10 +82,10 @@ def _check_end(stream: BinaryIO, size: int) -> None:
     stream.seek(0)
 
 
-def _at(stream: BinaryIO, place: int, form: struct.Struct) -> tuple[Any, ...]:
-    if place < 0:
+def _at(stream: BinaryIO, offset: int, form: struct.Struct) -> tuple[Any, ...]:
+    if offset < 0:
         raise ValueError("it is no archive, or cut short")
-    stream.seek(place)
+    stream.seek(offset)
     return form.unpack(stream.read(form.size))
 
 
@@ -97,11 +97,11 @@ def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[Any]:
         if version not in heads:
             raise ValueError(f"{member.filename}: version {version} is not read")
         shape, _, dtype = heads[version](file)
-        there = member.file_size - file.tell()
+        size = member.file_size - file.tell()
     if dtype.kind not in "biufUS" or dtype.names or not dtype.itemsize or dtype.subdtype:
         raise ValueError(f"{member.filename}: has dtype {dtype!s:.60}")
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != there:
-        raise ValueError(f"{member.filename}: {there:,} bytes are there for {shape!s:.60} {dtype}")
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{member.filename}: {size:,} bytes are there for {shape!s:.60} {dtype}")
     with archive.open(member) as file:
-        found: NDArray[Any] = npy.read_array(file, allow_pickle=False)
-    return found
+        array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
+    return array

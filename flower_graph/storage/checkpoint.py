@@ -62,13 +62,13 @@ def save_client(
 ) -> None:
     """Write a client's tensors for its owner alone, whole or not at all; encrypted with a key."""
     local = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    said = {RUN: run, CHECKSUM: _checksum(local, run)}
+    metadata = {RUN: run, CHECKSUM: _checksum(local, run)}
     with replaced(path) as part:
         try:
             if key is None:
-                save_file(local, part, metadata=said)
+                save_file(local, part, metadata=metadata)
             else:
-                part.write_bytes(key.seal(save(local, metadata=said), path))
+                part.write_bytes(key.seal(save(local, metadata=metadata), path))
         except SafetensorError as error:  # safetensors wraps the disk's error in this one
             full = "No space left" in str(error)
             code = errno.ENOSPC if full else errno.EIO

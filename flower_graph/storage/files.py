@@ -238,12 +238,12 @@ class FolderLock:
     def _is_there(self) -> bool:
         assert self._file is not None
         try:
-            there = self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino
+            is_same = self._path.stat().st_ino == os.fstat(self._file.fileno()).st_ino
         except FileNotFoundError:
-            there = False
-        if not there:
+            is_same = False
+        if not is_same:
             self._file.close()
-        return there
+        return is_same
 
 
 # Where clients keep their state ------------------------------------------------------------------
@@ -270,9 +270,9 @@ def own_folder(folder: Path, place: Path | None = None) -> None:
     # The SuperNode's folder, by default the one above, may be in a folder that is open to all.
     _make(folder)
     for path in (folder, *folder.parents):
-        found = path.stat()
-        why = "belongs to another user" if found.st_uid != os.getuid() else ""
-        if why or found.st_mode & stat.S_ISVTX:
+        status = path.stat()
+        why = "belongs to another user" if status.st_uid != os.getuid() else ""
+        if why or status.st_mode & stat.S_ISVTX:
             raise StateLostError(
                 f"{path} {why or 'is for all users'}; set state-dir in the node's config to "
                 "another folder"

@@ -81,8 +81,8 @@ def _check(stream: BinaryIO, size: int) -> None:
     with open_archive(stream, packed=False) as archive:
         sizes = {one.filename: one.file_size for one in archive.infolist()}
         folder = next(iter(sizes), "").partition("/")[0]
-        said = _Claims(io.BytesIO(archive.read(f"{folder}/data.pkl"))).sizes()
-        for key, claimed in said.items():
+        claims = _Claims(io.BytesIO(archive.read(f"{folder}/data.pkl"))).sizes()
+        for key, claimed in claims.items():
             there = sizes.get(f"{folder}/data/{key}", 0)
             if claimed > there:
                 raise ValueError(f"a tensor claims {claimed:,} bytes, {there:,} are there")
@@ -167,13 +167,13 @@ class _Claims(_Base):  # type: ignore[misc]
         self._take(int.from_bytes(self.read(4), "little"))
 
     def _take(self, place: int) -> None:
-        found = self.memo[place]
-        if type(found) in _SEVERAL:
-            self.shared += 1 + len(found) // MOST_SHARED
-            self.nested += any(type(one) in _SEVERAL for one in found)
+        value = self.memo[place]
+        if type(value) in _SEVERAL:
+            self.shared += 1 + len(value) // MOST_SHARED
+            self.nested += any(type(one) in _SEVERAL for one in value)
             if self.shared > MOST_SHARED or self.nested > MOST_NESTED:
                 raise ValueError("its lists have each other in them")
-        self.append(found)
+        self.append(value)
 
     def set_item(self) -> None:
         """Set one entry of a dict."""
@@ -214,8 +214,8 @@ def _check_call(function: object, args: Any) -> None:
     if name.rpartition(".")[2] not in _TENSORS:
         return None
     storage, size = args[0], args[2]
-    there = max(storage.size, MOST_REPEATED)
-    if min(size, default=0) < 0 or math.prod(size) * storage.width > there:
+    most = max(storage.size, MOST_REPEATED)
+    if min(size, default=0) < 0 or math.prod(size) * storage.width > most:
         raise ValueError(f"a tensor of size {size!s:.60} repeats {storage.size:,} bytes")
     return None
 

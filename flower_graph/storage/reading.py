@@ -94,9 +94,9 @@ def reason(error: BaseException) -> str:
         return "it is nested too deeply"
     if isinstance(error, MemoryError):
         return "there is no memory for what it holds"
-    said = one_line(words_of(error), MAX_REASON)
+    words = one_line(words_of(error), MAX_REASON)
     plain = type(error) in (ValueError, json.JSONDecodeError)
-    return said if plain else f"{type(error).__name__}: {said}"
+    return words if plain else f"{type(error).__name__}: {words}"
 
 
 # Opening ------------------------------------------------------------------------------------------
@@ -124,12 +124,12 @@ def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
 
 def _check_handle(handle: int, path: str, most: int) -> None:
     """Refuse a handle that is not of a regular file of at most so many bytes."""
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode):
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", path)
-    if found.st_size > most:
-        said = f"it has {found.st_size:,} bytes, at most {most:,} are read"
-        raise OSError(errno.EFBIG, said, path)
+    if status.st_size > most:
+        words = f"it has {status.st_size:,} bytes, at most {most:,} are read"
+        raise OSError(errno.EFBIG, words, path)
 
 
 def read_bytes(path: Path | str, most: int) -> bytes:
@@ -169,17 +169,17 @@ def read_lines(path: Path | str) -> list[Any]:
     a line is not a mapping, and as ``read_bytes``.
     """
     *lines, last = read_bytes(path, MOST_LINES).rstrip(b"\n").split(b"\n")
-    found = []
+    records = []
     for number, line in enumerate(lines, start=1):
         try:
-            found.append(parse_json(line))
+            records.append(parse_json(line))
         except ValueError as error:
             raise ValueError(f"line {number} is no JSON: {error}") from error
     with suppress(ValueError):
-        found.append(parse_json(last))
-    if any(not isinstance(record, dict) for record in found):
+        records.append(parse_json(last))
+    if any(not isinstance(record, dict) for record in records):
         raise ValueError("it has lines that are no mappings")
-    return found
+    return records
 
 
 def parse_json(data: bytes, **how: Any) -> Any:
@@ -195,10 +195,10 @@ def parse_json(data: bytes, **how: Any) -> Any:
         raise ValueError(f"it is nested deeper than {DEPTH} levels")
     if _LONG.search(data):
         how["parse_int"] = _number
-    found = json.loads(data.decode("utf-8-sig"), **how)
+    content = json.loads(data.decode("utf-8-sig"), **how)
     if _HALF.search(data):
-        json.dumps(found, ensure_ascii=False).encode()  # UnicodeEncodeError
-    return found
+        json.dumps(content, ensure_ascii=False).encode()  # UnicodeEncodeError
+    return content
 
 
 def _is_flat(data: bytes) -> bool:
@@ -238,11 +238,11 @@ def check_yaml(text: str) -> None:
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()
             inner = [one for part in parts for one in (part if type(part) is tuple else (part,))]
             sizes[id(node)] = 1 + sum(map(size_of, inner))
-        found = sizes[id(node)]
-        if found is None or found > MOST_NODES:
-            what = "has itself in it" if found is None else f"has more than {MOST_NODES:,} entries"
+        size = sizes[id(node)]
+        if size is None or size > MOST_NODES:
+            what = "has itself in it" if size is None else f"has more than {MOST_NODES:,} entries"
             raise ValueError(f"what a reference (*) stands for {what}")
-        return found
+        return size
 
     if (root := yaml.compose(text, yaml.SafeLoader)) is not None:
         size_of(root)

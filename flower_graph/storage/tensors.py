@@ -41,14 +41,14 @@ def read_tensors(path: Path, head: int = MOST_HEAD) -> tuple[dict[str, Tensor], 
         If it is not a regular file, or not a safetensors file.
     """
     with open_regular(path, MOST_TENSORS) as stream:
-        said = _metadata(stream, head)
-    return load_file(path), said
+        metadata = _metadata(stream, head)
+    return load_file(path), metadata
 
 
 def load_tensors(data: bytes) -> tuple[dict[str, Tensor], Metadata]:
     """Read tensors as ``read_tensors`` does, from the bytes of such a file."""
-    said = _metadata(io.BytesIO(data), MOST_HEAD)
-    return load(data), said
+    metadata = _metadata(io.BytesIO(data), MOST_HEAD)
+    return load(data), metadata
 
 
 def _metadata(stream: BinaryIO, most: int) -> Metadata:
@@ -59,7 +59,7 @@ def _metadata(stream: BinaryIO, most: int) -> Metadata:
     if length > min(most, size - LENGTH):
         raise ValueError(f"its head claims {length:,} bytes, at most {most:,} are read of {size:,}")
     head = parse_json(stream.read(length))
-    said = head.pop("__metadata__", {})
+    metadata = head.pop("__metadata__", {})
     if bad := {entry["dtype"] for entry in head.values()} - KINDS:
         raise ValueError(f"it has numbers of the kind {sorted(bad)[0]!r:.20}, which is not read")
-    return {str(key): str(value) for key, value in said.items()}
+    return {str(key): str(value) for key, value in metadata.items()}

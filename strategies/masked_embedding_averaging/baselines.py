@@ -121,8 +121,9 @@ class EgoModelClient(EgoCohortClient):
             clients.train(int(config.get(SERVER_ROUND, 0)))
             weights = mean_weights(clients)
         count = len(self.egos)
-        said: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}  # a list is no Scalar
-        return [*weights], count, said
+        # a list is no Scalar
+        entries: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
+        return [*weights], count, entries
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the model on every client (step 4)."""

@@ -149,7 +149,7 @@ class EgoCohort:
     def choose(self, clients: Sequence[int]) -> ChosenEgos:
         """Take some of the clients, by number, in the cohort's order; the last choice is kept."""
         wanted = set(clients)
-        places = [place for place, c in enumerate(self.batch.clients) if c in wanted]
+        places = [number for number, c in enumerate(self.batch.clients) if c in wanted]
         if len(places) != len(wanted):
             strange = sorted(wanted - set(self.batch.clients))
             raise ValueError(f"clients {strange} are not among {list(self.batch.clients)}")
@@ -177,15 +177,15 @@ class ChosenEgos(StackedWeights):
         others: Iterator[Sequence[MiniBatch]] = repeat(())
         if not classify and self.settings.batch_size is not None:
             others = self._training(server_round)
-        fusion, found = self._epochs("fusion", every, server_round), list[Tensor]()
+        fusion, losses = self._epochs("fusion", every, server_round), list[Tensor]()
         for epoch, in_turn in zip(fusion, others, strict=False):
-            found = []
+            losses = []
             # No client has more batches of nodes that train than of all its nodes.
             for part, local in zip_longest(epoch, in_turn):
                 if local is not None:
                     self._classify(local)
-                found.append(self._contrast(part, shared, classify=classify))
-        total = torch.stack(found).sum(0)
+                losses.append(self._contrast(part, shared, classify=classify))
+        total = torch.stack(losses).sum(0)
         return total[0] / total[1]
 
     def start_from(self, *models: ModelWeights, replace: bool = True) -> None:

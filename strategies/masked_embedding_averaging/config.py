@@ -138,7 +138,7 @@ class StrategyConfig(RobustSection, TrustSection):
 
     def _readable(self) -> dict[str, str]:
         """Say which settings a server that deviates could read clients by."""
-        found = {
+        readable = {
             "name": (self.name != FEDSCEM, "its clients send what the server reads"),
             "aggregation": (self.aggregation != "masked", "every vector would be in the clear"),
             "alignment": (self.alignment != "psi", "identities could be found out"),
@@ -149,7 +149,7 @@ class StrategyConfig(RobustSection, TrustSection):
             ),
             "participation": (self.participation < 1, "sums over changing clients can be compared"),
         }
-        return {key: why for key, (is_readable, why) in found.items() if is_readable}
+        return {key: why for key, (is_readable, why) in readable.items() if is_readable}
 
 
 @dataclass

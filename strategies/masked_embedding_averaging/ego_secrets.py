@@ -65,8 +65,8 @@ class EgoSecrets:
             )
         # What was kept of another run is of no more use.
         with suppress(StateLostError):
-            known, host, aligner = self.load()
-            if host.run_id == run_id and known == form:
+            kept_form, host, aligner = self.load()
+            if host.run_id == run_id and kept_form == form:
                 return self._shown(form, host, aligner)
         aligner = self._aligner(form, run_id)
         host = self._host(run_id, aligner)
@@ -142,8 +142,8 @@ class EgoSecrets:
         if set(host.clients) != set(self._identities):
             raise StateLostError("the keys that were kept belong to other clients")
         if isinstance(host, PartyClient):
-            known = self._identities
-            aligner = VerifiedAlignmentClient.restored(local, host.run_id, known, host.trust)
+            identities = self._identities
+            aligner = VerifiedAlignmentClient.restored(local, host.run_id, identities, host.trust)
             begin_alignment(host, aligner)
             return form, host, aligner
         if form == "psi":

@@ -152,8 +152,8 @@ class EgoSession(Session):
         members.unsent = {node: message.to_config() for node, message in published.items()}
         self.num_slots = max((message.num_slots for message in published.values()), default=0)
         aligned, blamed = set(aligner.aligned), dict(aligner.blamed)
-        known = [*self.unaligned, *(c for local in members.clients.values() for c in local)]
-        self.unaligned = {c: blamed.get(c, "not aligned") for c in known if c not in aligned}
+        everyone = [*self.unaligned, *(c for local in members.clients.values() for c in local)]
+        self.unaligned = {c: blamed.get(c, "not aligned") for c in everyone if c not in aligned}
         if not self.everyone:
             raise AlignmentError("no client was aligned; the log names the reasons")
 
@@ -244,7 +244,7 @@ class EgoSession(Session):
         else:
             self.drawn = set(self.sample(server_round))
             chosen = {n: [c for c in local if c in self.drawn] for n, local in self.clients.items()}
-        there, unsent = set(self.exchange.grid.get_node_ids()), self.members.unsent
+        connected, unsent = set(self.exchange.grid.get_node_ids()), self.members.unsent
         requests = {
             node: replace(
                 base,
@@ -253,7 +253,7 @@ class EgoSession(Session):
                 slots=unsent.get(node, {}),
             )
             for node, clients in chosen.items()
-            if clients and node in there
+            if clients and node in connected
         }
         self.asked = {node: request.clients.tolist() for node, request in requests.items()}
         return requests
@@ -299,19 +299,19 @@ class EgoSession(Session):
         started = time.perf_counter()
         result = self.sums.result()
         blamed = self._new_blames(now, server_round)
-        found = RoundSum(server_round, now, failed=dict(blamed))
-        found.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
-        found.rejected += [{"client": client, "reason": why} for client, why in blamed]
-        found.parts = {"unmask": time.perf_counter() - started}
-        for entry in found.rejected:
+        summed = RoundSum(server_round, now, failed=dict(blamed))
+        summed.rejected = [{"node": one.node_id, "reason": one.reason} for one in revealed]
+        summed.rejected += [{"client": client, "reason": why} for client, why in blamed]
+        summed.parts = {"unmask": time.perf_counter() - started}
+        for entry in summed.rejected:
             LOG.warning("round %d: %s", server_round, entry)
         if isinstance(result, Skipped):
-            found.skipped = str(replace(result.reason, round=server_round))
-            LOG.warning("%s", found.skipped)
+            summed.skipped = str(replace(result.reason, round=server_round))
+            LOG.warning("%s", summed.skipped)
         else:
-            found.total, found.answered = result.total, set(result.contributors.tolist())
-            found.contributors = len(found.answered)
-        return found
+            summed.total, summed.answered = result.total, set(result.contributors.tolist())
+            summed.contributors = len(summed.answered)
+        return summed
 
     def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
         """Return who was blamed since the last time; of this sum, under the round's own number."""
@@ -338,16 +338,16 @@ class EgoSession(Session):
         result.rejected = [{"client": c, "reason": why} for c, why in result.failed.items()]
         return result
 
-    def became_of(self, found: RoundSum) -> Participation:
+    def became_of(self, summed: RoundSum) -> Participation:
         """Say what became of every client in the exchanges of a round's sum."""
-        there, server = set(self.connected), self.sums.server
+        connected, server = set(self.connected), self.sums.server
         at = {client: node for node, clients in self.clients.items() for client in clients}
-        undone = {client: NOT_READY for client in self.drawn if at.get(client) in there}
+        undone = {client: NOT_READY for client in self.drawn if at.get(client) in connected}
         blamed = {one.client: str(one) for one in server.blamed if one.client is not None}
         excluded = {client: why for client, why in blamed.items() if client in server.excluded}
         return self.participation(
-            found.answered,
-            failed=found.failed,
+            summed.answered,
+            failed=summed.failed,
             left_out=self.unaligned | undone | excluded,
-            no_use=found.skipped,
+            no_use=summed.skipped,
         )

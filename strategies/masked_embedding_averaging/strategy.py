@@ -275,5 +275,5 @@ def _others(
     early: list[dict[str, object]], later: list[dict[str, object]]
 ) -> list[dict[str, object]]:
     """Return the entries about whom no later one names."""
-    known = [(entry.get("node"), entry.get("client")) for entry in later]
-    return [entry for entry in early if (entry.get("node"), entry.get("client")) not in known]
+    repeated = [(entry.get("node"), entry.get("client")) for entry in later]
+    return [entry for entry in early if (entry.get("node"), entry.get("client")) not in repeated]

@@ -57,8 +57,8 @@ def check_claim(
     registry: Registry, party: int, run_id: int, held: Mapping[int, IntArray], signature: Bytes
 ) -> None:
     """Refuse a claim that its SuperNode did not sign, or about clients that are not its own."""
-    known = registry.parties.get(party)
-    if known is None or not known.may_host(held):
+    granted = registry.parties.get(party)
+    if granted is None or not granted.may_host(held):
         raise RefusedError(f"party {party}: it is not known, or claims clients that are not its")
     if not registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held)):
         raise RefusedError(f"party {party}: its claim of public nodes is not signed with its key")

@@ -150,11 +150,11 @@ class StrategyConfig(TrustSection):
 
     def validate(self) -> None:
         """Refuse what no run can have; ``ConfigError`` names key and value."""
-        found = {
+        readable = {
             "name": (self.name != ALIGNED, "nothing is summed"),
             "alignment": (self.alignment != SECURE, "every embedding would be in the clear"),
         }
-        self.refuse_trust({key: why for key, (is_so, why) in found.items() if is_so})
+        self.refuse_trust({key: why for key, (is_so, why) in readable.items() if is_so})
         self.refuse_holders(self.alignment, SECURE)
 
 

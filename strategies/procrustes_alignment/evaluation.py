@@ -215,10 +215,10 @@ class GraphJudge:
                 continue
             z, y, seed = embeddings[chosen], self.labels[chosen], self._seed(role) % 2**32
             for name in classifiers:
-                said = cross_validated(z, y, self._settings.folds, seed, name)
-                result[f"{name}-{role}"] = said.score(y)
+                classified = cross_validated(z, y, self._settings.folds, seed, name)
+                result[f"{name}-{role}"] = classified.score(y)
                 if name == SVC:
-                    result.said.predicted[chosen], result.said.fold[chosen] = said
+                    result.said.predicted[chosen], result.said.fold[chosen] = classified
             result[role] = result[f"{SVC}-{role}"]
         return self._counted(result)
 

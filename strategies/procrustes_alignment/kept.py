@@ -50,11 +50,11 @@ class Classifies(Protocol):
 
 def remember(context: Context, judged: Mapping[int, Mapping[str, float]]) -> None:
     """Keep what judges said of each node, for who asks later; another process may."""
-    said = {str(c): Array(np.stack(one.said)) for c, one in judged.items()
+    folds = {str(c): Array(np.stack(one.said)) for c, one in judged.items()
             if isinstance(one, Judgement) and one}  # fmt: skip
-    if said:
+    if folds:
         kept = context.state.array_records.get(JUDGED, ArrayRecord())
-        context.state[JUDGED] = ArrayRecord({**kept, **said})
+        context.state[JUDGED] = ArrayRecord({**kept, **folds})
 
 
 def recall(context: Context) -> dict[int, Folds]:
@@ -72,18 +72,18 @@ def snapshot_of(
     members: Sequence[Member], models: Mapping[int, Any], said: Mapping[int, Folds]
 ) -> Snapshot:
     """Give what clients have: predictions of judges, else of the model itself; models."""
-    placed, found, saved = [], [], []
+    placed, predictions, saved = [], [], []
     for member in members:
         model = models[member.number]
         embeddings = np.asarray(model.embed(), np.float32)
         placed.append(_placed(member, embeddings))
         if isinstance(member.judge, GraphJudge):
             folds = said.get(member.number) or member.judge.again(embeddings)
-            found.append(_predictions(member.number, member.judge, model, folds))
+            predictions.append(_predictions(member.number, member.judge, model, folds))
         if isinstance(model, Classifies):
             saved.append(model.saved())
     return Snapshot(
-        Predictions.join(found) if found else None,
+        Predictions.join(predictions) if predictions else None,
         SavedModels.join(saved),
         Embeddings.join(placed),
     )

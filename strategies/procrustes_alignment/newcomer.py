@@ -109,8 +109,8 @@ def learn_beside(
     for number in rounds:
         targets: Floats | None = None
         if space is not None and number > 1:
-            known, own = space.embeddings[there], model.embed()[here]
-            targets = known @ orthogonal_procrustes(known, own, rotations_only=rotations_only)
+            shared, own = space.embeddings[there], model.embed()[here]
+            targets = shared @ orthogonal_procrustes(shared, own, rotations_only=rotations_only)
         model.learn(here, targets, number)
 
 

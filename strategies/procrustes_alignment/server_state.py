@@ -240,8 +240,8 @@ class PublicMembership(Membership):
         """Refuse other nodes than before, and embeddings of another length."""
         if self.state.claims is not None and (why := self.state.claims.take(answer)):
             return why
-        said = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
-        for client, nodes, dimension in said:
+        claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
+        for client, nodes, dimension in claims:
             # What it sent, and what waits for it, is by these nodes in this order.
             if not np.array_equal(self.state.ids.get(client, nodes), nodes):
                 return (

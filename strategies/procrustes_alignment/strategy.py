@@ -192,8 +192,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def averages(self, came: Answers) -> Mapping[str, float]:
         """Give the means of what clients measured in a round, by name."""
         losses = [came.losses[client] for client in sorted(came.losses)]
-        found = {name: mean_of(by_client.values()) for name, by_client in came.measured.items()}
-        return {**found, "loss": mean_of(losses), "disagreement": mean_of(came.disagreements)}
+        means = {name: mean_of(by_client.values()) for name, by_client in came.measured.items()}
+        return {**means, "loss": mean_of(losses), "disagreement": mean_of(came.disagreements)}
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
         """Say what became of every client; ``failed`` has the reasons of single ones."""
@@ -201,14 +201,14 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
         """Do steps 4 and 5, and return how precise the alignment is."""
-        there = sorted(self.clients.embeddings) if self.absent == LAST else answered
+        shown = sorted(self.clients.embeddings) if self.absent == LAST else answered
         if not answered:
             return {}
-        x, held, slots = self.clients.stacked(there)
+        x, held, slots = self.clients.stacked(shown)
         means = self.means(x, held)
-        for index, (client, slot) in enumerate(zip(there, slots, strict=True)):
+        for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
             self.clients.targets[client] = means[index, slot].numpy()
-        rows = np.searchsorted(there, answered)  # both ascend
+        rows = np.searchsorted(shown, answered)  # both ascend
         rng = generator(self.session.seed, "measured-pairs", server_round)
         return measure_alignment(x[rows], held[rows], self.rotations_only, rng)
 

@@ -124,12 +124,12 @@ def _weights(shared: dict[str, Tensor], names: Sequence[str]) -> ModelWeights:
 
 def _settings(forms: Sequence[SavedModels], settings: StructureSettings) -> StructureSettings:
     """Give the run's settings, with what its models say."""
-    said, graphs = forms[0].arguments, settings.graphs
-    if graphs == LEARNED and not said.get("encoder"):
+    arguments, graphs = forms[0].arguments, settings.graphs
+    if graphs == LEARNED and not arguments.get("encoder"):
         graphs = KNN  # all clients were graphless, and learnt no graph
     return settings._replace(
-        num_features=said["features"],
-        num_classes=said["classes"],
-        hidden=said["hidden"],
+        num_features=arguments["features"],
+        num_classes=arguments["classes"],
+        hidden=arguments["hidden"],
         graphs=graphs,
     )

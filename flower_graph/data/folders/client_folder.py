@@ -69,8 +69,8 @@ class Clients(list[T]):
     @classmethod
     def cut(cls, clients: Iterable[T], whole: Graph) -> Clients[T]:
         """Return clients with the classes of the graph that was divided among them."""
-        known = (whole.num_classes, whole.classes, whole.notes, whole.treatment)
-        return cls(clients, *known, whole)
+        common = (whole.num_classes, whole.classes, whole.notes, whole.treatment)
+        return cls(clients, *common, whole)
 
     @classmethod
     def of(cls, graphs: Sequence[G]) -> Clients[G]:
@@ -154,12 +154,12 @@ def read_clients(path: Path | str, features: str, **how: object) -> Clients[Clie
     labels = _labels_of(path, files)
     with saying(f"folder {path}"):
         done = prepare_features([each.found.x for each in files], features)
-    found = [
+    described = [
         each._replace(found=replace(each.found, x=x, labels=y))
         for each, x, y in zip(files, done.features, labels.y, strict=True)
     ]
     notes = (*labels.notes, *done.notes)
-    return Clients(found, labels.num_classes, labels.classes, notes, done.treatment)
+    return Clients(described, labels.num_classes, labels.classes, notes, done.treatment)
 
 
 def _read_files(path: Path | str, **how: Any) -> list[ClientFile]:
@@ -187,17 +187,17 @@ def _read_files(path: Path | str, **how: Any) -> list[ClientFile]:
 
 def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     """Return all clients' labels, numbered together; a file's largest ``num_classes`` counts."""
-    known = []
+    declared = []
     for each in files:
         with saying(each.where):
-            known.append(declared_classes(getattr(each.values, "num_classes", None)) or 0)
+            declared.append(declared_classes(getattr(each.values, "num_classes", None)) or 0)
     numbers = [each.where for each in files if isinstance(each.found.labels, Tensor)]
     words = [each.where for each in files if each.where not in numbers]
     if numbers and words:
         note = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
         tell(f"folder {path}", [note], logging.WARNING)
     with saying(f"folder {path}"):
-        return number_classes([each.found.labels for each in files], max(known) or None)
+        return number_classes([each.found.labels for each in files], max(declared) or None)
 
 
 def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:

@@ -78,7 +78,7 @@ def read_members(folder: Path) -> tuple[Member, ...] | None:
         rows = list(csv.reader(io.StringIO(read_text(path, MOST_RECORD))))
     if not rows or tuple(rows[0]) != COLUMNS:
         raise DataError(f"{path}: its first line is not {','.join(COLUMNS)}")
-    members = tuple(_member(path, place, row) for place, row in enumerate(rows[1:], 2) if row)
+    members = tuple(_member(path, number, row) for number, row in enumerate(rows[1:], 2) if row)
     _check_once(path, "client", [client for one in members for client in one.clients])
     _check_once(path, "node-id", [one.node for one in members if one.node is not None])
     return members
@@ -113,8 +113,8 @@ def _numbers(path: Path, line: int, text: str) -> frozenset[int]:
     return frozenset(result)
 
 
-def _check_once(path: Path, what: str, found: Iterable[int]) -> None:
+def _check_once(path: Path, what: str, numbers: Iterable[int]) -> None:
     """Refuse what is there twice."""
-    number, times = next(iter(Counter(found).most_common(1)), (0, 0))
+    number, times = next(iter(Counter(numbers).most_common(1)), (0, 0))
     if times > 1:
         raise DataError(f"{path}: {what} {number} is there {times} times")

@@ -163,25 +163,25 @@ def common_roles(held: Sequence[Holder], ratios: Sequence[float], seed: int) -> 
     every = torch.cat([each.ids for each in held]).unique()
     places = [torch.searchsorted(every, each.ids) for each in held]
     role, y = torch.full(every.shape, NO_ROLE), torch.full(every.shape, -1)
-    for each, place in zip(held, places, strict=True):
+    for each, rows in zip(held, places, strict=True):
         if each.masks is not None:
-            _note_roles(role, place, each)
-    for each, place in zip(held, places, strict=True):
+            _note_roles(role, rows, each)
+    for each, rows in zip(held, places, strict=True):
         if each.masks is None:
             # Drawn by the label that the first client gives the node.
-            y[place] = torch.where((y[place] < 0) & (role[place] == NO_ROLE), each.y, y[place])
+            y[rows] = torch.where((y[rows] < 0) & (role[rows] == NO_ROLE), each.y, y[rows])
     for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
         role[mask] = number
     return [
-        each.masks or Masks(*((role[place] == number) & (each.y >= 0) for number in range(3)))
-        for each, place in zip(held, places, strict=True)
+        each.masks or Masks(*((role[rows] == number) & (each.y >= 0) for number in range(3)))
+        for each, rows in zip(held, places, strict=True)
     ]
 
 
-def _note_roles(role: Tensor, place: Tensor, held: Holder) -> None:
+def _note_roles(role: Tensor, rows: Tensor, held: Holder) -> None:
     """Write a client's masks into the roles of all nodes, in place."""
     for number, mask in enumerate(held.masks or ()):
-        before = role[place[mask]]
+        before = role[rows[mask]]
         clash = (before != NO_ROLE) & (before != number)
         if clash.any():
             row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
@@ -190,7 +190,7 @@ def _note_roles(role: Tensor, place: Tensor, held: Holder) -> None:
                 f"earlier client for {ROLE_WORDS[other]}; a node must have one role everywhere, or "
                 "a label that is learnt at one client is judged at another"
             )
-        role[place[mask]] = number
+        role[rows[mask]] = number
 
 
 def _check_roles(held: _Held, client: int, masks: Masks, ratios: Sequence[float]) -> None:

@@ -217,20 +217,20 @@ def _read_manifest(file: Path, place: str, role: str) -> Manifest:
     return result
 
 
-def _check_types(found: Manifest) -> None:
+def _check_types(manifest: Manifest) -> None:
     """Refuse a manifest with entries of wrong types; name the entry."""
-    values = asdict(found)
+    values = asdict(manifest)
     for names, kind in ((_NUMBERS, int), (_TABLES, dict)):
         for name in names:
             if not isinstance(values[name], kind):
                 raise ValueError(f"{name.replace('_', '-')}: {values[name]!r:.40} is unfit")
-    if found.role not in KEY:
-        raise ValueError(f"role: {found.role!r:.40} is neither {CLIENTS} nor {SERVER}")
-    good = isinstance(found.clients, list) and all(type(one) is int for one in found.clients)
-    inside = good and all(0 <= one < found.num_clients for one in found.clients)
-    if not inside or len(set(found.clients)) < len(found.clients):
-        raise ValueError(f"clients: {found.clients!r:.40} are not different numbers of clients")
-    if bad := set(found.files) - {TENSORS}:
+    if manifest.role not in KEY:
+        raise ValueError(f"role: {manifest.role!r:.40} is neither {CLIENTS} nor {SERVER}")
+    good = isinstance(manifest.clients, list) and all(type(one) is int for one in manifest.clients)
+    inside = good and all(0 <= one < manifest.num_clients for one in manifest.clients)
+    if not inside or len(set(manifest.clients)) < len(manifest.clients):
+        raise ValueError(f"clients: {manifest.clients!r:.40} are not different numbers of clients")
+    if bad := set(manifest.files) - {TENSORS}:
         raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
 
 

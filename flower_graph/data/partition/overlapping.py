@@ -230,13 +230,13 @@ class _Cover:
         ]
         heapify(heap)
         while heap and len(self.chosen) < count:
-            promised, place = heappop(heap)
-            node = self.order[place]
+            promised, rank = heappop(heap)
+            node = self.order[rank]
             if self.gain[node] == -promised:
                 self._choose(node)
             elif self.gain[node]:
                 # Gains only shrink, so a node that comes up with an old one is put back.
-                heappush(heap, (-self.gain[node], place))
+                heappush(heap, (-self.gain[node], rank))
 
     def _choose(self, node: int) -> None:
         self.is_chosen[node] = True

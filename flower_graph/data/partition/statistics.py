@@ -80,9 +80,9 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
 
 def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
     """Return the nodes' numbers by identity, the same at all clients."""
-    known: dict[int | str, int] = {}
+    of: dict[int | str, int] = {}
     return [
-        replace(one, nodes=torch.tensor([known.setdefault(i, len(known)) for i in one.identities]))
+        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
         for one in networks
     ]
 
@@ -262,8 +262,8 @@ def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict
 def _homophily(y: Tensor, edges: Tensor) -> float:
     """Give the share of edges between two nodes of one class; NaN if none has two labels."""
     source, target = y[edges]
-    known = (source >= 0) & (target >= 0)
-    return float((source == target)[known].double().mean())
+    is_labelled = (source >= 0) & (target >= 0)
+    return float((source == target)[is_labelled].double().mean())
 
 
 def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, float]:

@@ -97,10 +97,10 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
     if config.split not in SPLITS:
         raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
     graph, masks = _read(config, seed, download)
-    place, notes = f"data {config.name}", list(graph.notes)
+    source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
     train, val, test = select_column(masks, config.split_index, seed)
-    with saying(place):
+    with saying(source):
         x = graph.x
         if config.feature_noise:
             rng = generator(config.draws(seed), "feature-noise")
@@ -116,9 +116,9 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
         val_mask=val,
         test_mask=test,
     )
-    with saying(place):
+    with saying(source):
         check_masks(graph)
-    tell(place, graph.notes)
+    tell(source, graph.notes)
     return graph
 
 
@@ -296,8 +296,8 @@ def saved_at(name: str) -> int:
     path = Path(name)
     if not path.is_dir():
         return path.stat().st_mtime_ns if path.is_file() else 0
-    with os.scandir(path) as found:  # asked for every message: one look at each file
-        entries = list(found)
+    with os.scandir(path) as listing:  # asked for every message: one look at each file
+        entries = list(listing)
     tables = [Path(one.path, file) for one in entries if one.is_dir() for file in (NODES, EDGES)]
     times = [one.stat().st_mtime_ns for one in entries if one.is_file()]
     return max(times + [file.stat().st_mtime_ns for file in tables if file.is_file()], default=0)

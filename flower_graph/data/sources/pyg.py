@@ -283,11 +283,11 @@ def _unreadable(path: Path, error: Exception) -> str:
     if is_archive and not zipfile.is_zipfile(path):
         return "is cut short: its end is missing; copy or save it again"
     wanted = "a Data or a dict of tensors saved by torch.save"
-    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        if found[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
+    if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        if named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
             return f"holds a HeteroData: {ONE_KIND}"
         return (
-            f"is not a graph that can be loaded safely: it holds a {found[1]}, and to read that "
+            f"is not a graph that can be loaded safely: it holds a {named[1]}, and to read that "
             f"can execute code; {wanted} is expected"
         )
     return (

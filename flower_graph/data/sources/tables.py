@@ -150,17 +150,17 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     """Return nodes and edges as the entries of a saved graph, unchecked."""
     own = nodes.own
     pairs = [torch.tensor(end, dtype=torch.int64) for end in edges.ends]
-    found: dict[str, object] = {"x": nodes.x(), "edge_index": torch.stack(pairs), "y": own[LABEL]}
+    values: dict[str, object] = {"x": nodes.x(), "edge_index": torch.stack(pairs), "y": own[LABEL]}
     if any(own[SPLIT]):
         for part, split in zip(PARTS, SPLITS, strict=True):
-            found[part] = torch.tensor([one == split for one in own[SPLIT]])
-    found["names"] = tuple(nodes.places)
+            values[part] = torch.tensor([one == split for one in own[SPLIT]])
+    values["names"] = tuple(nodes.places)
     for key in (CLIENT, IDENTITY):
         if any(own[key]):
-            found[key] = own[key]
+            values[key] = own[key]
     if edges.unused:
-        found["notes"] = (f"{', '.join(sorted(edges.unused))} of the edges not used",)
-    return found
+        values["notes"] = (f"{', '.join(sorted(edges.unused))} of the edges not used",)
+    return values
 
 
 def read_tables(folder: Path, needs_labels: bool = True) -> dict[str, object]:
@@ -170,8 +170,8 @@ def read_tables(folder: Path, needs_labels: bool = True) -> dict[str, object]:
         name, own, others = _columns(path, header)
         nodes = Nodes(path, "line", [header[column] for column in others], needs_labels)
         for line, row in rows:
-            said = [None if column is None else row[column] for column in own]
-            nodes.add(line, row[name], said, [row[column] for column in others])
+            given = [None if column is None else row[column] for column in own]
+            nodes.add(line, row[name], given, [row[column] for column in others])
     path = folder / EDGES
     if not path.is_file():
         raise DataError(
@@ -275,9 +275,9 @@ def _columns(path: Path, header: Sequence[str]) -> tuple[int, list[int | None], 
         raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
     named = [key for key in NAMES if key in lower]
     if len(named) != 1:
-        found = " and ".join(named) or "neither"
+        present = " and ".join(named) or "neither"
         raise DataError(
-            f"file {path}: one column must name the nodes, {' or '.join(NAMES)}; {found} there "
+            f"file {path}: one column must name the nodes, {' or '.join(NAMES)}; {present} there "
             f"among {', '.join(map(str, header))}"
         )
     own = [lower.index(key) if key in lower else None for key in OWN]

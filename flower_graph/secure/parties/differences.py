@@ -26,8 +26,8 @@ STATE_BYTES = 16
 
 def digest_of(arrays: Iterable[ArrayLike]) -> bytes:
     """Name a state, such as a vector before masks and pads, by its numbers; 16 bytes."""
-    found = [np.asarray(one) for one in arrays]
-    parts = [f"{one.dtype} {one.shape} ".encode() + one.tobytes() for one in found]
+    vectors = [np.asarray(one) for one in arrays]
+    parts = [f"{one.dtype} {one.shape} ".encode() + one.tobytes() for one in vectors]
     return hashlib.sha256(framed(b"flower-graph state 1", *parts)).digest()[:STATE_BYTES]
 
 
