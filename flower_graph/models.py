@@ -172,10 +172,18 @@ class GCN(nn.Module):
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
         """Return logits ``[n, c]`` from features ``x`` ``[n, f]``."""
+        return self.classify(self.embed(x, edge_index), edge_index)
+
+    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return the hidden layer ``[n, h]``, before dropout, from features ``x`` ``[n, f]``."""
         graph = self._graph(edge_index, x.shape[0])
-        x = propagate(graph, self._lifted(x)).add_(self.first.bias).relu_()
-        x = functional.dropout(x, self.dropout, self.training)
-        return propagate(graph, x @ self.second.weight.T).add_(self.second.bias)
+        return propagate(graph, self._lifted(x)).add_(self.first.bias).relu_()
+
+    def classify(self, hidden: Tensor, edge_index: Tensor) -> Tensor:
+        """Return logits ``[n, c]`` from the hidden layer ``[n, h]``."""
+        graph = self._graph(edge_index, hidden.shape[0])
+        hidden = functional.dropout(hidden, self.dropout, self.training)
+        return propagate(graph, hidden @ self.second.weight.T).add_(self.second.bias)
 
     def _lifted(self, x: Tensor) -> Tensor:
         """Multiply features by the first matrix, by their entries if most are 0."""

@@ -42,7 +42,6 @@ from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice
 from flower_graph.config.schema import section, setting
-from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
 from flower_graph.ops.peers import cosine_similarities, mixtures
@@ -197,10 +196,6 @@ class FedGTAMethod(ModuleMethod[FedGTAConfig]):
     strategy_class, client_class = FedGTA, FedGTAClient
     heterophily = "FedGTA trains a GCN, which smooths over edges; not tried on such graphs here"
     tables = ("personalised",)
-
-    def caveat(self, baselines: Figures) -> str:
-        """Say that clients may reach more alone where a community is nearly of one class."""
-        return says_one_class(baselines)
 
 
 METHOD = FedGTAMethod()

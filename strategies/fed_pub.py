@@ -42,13 +42,11 @@ from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import GCNSection, ModuleRunConfig, TrainingSection
 from flower_graph.config.rules import NOT_NEGATIVE, SHARE, at_least, choice
 from flower_graph.config.schema import section, setting
-from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.peers import cosine_similarities, mixtures
 from flower_graph.rng import generator
 from flower_graph.server.averaging_replies import Combined
 from flower_graph.wire.averaging import ClientReply
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 APP = "fedpub"
 EMBEDDING = "embedding"  # what is sent besides the weights
@@ -152,19 +150,10 @@ class FedPUBClient(ModuleClient):
     """A client that masks what it is given."""
 
     how: FedPUBSection
-    received: Sequence[Tensor] = ()
-
-    def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train from the server's average, and stay near it (step 2)."""
-        self.received = [torch.from_numpy(values.copy()) for values in parameters]
-        return super().fit(parameters, config)
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return cross-entropy, size of the masks and distance to the average."""
-        shared = [p for n, p in module.named_parameters() if self.settings.is_shared(n)]
-        pairs = zip(shared, self.received, strict=True)
-        apart = torch.stack([(p - came.to(p.device)).square().sum() for p, came in pairs]).sum()
-        total = super().loss(module, graph) + self.how.proximal * apart
+        """Return cross-entropy, size of the masks and distance to the average (step 2)."""
+        total = super().loss(module, graph) + self.how.proximal * self.distance(module)
         return total + self.how.l1 * module.size() if isinstance(module, Masked) else total
 
     def exported(self, module: nn.Module) -> nn.Module:
@@ -211,10 +200,6 @@ class FedPUBMethod(ModuleMethod[FedPUBConfig]):
         """Give what makes a GCN, with masks if there are any."""
         make = super().module(config, features, classes)
         return (lambda: Masked(make(), config.strategy.l1)) if config.strategy.masks else make
-
-    def caveat(self, baselines: Figures) -> str:
-        """Say that clients may reach more alone where a community is nearly of one class."""
-        return says_one_class(baselines)
 
     def local(self, config: FedPUBConfig) -> tuple[str, ...]:
         """Keep the masks at the clients."""

@@ -30,6 +30,7 @@ from flower_graph.strategies.masked_embedding_averaging import ego_secrets
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))
+from runs import COMPARED
 from runs import METHODS as FROZEN
 
 # (partition, round, message type) -> word; see Federation
@@ -80,12 +81,10 @@ class Setup:
 
 # Each client is answered with a model of its own, and needs a SuperNode of its own
 PERSONAL = ("fedgta", "fedpub")
-FINAL = {
-    "fedscem": "train.unmask",
-    "fedgls": "evaluate",
-    "fedgta": "evaluate",
-    "fedpub": "evaluate",
-}
+# Each is Ditto, or FedAvg's half of it, with less: CI has Ditto and FedProto
+ALIKE = ("fedavg", "fedprox", "local")
+FINAL = {"fedscem": "train.unmask", "fedgls": "evaluate"}
+FINAL |= dict.fromkeys((*PERSONAL, *COMPARED), "evaluate")
 # One SuperNode for each client, and enough of them that a sum can do without one
 FOUR = ("data.nodes=160", "partition.clients=4")
 MORE: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -156,7 +155,7 @@ def tried(
     def suite(name: str) -> tuple[pytest.MarkDecorator, ...]:
         if name in fast:
             return ()
-        return (pytest.mark.slow if name in slow else pytest.mark.release,)
+        return (pytest.mark.slow if name in slow and name not in ALIKE else pytest.mark.release,)
 
     return [pytest.param(name, marks=suite(name)) for name in names]
 

@@ -86,8 +86,9 @@ class ModuleClient(NumPyClient):
 
     A subclass may override how a module is called (``logits``), its loss (``loss``), its optimiser
     and the graph of each step (``optimiser``, ``steps``), a preparation (``prepare``), the arrays
-    that are sent (``arrays``, ``extras``), a client's weight (``examples``), and the module that is
-    saved (``exported``).
+    that are taken over and sent (``arrays``, ``sent``, ``extras``), a client's weight
+    (``examples``), and the module that is saved (``exported``). In a round ``received`` has what
+    the server sent, by the names of ``arrays``.
 
     Parameters
     ----------
@@ -137,6 +138,7 @@ class ModuleClient(NumPyClient):
             how,
         )
         self.device, self._make_module = resolve_device(device), make_module
+        self.received: dict[str, Tensor] = {}
         self.outputs, self._classes = ClientOutputs(context, output_dir), classes
         self._makers = Makers(self._start, self._build)
         self._state = CohortState[list[Learner]](
@@ -169,10 +171,31 @@ class ModuleClient(NumPyClient):
     def prepare(self, learner: Learner) -> None:
         """Prepare a client before it trains or measures; do nothing by default."""
 
+    def distance(self, module: nn.Module, prefix: str = "") -> Tensor:
+        """Return the squared distance of a module's parameters to those that came.
+
+        Parameters
+        ----------
+        module : Module
+            The client's, or a part of it. Parameters that did not come are left out.
+        prefix : str
+            What stands before its parameters' names in ``received``.
+        """
+        pairs = [
+            (parameter, self.received[prefix + name])
+            for name, parameter in module.named_parameters()
+            if prefix + name in self.received
+        ]
+        return torch.stack([(own - came).square().sum() for own, came in pairs]).sum()
+
     def arrays(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the arrays to send, by name; those of the server replace the same names."""
+        """Return the entries, by name, that the server's arrays replace."""
         state = module.state_dict().items()
         return {name: value for name, value in state if self.settings.is_shared(name)}
+
+    def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
+        """Return what is sent after training, under the names of ``arrays``: by default these."""
+        return self.arrays(module)
 
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return further arrays to send, as the server's ``extras`` declares them."""
@@ -271,14 +294,14 @@ class ModuleClient(NumPyClient):
         if not self.settings.keep_optimiser:
             learner.optimiser.state.clear()
         client, graph = learner.graph.client, learner.graph
-        shared = [p for n, p in learner.module.named_parameters() if self.settings.is_shared(n)]
-        begun = [parameter.detach().clone() for parameter in shared] if proximal else []
+        came = self.arrays(learner.module).items()
+        self.received = {name: value.detach().clone() for name, value in came}
         with seeded(self.device, self.settings.seed, "module-client", client, server_round):
             for part in self.steps(graph, server_round):
                 learner.optimiser.zero_grad()
                 loss = self.loss(learner.module, part)
-                for parameter, first in zip(shared, begun, strict=False):
-                    loss = loss + proximal / 2 * (parameter - first).square().sum()
+                if proximal:
+                    loss = loss + proximal / 2 * self.distance(learner.module)
                 loss.backward()
                 learner.optimiser.step()
 
@@ -288,7 +311,7 @@ class ModuleClient(NumPyClient):
         """Average what the clients send, without those that have diverged."""
         weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
         for learner, local in zip(learners, self.graphs, strict=True):
-            sent = self._sent(learner)
+            sent = self._numbers_of(learner)
             if not all(np.isfinite(values).all() for values in sent.values()):
                 left_out[local.client] = "weights are not finite"
                 continue
@@ -308,11 +331,12 @@ class ModuleClient(NumPyClient):
         return means, weight, {ARRAY_NAMES: list(arrays)} | trained.to_config()
 
     @torch.no_grad()
-    def _sent(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
+    def _numbers_of(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
         """Return what one client sends, in double precision."""
         learner.module.eval()
         more = self.extras(learner.module, learner.graph)
-        sent = self.arrays(learner.module) | {f"{EXTRAS}/{n}": value for n, value in more.items()}
+        own = self.sent(learner.module, learner.graph)
+        sent = own | {f"{EXTRAS}/{n}": value for n, value in more.items()}
         return {name: value.double().cpu().numpy() for name, value in sent.items()}
 
     @torch.no_grad()

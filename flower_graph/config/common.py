@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from flower_graph.config import metrics
+from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     FRACTION,
@@ -32,7 +33,6 @@ AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
 )  # fmt: skip
 NO_FEATURES = ("refuse", "degree", "one-hot")
 DEVICES = ("auto", "cpu", "cuda")
-PARTITIONS = ("louvain", "metis", "dirichlet", "random", "metis-overlapping")
 FORMS = ("local", "central")
 LOCAL_FORM, CENTRAL_FORM = FORMS
 MEASUREMENTS = ("withhold", "report")
@@ -122,58 +122,6 @@ class DataConfig:
     def _require_at_least(self, key: str, other: str) -> None:
         value, least = getattr(self, key), getattr(self, other)
         require(value >= least, f"data.{key}", value, f"at least {least} (data.{other})")
-
-
-@dataclass
-class PartitionSection:
-    """How one graph is divided among clients, and which of a client's nodes train."""
-
-    method: str = setting("louvain", choice(*PARTITIONS), help="how the graph is cut")
-    clients: int = setting(
-        8, at_least(1), help="the largest communities (`louvain`), or parts of the whole graph"
-    )
-    resolution: float | None = setting(
-        1.0,
-        ABOVE_ZERO,
-        help="above 1 gives smaller communities; null: 1, doubled until there are enough; "
-        "`louvain` only",
-    )
-    every_node: bool = setting(
-        False, help="smaller communities too, each to the smallest client; `louvain` only"
-    )
-    alpha: float = setting(
-        0.5, ABOVE_ZERO, help="the smaller, the fewer classes has a client; `dirichlet` only"
-    )
-    draws: int = setting(
-        5,
-        at_least(1),
-        help="clients of each METIS part, of which `partition.clients` is a multiple; "
-        "`metis-overlapping` only",
-    )
-    drawn_share: float = setting(
-        0.5, SHARE, help="share of a part's nodes that each client draws; `metis-overlapping` only"
-    )
-    seed: int | None = setting(
-        None, SEED, help="of the cut, the graphless clients and the splits; null: the run's"
-    )
-    ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
-    train_share: float | None = setting(
-        None,
-        SHARE,
-        help="share of a client's labelled nodes that train, whoever validates and tests; null: "
-        "all that `partition.ratios` gives",
-    )
-
-    def validate(self) -> None:
-        """Refuse numbers of clients that do not fit METIS parts; ``ConfigError`` names the key."""
-        if self.train_share is not None:
-            good, most = self.train_share <= self.ratios[0], f"{self.ratios[0]:g}"
-            allowed = f"at most {most} (the first of partition.ratios)"
-            require(good, "partition.train_share", self.train_share, allowed)
-        if self.method == "metis-overlapping":
-            good = self.clients % self.draws == 0
-            allowed = f"a multiple of partition.draws = {self.draws}"
-            require(good, "partition.clients", self.clients, allowed)
 
 
 @dataclass

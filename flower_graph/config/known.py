@@ -21,6 +21,11 @@ SHIPPED = {
     "ppfl": "procrustes_alignment.config:PPFLConfig",
     "fedgta": "fed_gta:FedGTAConfig",
     "fedpub": "fed_pub:FedPUBConfig",
+    "fedavg": "fed_avg:FedAvgConfig",
+    "fedprox": "fed_prox:FedProxConfig",
+    "local": "local_training:LocalConfig",
+    "ditto": "ditto:DittoConfig",
+    "fedproto": "fed_proto:FedProtoConfig",
 }
 GIVEN: dict[str, ModuleType] = {}  # modules of the files that the user gave, by their app
 

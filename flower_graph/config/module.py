@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import CutRunConfig, DataConfig, PartitionSection, StrategySection
+from flower_graph.config.common import CutRunConfig, DataConfig, StrategySection
+from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting
 

@@ -14,9 +14,12 @@ from torch import nn
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN
+from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured
@@ -104,7 +107,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     ) -> ModuleFedAvg:
         """Build the server's half."""
         how = config.strategy
-        return self.strategy_class(
+        strategy = self.strategy_class(
             self._module(config, folder),
             self._settings(config),
             participation=how.participation,
@@ -113,10 +116,13 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             classes=self.num_classes(config, folder),
             **checkpoint_settings(config, out),
         )
+        strategy.central_noise = central_noise(config.privacy, config.rounds)
+        return strategy
 
     def build_client(self, config: M, context: Context, out: Path | None) -> ModuleClient:
         """Build the client of one SuperNode, for its share of the graphs."""
         graphs, folder = self.hosted(config, context)
+        require_one_client(config.privacy, [graph.client for graph in graphs])
         return self.client_class(
             context,
             graphs,
@@ -130,8 +136,13 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         )
 
     def default_supernodes(self, config: M) -> int | None:
-        """Return one for each client if every client has a model of its own."""
-        return self.num_clients(config) if self.strategy_class.personal else None
+        """Return one for each client if every client is sent a model of its own."""
+        alone = self.strategy_class.personal
+        return self.num_clients(config) if alone else super().default_supernodes(config)
+
+    def caveat(self, baselines: Figures) -> str:
+        """Say that clients may reach more alone where a community is nearly of one class."""
+        return says_one_class(baselines)
 
     def final_figures(
         self, config: M, strategy: ModuleFedAvg, folder: RunFolder | None = None

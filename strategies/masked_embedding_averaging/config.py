@@ -9,6 +9,7 @@ from flower_graph.config.common import (
     RobustSection,
     RunConfig,
 )
+from flower_graph.config.partition import EgoSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     NOT_NEGATIVE,
@@ -26,7 +27,6 @@ from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 APP = "fedscem"
-SPLITS = ("per-client", "global")
 FEDSCEM = "masked-embedding-averaging"
 SAGE = ("local-sage", "fed-sage")
 AVERAGING = ("fedavg", "fedprox")  # whose clients send weights in the clear
@@ -48,20 +48,13 @@ MOST_BITS = 61  # of limit / resolution: two clients need three more in a word o
 
 
 @dataclass
-class PartitionConfig:
+class PartitionConfig(EgoSection):
     """Which ego-networks are the clients, and which of a client's nodes train."""
 
-    hops: int = setting(
-        2, at_least(1), help="distance from the ego up to which nodes belong to its network"
-    )
     clients: int = setting(
         100, at_least(1), help="egos drawn from the graph; masked sums need at least two"
     )
-    min_nodes: int = setting(15, at_least(1), help="nodes that an ego-network has at least")
     seed: int | None = setting(None, SEED, help="of the draw and of the splits; null: the run's")
-    split: str = setting(
-        "per-client", choice(*SPLITS), help="`global`: a node has one role at all its clients"
-    )
     ratios: list[float] = setting([0.6, 0.2, 0.2], RATIOS, help="shares of train, val and test")
 
 

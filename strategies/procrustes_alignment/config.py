@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig
+from flower_graph.config.partition import OverlapSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,
-    FRACTION,
     NOT_NEGATIVE,
     SEED,
     SHARE,
@@ -26,7 +26,6 @@ ALIGNED, LOCAL = "procrustes-alignment", "local"
 METHODS = (ALIGNED, LOCAL)
 MODELS = ("deepwalk", "gat")
 DEEPWALK, GAT = MODELS
-PUBLIC = ("random", "degree", "cover")
 FORMS = ("pairs", "consensus", "secure")
 PAIRS, CONSENSUS, SECURE = FORMS
 LONGEST_WALK = 10_000  # gensim cuts longer ones off
@@ -39,18 +38,10 @@ def _are_shares(ratios: list[float]) -> bool:
 
 
 @dataclass
-class PartitionConfig:
+class PartitionConfig(OverlapSection):
     """Which nodes all clients hold, which are one client's own, and which are evaluated."""
 
     clients: int = setting(4, at_least(1), help="clients")
-    public: str = setting("random", choice(*PUBLIC), help="how the public nodes are chosen")
-    public_share: float = setting(0.4, SHARE, help="share of all nodes that every client holds")
-    private_share: float = setting(
-        0.15,
-        FRACTION,
-        help="share of all nodes that each client holds alone; with the public share at most 1 "
-        "over all clients",
-    )
     label_noise: float = setting(
         0.0, BELOW_ONE, help="share of a client's training nodes whose label is another class's"
     )
@@ -67,13 +58,7 @@ class PartitionConfig:
 
     def validate(self) -> None:
         """Refuse shares that make more than the graph; ``ConfigError`` names key and value."""
-        whole = self.public_share + self.clients * self.private_share
-        if whole > 1 + 1e-9:
-            raise ConfigError(
-                f"partition.private_share: {self.private_share} for each of {self.clients} clients "
-                f"and partition.public_share: {self.public_share} make {whole:g} of the nodes; "
-                f"at most {(1 - self.public_share) / self.clients:g} is left for each client"
-            )
+        self.refuse_shares(self.clients)
 
 
 @dataclass

@@ -34,6 +34,7 @@ from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate, replace_block
 from flower_graph.ops.graph_learner import edge_agreement, to_adjacency, weighted_propagate
 from flower_graph.ops.grouped import group_sum, grouped_add, grouped_linear
+from flower_graph.ops.prototypes import class_sums, distance_to_means
 from flower_graph.rng import generator
 from flower_graph.strategies.structure_fedavg.networks import (
     ENCODER,
@@ -236,9 +237,7 @@ class StructureCohort:
         gone = torch.isin(self.batch.node_client, torch.tensor(absent, device=self.device))
         rows = (self.batch.masks["train"] & ~gone).nonzero().flatten()
         y, hidden = self.batch.y[rows], self._hidden(first, rest)[rows].double()
-        k = self.settings.num_classes
-        sums = hidden.new_zeros(k, hidden.shape[1]).index_add_(0, y, hidden)
-        return sums, torch.bincount(y, minlength=k)
+        return class_sums(hidden, y, self.settings.num_classes)
 
     def structure(self) -> dict[str, Tensor] | None:
         """Compare the graphs that graphless clients use with their true ones."""
@@ -343,9 +342,8 @@ class StructureCohort:
 
     def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
         """Mean squared distance of training nodes to their class's prototype, over all clients."""
-        goal = prototypes.to(self.device)[self.batch.y.clamp(min=0)]
-        has_goal = ~goal.isnan().any(1)
-        apart = (hidden - torch.where(has_goal[:, None], goal, 0.0)).square().mean(1) * has_goal
+        y = self.batch.y.clamp(min=0)
+        apart = distance_to_means(hidden, y, prototypes.to(self.device))
         return self.settings.prototype_weight * (apart @ self.batch.train_share)
 
     def _dropout(self, server_round: int) -> DropoutMask:

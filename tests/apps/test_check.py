@@ -249,7 +249,7 @@ def test_a_baseline_that_does_not_exist_says_why() -> None:
 
 @pytest.mark.parametrize(("own", "is_said"), [(0.85, True), (0.2, False), (float("nan"), False)])
 def test_methods_say_on_which_graphs_clients_may_reach_more_alone(own: float, is_said: bool):
-    for name in ("fedgls/own-graph", "fedgta/own-graph", "fedpub/own-graph"):
+    for name in ("fedgls/own-graph", "fedgta/own-graph", "fedavg/own-graph"):
         method = method_of(load_config(name))
         said = method.caveat({"majority-per-client": {"test": own}})
         assert bool(said) == is_said

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from federation import one_fast
+from federation import COMPARED, PERSONAL, one_fast
 from own_graphs import alike
 
 from flower_graph.apps.cli.main import main
@@ -16,7 +16,8 @@ from flower_graph.method.registry import method_of
 
 CLIENTS = ("bern", "genf", "thun", "zug")
 WORDS = ["data.name=graph.pt", "rounds=1", "device=cpu"]
-CUT = ("fedgls", "fedscem", "fedgta", "fedpub")  # methods whose clients are those of the column
+# Methods whose clients are those of the column
+CUT = ("fedgls", "fedscem", *PERSONAL, *COMPARED)
 Captured = pytest.CaptureFixture[str]
 
 
@@ -71,7 +72,7 @@ def test_degrees_in_place_of_features_are_told_even_if_quiet(capsys: Captured) -
         assert capsys.readouterr().err.count("each node's degree stands for them") == 1
 
 
-def test_check_has_all_six_methods(capsys: Captured) -> None:
+def test_check_has_all_methods(capsys: Captured) -> None:
     assert main(["check", "graph.pt", "device=cpu"]) == 0
     said = capsys.readouterr().out
     for app in CUT:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from federation import one_fast
+from federation import COMPARED, PERSONAL, one_fast
 from torch import nn
 
 from flower_graph.apps.cli.main import main
@@ -27,8 +27,8 @@ METHODS = {
     "ppfl": ("ppfl/cora-gat", "partition.clients=3", "gat.epochs=1", "judge.mlp=false",
              "judge.folds=2", "partition.public_share=0.6", "partition.private_share=0.13",
              "partition.ratios=[0.4,0.3,0.3]"),
-    "fedgta": ("fedgta/cora", "partition.clients=3", "model.hidden=4"),
-    "fedpub": ("fedpub/cora", "partition.clients=3", "model.hidden=4"),
+    **{name: (f"{name}/cora", "partition.clients=3", "model.hidden=4")
+       for name in (*PERSONAL, *COMPARED)},
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from federation import COMPARED, PERSONAL
 from own_graphs import ALIKE, OTHERS
 from torch_geometric.data import Data
 
@@ -21,12 +22,16 @@ GRAPHS = {**ALIKE, **OTHERS}
 TWICE = ("nfedgnn/own-graph", "gaps")  # CI tries it by the command line and by Python
 CONFIGS = [name for name in list_configs() if name.endswith("/own-graph")]
 # Of methods that cut and train as FedGLS does: one graph of each kind says what all do
-FEW, SOME = ("fedgta/own-graph", "fedpub/own-graph"), ("counts", "no features")
+FEW = [f"{name}/own-graph" for name in (*PERSONAL, *COMPARED)]
+SOME = ("counts", "no features")
+RELEASED = [f"{name}/own-graph" for name in COMPARED]
 CASES = [
     pytest.param(
         config,
         name,
-        marks=pytest.mark.slow if name in SOME or (config, name) == TWICE else pytest.mark.release,
+        marks=pytest.mark.slow
+        if (name in SOME and config not in RELEASED) or (config, name) == TWICE
+        else pytest.mark.release,
     )
     for config in CONFIGS
     for name in (SOME if config in FEW else GRAPHS)

@@ -164,9 +164,9 @@ def test_malformed_overrides() -> None:
 
 def test_unknown_configs_name_the_nearest() -> None:
     assert "did you mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
-    known = "fedgls/cora or fedgta/cora or fedpub/cora or fedscem/cora or nfedgnn/cora"
-    assert f"did you mean {known}?" in refusal(config="cora")
-    assert "there are fedgls/citeseer" in refusal(config="zzzzzzzz")
+    said = refusal(config="cora")
+    assert "did you mean ditto/cora or fedavg/cora or " in said and "or nfedgnn/cora?" in said
+    assert "there are ditto/citeseer" in refusal(config="zzzzzzzz")
     assert "unknown" in refusal(config="../conf/quickstart")
 
 
@@ -318,7 +318,7 @@ def test_the_app_decides_which_schema_holds(tmp_path: Path) -> None:
 
 
 def test_apps_that_are_none(tmp_path: Path) -> None:
-    for value, said in (("fedavg", "'fedavg'"), ("3", "3"), ("[nfedgnn]", "['nfedgnn']")):
+    for value, said in (("fedsgd", "'fedsgd'"), ("3", "3"), ("[nfedgnn]", "['nfedgnn']")):
         assert f"app: {said}" in refusal(config=write(tmp_path, "mine.yaml", f"app: {value}\n"))
     other = refusal("app=nfedgnn", config="fedscem/cora")  # settings of another app are unknown
     assert other.startswith("partition.min_nodes: unknown key")

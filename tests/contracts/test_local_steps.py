@@ -19,7 +19,7 @@ from flower_graph.strategies.structure_fedavg.networks import GraphLearners
 STACKED = ("fedscem", "fedgls")  # one call is a step of all clients
 COUNTED = (
     *("fedscem, minus", "fedscem", "fedscem, batches", "fedscem, self-training"),
-    *("fedgls", "fedgls, proto", "gat", "fedgta", "fedpub"),
+    *("fedgls", "fedgls, proto", "gat", "fedgta", "fedpub", "ditto"),
 )
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federation import ALL, EACH, METHODS, PERSONAL, Done, Outcome, Setup, tried
+from federation import ALL, COMPARED, EACH, METHODS, PERSONAL, Done, Outcome, Setup, tried
 
 from flower_graph.client import state
 
 OWN = [METHODS[name] for name in PERSONAL]
-AVERAGES = ("fedgls", *PERSONAL)  # the loss of a client's state is not noticed: weights come anew
+# The loss of a client's state is not noticed: weights come anew
+AVERAGES = ("fedgls", *PERSONAL, *COMPARED)
 KEEPS_STATE = [name for name in METHODS if name not in AVERAGES]
 IDS = pytest.mark.parametrize("new_id", [True, False], ids=["new-id", "same-id"])
 

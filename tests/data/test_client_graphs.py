@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import chain, pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,10 @@ from partition_helpers import EDGES, RATIOS, large, roles, same
 from torch import Tensor
 from torch_geometric.utils import subgraph
 
-from flower_graph.config.common import PartitionSection
+from flower_graph.config.common import DataConfig
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
+from flower_graph.data.folders.run_folder import deciding_settings
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -42,7 +44,8 @@ from flower_graph.data.partition.communities import (
 )
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.partition.overlapping import overlapping_graphs
-from flower_graph.errors import DataError
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.strategies.procrustes_alignment.config import PartitionConfig as PPFLPartition
 
 
 def clique(*nodes: int) -> list[tuple[int, int]]:
@@ -466,3 +469,39 @@ def test_a_node_has_one_role_at_all_clients_that_hold_it() -> None:
             assert all(found.setdefault(node, role) == role for node in nodes)
     held = sum(one.nodes.numel() for one in clients)
     assert len(found) <= 200 < held
+
+
+def test_ego_networks_are_those_of_fedscem_and_overlapping_graphs_those_of_ppfl() -> None:
+    """Who holds what, and who trains on what: only the graph's class is another."""
+    graph = csbm(200, 3, degree=6.0, features=8, active=2, seed=1)
+    for split in ("per-client", "global"):
+        how = settings(method="ego-networks", hops=1, min_nodes=10, split=split)
+        for mine, ego in zip(
+            partition_graph(graph, how, 0.0, 4), partition_egos(graph, how, 4), strict=True
+        ):
+            for name in ("client", "nodes", "x", "y", "edge_index", "train_mask", "test_mask"):
+                assert torch.equal(*(torch.as_tensor(getattr(one, name)) for one in (mine, ego)))
+    how = settings(method="overlapping", clients=4)
+    theirs = PPFLPartition(ratios=how.ratios)
+    for mine, other in zip(
+        partition_graph(graph, how, 0.0, 4), overlapping_graphs(graph, theirs, 4), strict=True
+    ):
+        for name in ("client", "nodes", "x", "y", "edge_index", "train_mask", "test_mask"):
+            assert torch.equal(*(torch.as_tensor(getattr(one, name)) for one in (mine, other)))
+    with pytest.raises(ConfigError, match=r"partition.private_share.*0.06"):
+        settings(method="overlapping", clients=10).validate()
+
+
+def test_keys_of_another_way_of_cutting_decide_nothing() -> None:
+    def deciding(**changes: Any) -> set[str]:
+        partition = asdict(settings(**changes))
+        config = {"app": "a", "seed": 0, "data": asdict(DataConfig()), "partition": partition}
+        found = deciding_settings(config)
+        return {key.partition(".")[2] for key in found if key.startswith("partition.")}
+
+    for method, keys in (
+        ("ego-networks", {"hops", "min_nodes", "split"}),
+        ("overlapping", {"public", "public_share", "private_share"}),
+        ("metis-overlapping", {"draws", "drawn_share"}),
+    ):
+        assert deciding(method=method) - deciding(method="random") == keys

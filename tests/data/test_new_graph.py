@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flower_graph.config.common import PartitionSection
+from flower_graph.config.partition import PartitionSection
 from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.ego_folder import load_ego_folder
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder

@@ -92,6 +92,7 @@ PERSONAL = (
     "partition.clients=4",
     "model.hidden=6",
 )
+COMPARED = ("fedavg", "fedprox", "local", "ditto", "fedproto")
 # Name of a method, its config, settings under which it is small, and SuperNodes
 METHODS = {
     "nfedgnn": ("nfedgnn/cora", NFEDGNN, 3),
@@ -101,6 +102,7 @@ METHODS = {
     "gat": ("ppfl/cora-linqs-gat", PPFL, 3),
     "fedgta": ("fedgta/cora-linqs", PERSONAL, 4),
     "fedpub": ("fedpub/cora-linqs", (*PERSONAL, "strategy.block_nodes=20"), 4),
+    **{name: (f"{name}/cora-linqs", PERSONAL, 4) for name in COMPARED},
 }
 # Runs in which a choice hangs on the last bit of a sum, which other machines round otherwise. The
 # generated features are zeros and ones, so that many nodes are equally near to each other: rounding
@@ -330,6 +332,26 @@ def _personal() -> list[Run]:
     return runs
 
 
+def _compared() -> list[Run]:
+    """Give what others are compared with, on graphs that are cut in each way."""
+    ways = {
+        "fedavg": "partition.method=ego-networks partition.hops=1 partition.min_nodes=8",
+        "fedprox": "partition.method=overlapping",
+        "local": "partition.method=metis-overlapping partition.draws=2",
+        "ditto": "partition.method=metis",
+        "fedproto": "partition.method=dirichlet",
+    }
+    runs = []
+    for method, way in ways.items():
+        runs += [
+            _run(method, "plain"),
+            _run(method, "one-supernode", way, supernodes=1),
+            _run(method, "participation", "strategy.participation=0.5"),
+            _run(method, "resumed", "checkpoint_every=1", again=True),
+        ]
+    return runs
+
+
 def _other_commands() -> list[Run]:
     """Tables of partitions, attacks, and settings in full."""
     runs = []
@@ -349,15 +371,16 @@ def _other_commands() -> list[Run]:
 def in_process() -> list[Run]:
     """Give all runs on the in-process engine."""
     methods = [*_nfedgnn(), *_fedscem(), *_ego_baselines(), *_fedgls(), *_ppfl()]
-    methods += _personal()
+    methods += [*_personal(), *_compared()]
     return [*methods, *_other_commands()]
 
 
 def on_ray() -> list[Run]:
-    """Give one run of each method through Flower's simulation engine."""
+    """Give a run of each method, but those of few lines, through Flower's simulation engine."""
     # Two SuperNodes each, but where each client needs its own
     return [
         Run(f"ray/{method}", "run", config, (*small, "rounds=2"), ("--engine", "flwr"),
             2 if method in ATTACKED else nodes)
         for method, (config, small, nodes) in METHODS.items()
+        if method not in COMPARED
     ]  # fmt: skip

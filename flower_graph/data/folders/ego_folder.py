@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from flower_graph.config.common import AS_IS
+from flower_graph.config.partition import GLOBAL
 from flower_graph.data.description import saying, tell
 from flower_graph.data.folders.client_folder import (
     ClientFile,
@@ -22,7 +23,7 @@ from flower_graph.data.folders.client_folder import (
     told,
 )
 from flower_graph.data.folders.overlapping_folder import Holder, common_roles
-from flower_graph.data.partition.ego_networks import GLOBAL, EgoNetwork, split_per_client
+from flower_graph.data.partition.ego_networks import EgoNetwork, split_per_client
 from flower_graph.data.splits import Masks, with_masks
 
 

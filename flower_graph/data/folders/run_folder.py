@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from safetensors.torch import save
 from torch import Tensor
 
+from flower_graph.config.partition import keys_of_others
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES
 from flower_graph.errors import DataError, told
@@ -52,7 +53,6 @@ _NUMBERS = ("format", "num_clients", "features", "classes")
 CLASS_NAMES, DATA_FORM = "class-names", "data-form"
 # Keys of ``data`` that do not change a party's data: its folder, and users who came and went
 _OTHERS = ("root", "add", "remove")
-_OVERLAP_KEYS = ("draws", "drawn_share")
 _TABLES = ("settings", "details", "files", "versions")
 
 
@@ -129,9 +129,10 @@ def deciding_settings(config: Mapping[str, Any]) -> dict[str, object]:
         result["data.name"] = PurePath(name).name
     partition = dict(config.get("partition", {}))
     own_seed = partition.pop("seed", None)
-    # Keys without an effect are left out.
-    if partition.get("method") != "metis-overlapping":
-        partition = {key: value for key, value in partition.items() if key not in _OVERLAP_KEYS}
+    # Keys that play no part decide nothing.
+    if "method" in partition:
+        others = keys_of_others(partition["method"])
+        partition = {key: value for key, value in partition.items() if key not in others}
     if not partition.get("every_node", True):
         del partition["every_node"]
     result |= {f"partition.{key}": value for key, value in partition.items()}

@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import PartitionSection
+from flower_graph.config.partition import (
+    DIRICHLET,
+    EGO_NETWORKS,
+    LOUVAIN,
+    METIS,
+    METIS_OVERLAPPING,
+    OVERLAPPING,
+    PARTITIONS,
+    RANDOM,
+    PartitionSection,
+)
 from flower_graph.data.features import CHANGES
 from flower_graph.data.graph import (
     Neighbours,
@@ -24,6 +34,8 @@ from flower_graph.data.graph import (
     to_undirected,
 )
 from flower_graph.data.partition import communities
+from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.data.partition.overlapping import overlapping_parts
 from flower_graph.data.splits import (
     Masks,
     check_roles,
@@ -34,7 +46,8 @@ from flower_graph.data.splits import (
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
-OVERLAPPING = "metis-overlapping"  # the only method by which clients share nodes
+# Ways of cutting by which clients share nodes, each of which has one role at all of them
+WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
 
 
 @dataclass(frozen=True)
@@ -109,16 +122,21 @@ def partition_graph(
         or no edges and all its features constant; names the client.
     """
     seed = seed if partition.seed is None else partition.seed
-    parts = _parts(data, partition, seed)
-    graphless = graphless_clients(len(parts), graphless_ratio, seed)
+    is_split = partition.method == EGO_NETWORKS
+    if is_split:
+        cut = [_of_ego(ego) for ego in partition_egos(data, partition, seed)]
+    else:
+        cut = cut_out(data, _parts(data, partition, seed))
+    graphless = graphless_clients(len(cut), graphless_ratio, seed)
     graphs, roles = [], None
-    if partition.method == OVERLAPPING:  # one role for each node of the whole graph, class by class
+    if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
-    for graph in cut_out(data, parts):
+    for graph in cut:
         if graph.client in graphless:
             graph = without_edges(graph)
         try:
-            graph = split_nodes(graph, partition.ratios, seed, roles)
+            if not is_split:
+                graph = split_nodes(graph, partition.ratios, seed, roles)
             graph = fewer_trained(graph, partition.train_share, seed)
             check_client_graph(graph, getattr(data, "treatment", None))
         except DataError as error:
@@ -261,26 +279,35 @@ def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
 
 def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Tensor]:
     edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
-    match partition.method:
-        case "louvain":
-            fine = partition.resolution
-            every = partition.every_node
-            return communities.louvain(
-                edges, n, clients=clients, resolution=fine, seed=seed, every_node=every
-            )
-        case "metis":
-            return communities.metis(edges, n, clients=clients, seed=seed)
-        case "dirichlet":
-            return communities.dirichlet(data.y, clients, partition.alpha, seed)
-        case "random":
-            return communities.random_parts(n, clients, seed)
-        case "metis-overlapping":
-            draws, share = partition.draws, partition.drawn_share
-            return communities.metis_overlapping(
-                edges, n, clients=clients, draws=draws, share=share, seed=seed
-            )
-    allowed = f"louvain, metis, dirichlet, random, {OVERLAPPING}"
-    raise DataError(f"partition.method = {partition.method!r}: must be one of {allowed}")
+    how = partition.method
+    if how == LOUVAIN:
+        fine, every = partition.resolution, partition.every_node
+        return communities.louvain(
+            edges, n, clients=clients, resolution=fine, seed=seed, every_node=every
+        )
+    if how == METIS:
+        return communities.metis(edges, n, clients=clients, seed=seed)
+    if how == DIRICHLET:
+        return communities.dirichlet(data.y, clients, partition.alpha, seed)
+    if how == RANDOM:
+        return communities.random_parts(n, clients, seed)
+    if how == METIS_OVERLAPPING:
+        draws, share = partition.draws, partition.drawn_share
+        return communities.metis_overlapping(
+            edges, n, clients=clients, draws=draws, share=share, seed=seed
+        )
+    if how == OVERLAPPING:
+        both_ways = to_undirected(edges, n)
+        return [nodes for nodes, _ in overlapping_parts(both_ways, n, partition, seed)]
+    raise DataError(f"partition.method = {how!r}: must be one of {', '.join(PARTITIONS)}")
+
+
+def _of_ego(ego: EgoNetwork) -> ClientGraph:
+    """Take an ego-network as any client's graph: who is in the middle plays no part."""
+    masks = ego.train_mask, ego.val_mask, ego.test_mask
+    return ClientGraph(
+        ego.client, ego.nodes, ego.x, ego.y, ego.edge_index, None, *masks, ego.called
+    )
 
 
 def _rows_are_equal(x: Tensor) -> bool:

@@ -14,15 +14,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from flower_graph.config.partition import EGO_SPLITS, GLOBAL, PER_CLIENT
 from flower_graph.config.rules import RATIOS
 from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
 from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
-PER_CLIENT = "per-client"
-GLOBAL = "global"
-EGO_SPLITS = (PER_CLIENT, GLOBAL)
 # Egos whose neighbourhoods are searched at once: with hubs, one takes megabytes.
 CHUNK = 64
 

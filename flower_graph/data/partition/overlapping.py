@@ -14,12 +14,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from flower_graph.config.partition import PUBLIC
 from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
 from flower_graph.data.splits import Masks, check_roles, stratified_split
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
-WAYS = ("random", "degree", "cover")
 EVERYBODY, NOBODY = -1, -2  # holders of a node that is no single client's
 
 
@@ -43,13 +43,18 @@ class OverlappingGraph:
     called: tuple[str, ...] | None = None  # what its user calls the nodes, if the data have names
 
 
-class OverlapSettings(Protocol):
-    """What is read from the partition section of a config."""
+class DealtSettings(Protocol):
+    """What says who holds which node."""
 
     clients: int
     public: str
     public_share: float
     private_share: float
+
+
+class OverlapSettings(DealtSettings, Protocol):
+    """What is read from the partition section of a config."""
+
     label_noise: float
     seed: int | None
     ratios: list[float]
@@ -86,24 +91,32 @@ def overlapping_graphs(
     seed = seed if partition.seed is None else partition.seed
     n = int(data.y.numel())
     edges = to_undirected(data.edge_index, n)
-    owner = deal_nodes(edges, n, partition, seed)
+    parts = overlapping_parts(edges, n, partition, seed)
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
     graphs, neighbours = [], Neighbours.of(edges, n)
-    for client in range(partition.clients):
-        nodes = ((owner == EVERYBODY) | (owner == client)).nonzero().flatten()
+    for client, (nodes, public) in enumerate(parts):
         local = neighbours.among(nodes)
         y, masks = data.y[nodes], Masks(*(mask[nodes] for mask in roles))
         check_roles(client, masks, partition.ratios)
         rng = generator(seed, "label-noise", client)
         noisy = noisy_labels(y, masks.train, classes, partition.label_noise, generator=rng)
-        public, x = owner[nodes] == EVERYBODY, take_rows(data.x, nodes)
-        names = names_in(data, nodes)
+        x, names = take_rows(data.x, nodes), names_in(data, nodes)
         graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, local, *masks, names))
     return graphs
 
 
-def deal_nodes(edge_index: Tensor, n: int, partition: OverlapSettings, seed: int) -> Tensor:
+def overlapping_parts(
+    edge_index: Tensor, n: int, partition: DealtSettings, seed: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Give each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
+    owner = deal_nodes(edge_index, n, partition, seed)
+    held = [(owner == EVERYBODY) | (owner == client) for client in range(partition.clients)]
+    parts = [mask.nonzero().flatten() for mask in held]
+    return [(nodes, owner[nodes] == EVERYBODY) for nodes in parts]
+
+
+def deal_nodes(edge_index: Tensor, n: int, partition: DealtSettings, seed: int) -> Tensor:
     """Say who holds each node: everybody, one client, or nobody."""
     # Private nodes are assigned from one random order of all nodes, whichever way public ones are
     # chosen: client after client takes the next that are not public.
@@ -139,7 +152,7 @@ def noisy_labels(
     return y.index_put((chosen,), classes[wrong])
 
 
-def _sizes(n: int, partition: OverlapSettings) -> tuple[int, int]:
+def _sizes(n: int, partition: DealtSettings) -> tuple[int, int]:
     """Count the public nodes, and the private ones of each client, both rounded down."""
     clients, public, private = partition.clients, partition.public_share, partition.private_share
     if clients < 1:
@@ -174,7 +187,7 @@ def choose_public(edge_index: Tensor, n: int, count: int, how: str, seed: int) -
         return order[:count]
     if how == "cover":
         return greedy_cover(edge_index, order, count)
-    raise DataError(f"partition.public = {how!r}: must be one of {', '.join(WAYS)}")
+    raise DataError(f"partition.public = {how!r}: must be one of {', '.join(PUBLIC)}")
 
 
 def greedy_cover(edge_index: Tensor, order: Tensor, count: int) -> Tensor:

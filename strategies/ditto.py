@@ -1,0 +1,108 @@
+"""Ditto: a model for all, and beside it each client's own, which stays near the one for all.
+
+Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
+ICML 2021. Round ``t`` (algorithm 1):
+
+1. server -> client ``i``: the common model ``w^t``;
+2. client: ``E`` steps of Adam on ``F_i(w)`` from ``w^t``, ``F_i`` the cross-entropy of its
+   training nodes;
+3. client: as many on ``F_i(v_i) + lambda / 2 |v_i - w^t|^2`` (equation 1) for its own model
+   ``v_i``, which never leaves it;
+4. client -> server: ``w``; server: their mean, as in FedAvg;
+5. server -> client ``i``: the mean. Clients measure, keep and predict with ``v_i``.
+
+The two models have no parameter in common, so that one step on the sum of 2 and 3 is a step of
+each. At ``lambda = 0`` clients train alone; the paper chooses of 0.05, 0.1, 0.2, 1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from flower_graph.client.module_client import GraphOnDevice, ModuleClient
+from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.rules import NOT_NEGATIVE, choice
+from flower_graph.config.schema import section, setting
+from flower_graph.method.module_method import ModuleMethod
+
+APP = "ditto"
+
+# Settings ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class DittoSection(TrainingSection):
+    """How clients train, and how near their own models stay to the common one."""
+
+    name: str = setting(APP, choice(APP), help="what server and clients do")
+    local_epochs: int = 3
+    pull: float = setting(
+        0.1, NOT_NEGATIVE, help="weight of the own model's distance to the common one, lambda"
+    )
+
+
+@dataclass
+class DittoConfig(ModuleRunConfig):
+    """Everything that a run of Ditto needs to be repeated."""
+
+    app: str = APP
+    strategy: DittoSection = section(DittoSection)
+
+
+# Client ------------------------------------------------------------------------------------------
+
+
+class TwoModels(nn.Module):
+    """The common model and a client's own, which begin alike; it predicts with its own."""
+
+    def __init__(self, common: nn.Module) -> None:
+        super().__init__()
+        self.common, self.own = common, deepcopy(common)
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return the own model's logits ``[n, k]``."""
+        logits: Tensor = self.own(x, edge_index)
+        return logits
+
+
+class DittoClient(ModuleClient):
+    """A client that trains both."""
+
+    how: DittoSection
+
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Add up both models' cross-entropies and the distance between them (steps 2 and 3)."""
+        assert isinstance(module, TwoModels)
+        train, logits = graph.masks["train"], module.common(graph.x, graph.edge_index)
+        both = functional.cross_entropy(logits[train], graph.y[train]) + super().loss(module, graph)
+        return both + self.how.pull / 2 * self.distance(module.own, "common.")
+
+    def exported(self, module: nn.Module) -> nn.Module:
+        """Return the own model."""
+        return module.own if isinstance(module, TwoModels) else module
+
+
+class DittoMethod(ModuleMethod[DittoConfig]):
+    """Ditto for the command line and the apps; its server is FedAvg's."""
+
+    name, schema = APP, DittoConfig
+    client_class = DittoClient
+    heterophily = "Ditto trains a GCN, which smooths over edges; not tried on such graphs here"
+    tables = ("personalised",)
+
+    def module(self, config: DittoConfig, features: int, classes: int) -> Callable[[], nn.Module]:
+        """Give what makes two of the usual models."""
+        make = super().module(config, features, classes)
+        return lambda: TwoModels(make())
+
+    def local(self, config: DittoConfig) -> tuple[str, ...]:
+        """Keep the own model at the client."""
+        return ("own.*",)
+
+
+METHOD = DittoMethod()

@@ -1,0 +1,52 @@
+"""FedAvg: one model for all, the mean of what clients have trained.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep
+Networks from Decentralized Data", AISTATS 2017. Round ``t``:
+
+1. server -> client ``i``: the model ``w``;
+2. client: ``E`` steps of Adam on the cross-entropy of its training nodes, from ``w``;
+3. client -> server: its weights ``w_i``;
+4. server: ``w = sum_i n_i w_i / sum_i n_i`` with ``n_i`` the training nodes of ``i``, by Flower's
+   own ``FedAvg``;
+5. server -> client ``i``: ``w``, to be measured.
+
+The paper steps by SGD. Adam's moments stay with the client, unless ``strategy.optimiser: reset``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.rules import choice
+from flower_graph.config.schema import section, setting
+from flower_graph.method.module_method import ModuleMethod
+
+APP = "fedavg"
+
+
+@dataclass
+class FedAvgSection(TrainingSection):
+    """How clients train."""
+
+    name: str = setting(APP, choice(APP), help="what server and clients do")
+    local_epochs: int = 3
+
+
+@dataclass
+class FedAvgConfig(ModuleRunConfig):
+    """Everything that a run of FedAvg needs to be repeated."""
+
+    app: str = APP
+    strategy: FedAvgSection = section(FedAvgSection)
+
+
+class FedAvgMethod(ModuleMethod[FedAvgConfig]):
+    """FedAvg for the command line and the apps: both halves are the library's."""
+
+    name, schema = APP, FedAvgConfig
+    heterophily = "FedAvg trains a GCN, which smooths over edges; not tried on such graphs here"
+    tables = ("personalised",)
+
+
+METHOD = FedAvgMethod()

@@ -1,0 +1,120 @@
+"""FedProto: clients share what nodes of each class look like to them, and no weights.
+
+Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across
+Heterogeneous Clients", AAAI 2022. The *prototype* of a class is the mean hidden vector of its
+training nodes. Every client has a network of its own. Round ``t``:
+
+1. server -> clients: for each class ``j`` the prototype ``C_j``, ``[h]``, of all clients;
+2. client: ``E`` steps of Adam on the cross-entropy of its training nodes plus ``lambda`` times the
+   mean squared distance of their hidden vectors to their classes' prototypes;
+3. client -> server: for each class the sum of its hidden vectors and their number, each divided
+   by its ``n_i`` training nodes;
+4. server: Flower's ``FedAvg`` of both, by ``n_i``; the quotient is the new ``C_j`` (equation 6);
+5. server -> clients: that. Clients measure, keep and predict with their own networks.
+
+A class that none of the asked clients has gets no prototype. The network is the two-layer GCN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flower_graph.client.module_client import GraphOnDevice, ModuleClient
+from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.rules import NOT_NEGATIVE, choice
+from flower_graph.config.schema import section, setting
+from flower_graph.method.module_method import ModuleMethod
+from flower_graph.models import GCN
+from flower_graph.ops.prototypes import class_sums, distance_to_means
+
+APP = "fedproto"
+
+
+@dataclass
+class FedProtoSection(TrainingSection):
+    """How clients train, and how near to the prototypes."""
+
+    name: str = setting(APP, choice(APP), help="what server and clients do")
+    local_epochs: int = 3
+    prototype_weight: float = setting(1.0, NOT_NEGATIVE, help="weight of that distance, lambda")
+
+
+@dataclass
+class FedProtoConfig(ModuleRunConfig):
+    """Everything that a run of FedProto needs to be repeated."""
+
+    app: str = APP
+    strategy: FedProtoSection = section(FedProtoSection)
+
+    def validate(self) -> None:
+        """Refuse a budget: ``ConfigError``."""
+        super().validate()
+        self.privacy.refuse_with(f"app={APP}", "noise is for weights, and it sends prototypes")
+
+
+class WithPrototypes(nn.Module):
+    """A GCN, and the prototypes that came: the sum of each class and its share of all nodes."""
+
+    sums: Tensor  # [k, h]
+    shares: Tensor  # [k]
+
+    def __init__(self, gcn: nn.Module) -> None:
+        super().__init__()
+        assert isinstance(gcn, GCN)
+        self.gcn = gcn
+        self.register_buffer("sums", torch.zeros_like(gcn.second.weight))
+        self.register_buffer("shares", torch.zeros_like(gcn.second.bias))
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        """Return the GCN's logits ``[n, k]``."""
+        return self.gcn.forward(x, edge_index)
+
+
+class FedProtoClient(ModuleClient):
+    """A client that trains towards the prototypes and sends its own."""
+
+    how: FedProtoSection
+
+    def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
+        """Add the distance of training nodes to their classes' prototypes (step 2)."""
+        assert isinstance(module, WithPrototypes)
+        train, hidden = graph.masks["train"], module.gcn.embed(graph.x, graph.edge_index)
+        y, logits = graph.y[train], module.gcn.classify(hidden, graph.edge_index)[train]
+        means = module.sums / module.shares[:, None]  # [k, h]; 0 / 0 is NaN, for none
+        apart = distance_to_means(hidden[train], y, means)
+        return nn.functional.cross_entropy(logits, y) + self.how.prototype_weight * apart.mean()
+
+    def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
+        """Return sums of hidden vectors and shares of nodes by class (step 3)."""
+        assert isinstance(module, WithPrototypes)
+        train, hidden = graph.masks["train"], module.gcn.embed(graph.x, graph.edge_index)
+        sums, counts = class_sums(hidden[train], graph.y[train], module.shares.numel())
+        return {"sums": sums / train.sum(), "shares": counts / train.sum()}
+
+    def exported(self, module: nn.Module) -> nn.Module:
+        """Return the GCN."""
+        return module.get_submodule("gcn")
+
+
+class FedProtoMethod(ModuleMethod[FedProtoConfig]):
+    """FedProto for the command line and the apps; its server is FedAvg's."""
+
+    name, schema, client_class = APP, FedProtoConfig, FedProtoClient
+    heterophily = "FedProto trains a GCN, which smooths over edges; not tried on such graphs here"
+    tables = ("personalised",)
+
+    def module(self, config: FedProtoConfig, *widths: int) -> Callable[[], nn.Module]:
+        """Give what makes a GCN with prototypes."""
+        make = super().module(config, *widths)
+        return lambda: WithPrototypes(make())
+
+    def local(self, config: FedProtoConfig) -> tuple[str, ...]:
+        """Keep the GCN at the client."""
+        return ("gcn.*",)
+
+
+METHOD = FedProtoMethod()

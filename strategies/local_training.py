@@ -1,0 +1,61 @@
+"""Local training: every client for itself, on its own nodes; what sharing has to beat.
+
+Round ``t``:
+
+1. client ``i``: ``E`` steps of Adam on the cross-entropy of its training nodes;
+2. client -> server: what it measures of its own model. No array travels, in either direction.
+
+All begin with the same first weights, drawn by the run's seed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.rules import choice
+from flower_graph.config.schema import section, setting
+from flower_graph.data.baselines import Figures
+from flower_graph.method.module_method import ModuleMethod
+
+APP = "local"
+
+
+@dataclass
+class LocalSection(TrainingSection):
+    """How clients train."""
+
+    name: str = setting(APP, choice(APP), help="what server and clients do")
+    local_epochs: int = 3
+
+
+@dataclass
+class LocalConfig(ModuleRunConfig):
+    """Everything that a run of local training needs to be repeated."""
+
+    app: str = APP
+    strategy: LocalSection = section(LocalSection)
+
+    def validate(self) -> None:
+        """Refuse a budget: ``ConfigError``."""
+        super().validate()
+        self.privacy.refuse_with(f"app={APP}", "noise is for what clients send, and they send none")
+
+
+class LocalMethod(ModuleMethod[LocalConfig]):
+    """Local training for the command line and the apps."""
+
+    name, schema = APP, LocalConfig
+    heterophily = "clients train a GCN, which smooths over edges; not tried on such graphs here"
+    tables = ("personalised",)
+
+    def local(self, config: LocalConfig) -> tuple[str, ...]:
+        """Keep everything at the client."""
+        return ("*",)
+
+    def caveat(self, baselines: Figures) -> str:
+        """Say nothing: clients are alone already."""
+        return ""
+
+
+METHOD = LocalMethod()
