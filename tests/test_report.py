@@ -503,7 +503,7 @@ def test_final_summary_of_one_and_of_several(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "saved"),
     [
-        ({}, "round 3, the last (test 0.050); with keep=best round 2 (test 0.150)"),
+        ({}, "round 3, the last (test 0.050); keep=best saves round 2 (test 0.150)"),
         ({"keep": "best"}, "round 2, the best by validation (test 0.150)"),
         ({"save": "none"}, None),
     ],

@@ -276,7 +276,7 @@ class ModuleClient(NumPyClient):
     def _take_over(self, module: nn.Module, parameters: Sequence[NDArray[np.generic]]) -> None:
         local = self.arrays(module)
         if len(local) != len(parameters):
-            raise ValueError(f"{len(parameters)} arrays came, the module has {len(local)} to share")
+            raise ValueError(f"{len(parameters)} arrays came, but the module shares {len(local)}")
         with torch.no_grad():
             for (name, value), values in zip(local.items(), parameters, strict=True):
                 if tuple(value.shape) != values.shape:

@@ -47,7 +47,7 @@ def server_graph(data: Any) -> ServerGraph:
             raise DataError(f"the graph has no {key}")
     y = read_labels(data.y, None, notes)
     if not isinstance(y, Tensor):
-        raise DataError("y has words: flower_graph.data.as_graph(data) makes classes of them")
+        raise DataError("y has words: flower_graph.data.as_graph(data) turns them into classes")
     y = y.clamp(min=-1)
     check_labels(y)
     edges = read_edges(data.edge_index, y.numel(), notes)
@@ -102,7 +102,7 @@ def _check_client(graph: HeldGraph) -> None:
         check_edges(graph.edge_index, n)
         if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):
             raise DataError(
-                "edge_index has not every edge once in both directions, without self-loops: "
+                "edge_index must have every edge once in each direction, without self-loops: "
                 "flower_graph.data.to_undirected(edge_index, num_nodes) makes it so"
             )
     masks = {part: getattr(graph, part) for part in PARTS}

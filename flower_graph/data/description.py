@@ -186,11 +186,11 @@ def describe_graph(
     check_entries(data, ("x", "edge_index", "y", *PARTS, "names", "classes"))
     y = getattr(data, "y", None)
     if y is None and needs_labels:
-        raise DataError("the graph has no y: a class for each node, -1 for one without")
+        raise DataError("the graph has no y: give each node a class, or -1 if it has none")
     x = getattr(data, "x", None)
     given = None if _is_missing(x) else read_features(x, notes)
     if y is None and given is None:
-        raise DataError("the graph has no x: features [nodes, features], as those of the run")
+        raise DataError("the graph has no x: give it features [nodes, features] as the run has")
     y = torch.full((len(given),), -1) if y is None and given is not None else y
     labels = read_labels(y, None if given is None else given.size(0), notes)
     n = len(labels)
@@ -198,7 +198,7 @@ def describe_graph(
         raise DataError("the graph has no nodes")
     edges = getattr(data, "edge_index", None)
     if edges is None and needs_edges:
-        raise DataError("the graph has no edge_index: pairs of nodes, whole numbers [2, E]")
+        raise DataError("the graph has no edge_index: give it pairs of nodes, whole numbers [2, E]")
     edges = None if edges is None else read_edges(edges, n, notes)
     x = _made_features(no_features, n, edges, notes) if given is None else given
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
@@ -255,8 +255,8 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
     if edge_index.layout != torch.strided:
         raise DataError(f"edge_index is {edge_index.layout}: must be pairs of nodes [2, E]")
     if edge_index.dim() != 2 or shape[0] != 2 or not is_whole(edge_index):
-        remedy = "; edge_index.t() would be" if len(shape) == 2 and shape[1] == 2 else ""
-        remedy = remedy if is_whole(edge_index) else "; edge_index.long() would be"
+        remedy = "; use edge_index.t()" if len(shape) == 2 and shape[1] == 2 else ""
+        remedy = remedy if is_whole(edge_index) else "; use edge_index.long()"
         raise DataError(f"edge_index is {edge_index.dtype} {shape}: must be int64 [2, E]{remedy}")
     if edge_index.numel() == 0:
         return

@@ -171,7 +171,7 @@ def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
     if isinstance(y, Tensor) and y.dim() != 1:
         raise DataError(
             f"y is {kind}: must be one class a node (several labels a node, and regression, are "
-            "not supported; of one-hot rows y.argmax(1) is that)"
+            "not supported; for one-hot rows use y.argmax(1))"
         )
     if n is not None and len(y) != n:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")

@@ -157,7 +157,7 @@ def _foreign(
         where = f" (in {source})"
         if source in runs:
             if number:
-                raise ConfigError(f"{PARENT}: a run's file names no other file{where}")
+                raise ConfigError(f"{PARENT}: the config of a run may not name another{where}")
             later = {key for other, _ in (*layers[1:], *given) for key in other}
             trust.admit_settings({k: v for k, v in settings.items() if k not in later}, where)
             settings = as_text(settings)

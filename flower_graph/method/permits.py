@@ -161,7 +161,7 @@ class Permits:
         if self.differ_by is None or self.noises:
             return
         if form != MALICIOUS_SERVER:
-            why = f"in a run that is {form} nothing keeps sums so far apart"
+            why = f"in a run that is {form} nothing keeps sums apart by so many SuperNodes"
             raise _refused(DIFFER_BY, self.differ_by, why)
         assert isinstance(how, TrustSection)
         if how.differ_by < self.differ_by:

@@ -87,7 +87,7 @@ class Run:
         """The run's settings; for several seeds those of the first."""
         file = next(iter(self._several.values()), self).path / CONFIG
         if not file.is_file():
-            raise OutputError(f"{file}: there is no such file, so nobody knows what the run was")
+            raise OutputError(f"{file}: there is no such file, so the settings are not known")
         return load_config(str(file), of_run=True, trust=replace(self._trust, reads=True))
 
     @cached_property
@@ -205,7 +205,7 @@ class Run:
     def data(self) -> DataForm:
         """The form of new graphs: features, their treatment, classes."""
         path = self._one().path / DATA
-        record = _read_json(path, f"the run says of no new graph how to read it{self._why_none()}")
+        record = _read_json(path, f"the form of new graphs is not known{self._why_none()}")
         try:
             return DataForm.from_json(record)
         except Exception as error:  # any error that the file causes

@@ -120,7 +120,7 @@ class Adam:
         (group,) = state["param_groups"]
         if len(group["params"]) != len(self.parameters):
             raise ValueError(
-                f"the state is of {len(group['params'])} parameters, not {len(self.parameters)}"
+                f"the state has {len(group['params'])} parameters, not {len(self.parameters)}"
             )
         self.lr, self.weight_decay = group["lr"], group["weight_decay"]
         self.state = {

@@ -96,7 +96,7 @@ class ClientOutputs:
         if request.action == BEGIN:
             self._begin(request)
         elif self._said("run") != request.run:
-            raise StateLostError("what was begun for this run's outputs is gone")
+            raise StateLostError("the unfinished outputs of this run are gone")
         elif request.action == SNAPSHOT:
             self._kept.hold(request, snapshot)
         else:
@@ -147,7 +147,7 @@ class ClientOutputs:
             return own
         if self._shared is None:
             raise OutputError(
-                "there is no place for outputs: neither data-folder nor state-dir in the node's "
+                "there is no folder for outputs: neither data-folder nor state-dir in the node's "
                 "config, and no output folder in the run's"
             )
         return self._shared / IN_RUN / node_name(self._context)

@@ -253,7 +253,7 @@ def _checked(request: Message, reply: Message) -> Message:
         before, after = _numbers(request), _numbers(reply)
         refuse_infinite(after)
         if np.array_equal(before, after):
-            raise RefusedError("nothing changed: the mod would divide by the length of the change")
+            raise RefusedError("nothing changed: Flower's mod divides by the length of the change")
     return reply
 
 

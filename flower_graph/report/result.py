@@ -202,7 +202,7 @@ def describe_kept(result: Tree) -> list[str]:
         message, last = f"the best by validation{at_best}", best
     else:
         message = f"the last{at_last}"
-        end = f"; with keep=best {f'round {best}' if is_one else 'the best'}{at_best}"
+        end = f"; keep=best saves {f'round {best}' if is_one else 'the best'}{at_best}"
     where = f"round {last}, {message}" if is_one else f"of each seed {message}"
     return [f"saved for `flower-graph predict`: {where}{end}"]
 

@@ -150,7 +150,7 @@ class RunWriter:
         """Warn once if the loss rises tenfold or is not a number; name settings to change."""
         if self._has_warned:
             return
-        advice = f"; turn {self._steadying} down" if self._steadying else ""
+        advice = f"; lower {self._steadying}" if self._steadying else ""
         earlier = [one.loss for one in self.reports if math.isfinite(one.loss)]
         if not math.isfinite(report.loss):
             # Under a privacy budget clients may withhold their losses.
@@ -163,7 +163,7 @@ class RunWriter:
             # The first steps may overshoot and come back, as those of `quickstart` do.
             text = "round %d: the loss rose to %.4g from %.4g in round %d"
             first = self.reports[0].round
-            advice = f"; if it does not fall again, turn {self._steadying} down"
+            advice = f"; if it does not fall again, lower {self._steadying}"
             LOG.warning(
                 text + advice * bool(self._steadying), report.round, report.loss, earlier[0], first
             )

@@ -55,7 +55,7 @@ def open_archive(stream: BinaryIO, *, packed: bool = True) -> Iterator[zipfile.Z
             raise ValueError("it has two members of one name")
         allowed = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)[: 2 if packed else 1]
         if any(one.compress_type not in allowed or one.flag_bits & 1 for one in members):
-            raise ValueError("its members are packed in a way that is not read")
+            raise ValueError("its members are compressed in a way that is not supported")
         if any(one.header_offset < 0 for one in members):
             raise ValueError("its list of members is damaged")
         most = max(4 * size, MOST_UNPACKED) if packed else size

@@ -136,7 +136,7 @@ class _Claims(_Base):  # type: ignore[misc]
         """Record the size of a storage."""
         kind, of, key, _, count = pid[:5]
         if kind != "storage" or type(count) is not int or count < 0:
-            raise ValueError("it refers to what is no storage")
+            raise ValueError("it refers to something that is no storage")
         width = _WIDTHS[of.name.rpartition(".")[2].removesuffix("Storage")]
         self.storages[str(key)] = max(count * width, self.storages.get(str(key), 0))
         return _Named("storage", count * width, width)
@@ -172,7 +172,7 @@ class _Claims(_Base):  # type: ignore[misc]
             self.shared += 1 + len(value) // MOST_SHARED
             self.nested += any(type(one) in _SEVERAL for one in value)
             if self.shared > MOST_SHARED or self.nested > MOST_NESTED:
-                raise ValueError("its lists have each other in them")
+                raise ValueError("its lists contain each other")
         self.append(value)
 
     def set_item(self) -> None:

@@ -240,8 +240,12 @@ def check_yaml(text: str) -> None:
             sizes[id(node)] = 1 + sum(map(size_of, inner))
         size = sizes[id(node)]
         if size is None or size > MOST_NODES:
-            what = "has itself in it" if size is None else f"has more than {MOST_NODES:,} entries"
-            raise ValueError(f"what a reference (*) stands for {what}")
+            what = (
+                "contains itself"
+                if size is None
+                else f"stands for more than {MOST_NODES:,} entries"
+            )
+            raise ValueError(f"an alias (*) {what}")
         return size
 
     if (root := yaml.compose(text, yaml.SafeLoader)) is not None:

@@ -372,7 +372,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 is_shared = table.num_slots > 0
             except UnreadableSumError as error:  # some client's fault, and for this round only
                 is_unread = True
-                LOG.warning("round %d: the means cannot be read, go on alone: %s", before, error)
+                LOG.warning(
+                    "round %d: the means cannot be read and are not used: %s", before, error
+                )
         # By batches it counts whether anybody shares a node, whoever is hosted here.
         is_alone = not (is_shared if request.alternates else shared.place.numel())
         if request.variant == "iter" and is_alone:

@@ -101,7 +101,7 @@ class EgoSecrets:
                 raise StateLostError("the registry is another one: bind again")
             return live
         if self._in_process:
-            raise StateLostError(f"client {self._key[1]}: its keys went with another process")
+            raise StateLostError(f"client {self._key[1]}: its keys were in another process")
         data = record["data"]
         assert isinstance(data, bytes)
         return self._read(data)
@@ -133,7 +133,7 @@ class EgoSecrets:
         form, cut = name.decode(), int(size)
         keys, local = rest[:cut], rest[cut:]
         if (self._trust is not None) != (form == VERIFIED):
-            raise StateLostError("the keys that were kept are of another trust in the server")
+            raise StateLostError("the kept keys were made for another setting of strategy.trust")
         host: Host
         if self._trust is not None:
             host = PartyClient.from_bytes(keys, self._trust)

@@ -61,5 +61,5 @@ def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None
     if request.clients.tolist() != aligner.finished:
         raise RefusedError(
             f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
-            "aligned here: of sums over some and over others the difference would be single ones'"
+            "aligned here: two sums over different clients could differ by a single client's vector"
         )

@@ -62,7 +62,7 @@ class PublicSpace(NamedTuple):
         if not there.size:
             raise DataError(
                 f"none of the new graph's {nodes.size} nodes is among the {self.nodes.size} public "
-                "ones: without a common node nothing says how the two spaces lie to each other"
+                "ones: without a common node the two spaces cannot be aligned"
             )
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
         count = round(share * len(order))

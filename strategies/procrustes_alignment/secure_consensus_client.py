@@ -170,7 +170,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         nodes = check_layout(claims, self.trust, run, parties, self.public, self._least)
         for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
             if not np.array_equal(slots, find_slots(ids, nodes)):
-                raise RefusedError("the server lays public nodes elsewhere than their holders do")
+                raise RefusedError("the server orders public nodes otherwise than their holders")
             claims.check_mean(mean, slots)
         size = counts_size(self.num_classes, request.counting)
         if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:

@@ -156,8 +156,7 @@ class RelayServer:
         loss = entropy + self.reg_weight * smooth
         if not torch.isfinite(loss):
             raise DivergedError(
-                f"round {server_round}: the loss is {loss.item()}; turn {' or '.join(STEADYING)} "
-                "down"
+                f"round {server_round}: the loss is {loss.item()}; lower {' or '.join(STEADYING)}"
             )
         self.optimizer.zero_grad()
         loss.backward()

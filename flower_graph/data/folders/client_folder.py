@@ -343,7 +343,7 @@ def identities_in(values: Mapping[str, Any], count: int) -> Named:
     given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
     if given is None:
         raise DataError(
-            "says of no node who it is: give it n_id, int64 [n], or identity, n words or "
+            "has no identities of nodes: give it n_id, int64 [n], or identity, n words or "
             "numbers, the same for a node at all clients"
         )
     return _named(given, count)

@@ -287,7 +287,7 @@ def _unreadable(path: Path, error: Exception) -> str:
         if named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
             return f"holds a HeteroData: {ONE_KIND}"
         return (
-            f"is not a graph that can be loaded safely: it holds a {named[1]}, and to read that "
+            f"is not a graph that can be loaded safely: it holds a {named[1]}, and reading that "
             f"can execute code; {wanted} is expected"
         )
     return (

@@ -155,7 +155,7 @@ class Journal:
             if kept.lists >= most_lists:
                 raise RefusedError(
                     f"{most_lists} lists of commitments were answered in this run: with more, "
-                    "whoever shows them could choose the graph of partners"
+                    "the server could choose the graph of partners"
                 )
             if not kept.begun:
                 _begin(file, kept, most)

@@ -353,7 +353,7 @@ class PartyClient:
         parts, good = epoch.signed_parts(number, ready, listed, self._terms[number]), 0
         columns = signed.columns.tolist()
         if len(set(columns)) != len(columns) or not all(0 <= each < row.size for each in columns):
-            raise RefusedError("signatures of one partner twice, or of nobody's")
+            raise RefusedError("a signature is there twice, or is not a partner's")
         for column, signature in zip(columns, signed.signatures, strict=True):
             index = row[column]
             party = int(epoch.parties[index])
@@ -363,7 +363,7 @@ class PartyClient:
                 return
         raise RefusedError(
             f"{good} partners that are on the list of round {number} signed it, at least "
-            f"{epoch.threshold} must: others were told otherwise, nothing is revealed"
+            f"{epoch.threshold} must: others were told something else, nothing is revealed"
         )
 
     def _verify(

@@ -139,7 +139,7 @@ def check_unmask(kept: ClientRound, request: UnmaskRequest, rows: Integers) -> N
     kind_of[index] = kinds
     if (differs := kind_of[index] != kinds).any():
         client = partners[differs][0]
-        raise RefusedError(f"both this and that is said of client {client}: nothing is revealed")
+        raise RefusedError(f"client {client} is said to be in and out: nothing is revealed")
     is_in = kind_of == SEED
     own = np.isin(numbers, kept.clients)
     sent = kept.sent[kept.rows(numbers[own])]

@@ -49,7 +49,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
     if 2 * dropout + corrupt >= 1:
         raise ValueError(
             f"dropout is {dropout} and corrupt {corrupt}: twice the one plus the other must be "
-            "below 1, or no choice of partners stands it; lower one"
+            "below 1, or no choice of partners is safe; lower one"
         )
 
 
