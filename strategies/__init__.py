@@ -1,1 +1,1 @@
-"""One file per paper, both halves of its algorithm."""
+"""One file or folder for each paper, with both halves of its algorithm."""

@@ -1,4 +1,4 @@
-"""FedSCem: one ego-network per client; and what it is compared with."""
+"""FedSCem, one ego-network for each client, and its baselines."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What FedSCem is compared with: training alone, FedAvg and FedProx, on the same ego-networks.
+"""Baselines of FedSCem: training alone, FedAvg and FedProx, on the same ego-networks.
 
 *Self-training*: every client takes its local steps, nothing is shared; the server gets what the
 clients measure, added up.
@@ -15,7 +15,7 @@ Flower's mean over SuperNodes weighted by that number is the mean over clients (
 4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
 
 Adam's moments stay with the client. Rows of the first layer whose feature a client does not have
-travel too, as they came: it has nothing to say about them (``ChosenEgos.inactive_rows``).
+are sent back unchanged (``ChosenEgos.inactive_rows``).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SelfTraining(MaskedEmbeddingAveraging):
     def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
         super().__init__(
             settings._replace(proximal=0.0),
-            variant="iter",  # without anything shared, its one step is the local one
+            variant="iter",  # nothing is shared, so its one step is the local one
             alignment=NO_SLOTS,
             aggregation="plain",
             **sampling_and_saving,
@@ -89,22 +89,22 @@ class EgoModelClient(EgoCohortClient):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; Adam's moments live behind it.
+        The ClientApp's context, which keeps Adam's moments.
     egos : sequence of EgoNetwork
         The clients' graphs.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir, output_dir : Path, optional
-        Where checkpoints are saved, and where predictions, models and figures are left, if not in
-        a place of the SuperNode's own (``state-dir``).
+        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own
+        (``state-dir``).
     classes : sequence of str, optional
         Names of the classes, for predictions.
     """
 
     def get_properties(self, config: Config) -> Config:
-        """Say which clients are here; go on from a checkpoint if the server does."""
+        """Return the clients here; load a checkpoint if the run is resumed."""
         clients = [ego.client for ego in self.egos]
-        if NUM_FEATURES not in config:  # somebody else's server
+        if NUM_FEATURES not in config:  # a server of another project
             return Enrolment(clients, most_examples=len(clients)).to_config()
         settings = read_settings(config)
         self.restore(settings, Resume.from_config(config))
@@ -114,7 +114,7 @@ class EgoModelClient(EgoCohortClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train the model on every client and return the mean of their weights (steps 2, 3)."""
         settings = read_settings(config)
-        if "proximal-mu" in config:  # Flower's FedProx says so
+        if "proximal-mu" in config:  # Flower's FedProx sends it
             settings = settings._replace(proximal=float(config["proximal-mu"]))
         with self.opened(settings) as clients:
             clients.start_from(model_of(parameters))
@@ -142,8 +142,10 @@ class EgoModelClient(EgoCohortClient):
         return self._kept.save_if_asked(config, answer, self._makers(settings))
 
     def _taken(self, chosen: ChosenEgos) -> Snapshot:
-        """Give the server's last model, which is what all have; once, not for each client."""
-        chosen.start_from(model := chosen.begun())  # whoever was not measured has trained since
+        """Return the server's last model, which all clients have, once."""
+        chosen.start_from(
+            model := chosen.begun()
+        )  # a client that was not measured has trained since
         predictions = predictions_of(self.egos, chosen, self._classes)
         return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
 
@@ -170,17 +172,17 @@ class EgoFedAvg(ReportedFedAvg):
     usual_rounds = 400
 
     def first_arrays(self) -> ArrayRecord:
-        """Give what the first round sends."""
+        """Return the model of the first round."""
         start = initial_weights(self.settings)
         return ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
 
     def snapshot(self) -> Snapshot:
-        """Return the model, which is the server's too."""
+        """Return a snapshot of the common model."""
         model = model_of([array.numpy() for array in self.arrays.values()])
         return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
 
     def question(self) -> dict[str, object]:
-        """Give the settings: clients build their models with what the first message says."""
+        """Return the settings, with which clients build their models at the first message."""
         return write_settings(self.settings)
 
     def fixed_settings(self) -> dict[str, object]:
@@ -188,7 +190,7 @@ class EgoFedAvg(ReportedFedAvg):
         return super().fixed_settings() | self.settings._asdict()
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return how many clients a SuperNode has: each weighs one."""
+        """Return the number of a SuperNode's clients, each of which has weight 1."""
         return len(self.session.members.clients.get(node, ())) or None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
@@ -209,5 +211,5 @@ class EgoFedProx(EgoFedAvg, FedProx):
 
     def __init__(self, settings: EgoSettings, **more: object) -> None:
         super().__init__(settings, proximal_mu=settings.proximal, **more)
-        # In every message, since clients build their models with what the first one says.
+        # In every message, since clients build their models from the first one.
         self.settings = settings

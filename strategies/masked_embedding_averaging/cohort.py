@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.ego_networks import EgoNetwork
 
 
-BEGUN = ("begun.first", "begun.rest")  # in a state: the model that clients began with
+BEGUN = ("begun.first", "begun.rest")  # prefix in a state: the model that clients began with
 
 
 class EgoSettings(NamedTuple):
-    """What the server tells every client about its model and its training.
+    """The model and the training of all clients, which the server sends.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ class EgoSettings(NamedTuple):
     proximal : float
         Weight of FedProx's term, ``proximal / 2 ||w - w_global||^2``; 0 without.
     batch_size : int or None
-        Nodes that a step is on; an epoch is a step on all of them if it is None.
+        Nodes in a batch; None: one step an epoch, on all nodes.
     """
 
     num_features: int
@@ -77,7 +77,7 @@ class EgoSettings(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """Mean embeddings of the nodes that other clients hold too."""
+    """Mean embeddings of the nodes that several clients hold."""
 
     place: Tensor  # [s] row of each such node among the chosen clients' nodes, rising
     mean: Tensor  # [s, h] its mean embedding, h~
@@ -98,7 +98,7 @@ def rest_shapes(settings: EgoSettings) -> dict[str, tuple[int, ...]]:
 
 
 def split_rest(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
-    """Cut rows ``[c, D]`` of all parameters but the first layer's matrix into these, by name."""
+    """Split rows ``[c, D]`` into the parameters other than the first layer's matrix, by name."""
     shapes = rest_shapes(settings)
     parts = rest.split([torch.Size(shape).numel() for shape in shapes.values()], dim=1)
     pairs = zip(shapes.items(), parts, strict=True)
@@ -147,7 +147,7 @@ class EgoCohort:
         return self._state
 
     def choose(self, clients: Sequence[int]) -> ChosenEgos:
-        """Take some of the clients, by number, in the cohort's order; the last choice is kept."""
+        """Return some of the clients, by number, in the cohort's order; cache the last choice."""
         wanted = set(clients)
         places = [number for number, c in enumerate(self.batch.clients) if c in wanted]
         if len(places) != len(wanted):
@@ -172,7 +172,7 @@ class ChosenEgos(StackedWeights):
 
     def fuse(self, shared: Shared, server_round: int, *, classify: bool = True) -> Tensor:
         """Step on ``L_nc + mu L_ct``, or on ``mu L_ct`` alone, by batches in turn with ``L_nc``."""
-        # Returned is each client's mean of NT-Xent over its shared nodes in the last epoch.
+        # Returns each client's mean of NT-Xent over its shared nodes in the last epoch.
         every = torch.ones_like(self.batch.y, dtype=torch.bool)
         others: Iterator[Sequence[MiniBatch]] = repeat(())
         if not classify and self.settings.batch_size is not None:
@@ -180,7 +180,7 @@ class ChosenEgos(StackedWeights):
         fusion, losses = self._epochs("fusion", every, server_round), list[Tensor]()
         for epoch, in_turn in zip(fusion, others, strict=False):
             losses = []
-            # No client has more batches of nodes that train than of all its nodes.
+            # No client has more batches of training nodes than of all its nodes.
             for part, local in zip_longest(epoch, in_turn):
                 if local is not None:
                     self._classify(local)
@@ -189,14 +189,14 @@ class ChosenEgos(StackedWeights):
         return total[0] / total[1]
 
     def start_from(self, *models: ModelWeights, replace: bool = True) -> None:
-        """Take over the server's model, and remember it: a later process may have to save it."""
+        """Start from the server's model, and keep it: a later process may have to save it."""
         super().start_from(*models, replace=replace)
         (model,) = models
         for name, value in zip(BEGUN, (model.first, model.rest), strict=True):
             self._state[name].copy_(value)
 
     def begun(self) -> ModelWeights:
-        """Return what clients began with: the server's last model, without one the first."""
+        """Return the model that clients began with: the server's last, else the first."""
         return ModelWeights(*(self._state[name] for name in BEGUN))
 
     @torch.no_grad()
@@ -218,11 +218,11 @@ class ChosenEgos(StackedWeights):
     # How it is computed
 
     def _training(self, server_round: int) -> Iterator[list[MiniBatch]]:
-        """Give the batches of the steps on ``L_nc``, epoch by epoch."""
+        """Yield the batches of the steps on ``L_nc``, epoch by epoch."""
         return self._epochs("local", self.batch.masks["train"], server_round)
 
     def _epochs(self, purpose: str, among: Tensor, server_round: int) -> Iterator[list[MiniBatch]]:
-        """Give each epoch's batches of some nodes."""
+        """Yield each epoch's batches of some nodes."""
         batch, local = self.batch, self.settings
         order = BatchOrder(local.batch_size, local.seed, server_round, purpose)
         return epochs_of(among, batch.ptr, batch.clients, order, epochs=local.local_epochs)
@@ -242,7 +242,7 @@ class ChosenEgos(StackedWeights):
         """Step on ``mu L_ct`` of a batch, and ``L_nc``; return NT-Xent's sums and nodes, [2, c]."""
         # Both losses are means over a client's nodes, where equations 10 and 11 have sums. A client
         # without shared nodes takes the step too, so that all have taken equally many: its gradient
-        # of ``L_ct`` is zero, and what moves it is weight decay and Adam's momentum.
+        # of ``L_ct`` is zero, and only weight decay and Adam's momentum move it.
         seen: list[Tensor] = []
 
         def loss(h: Tensor, rest: list[Tensor]) -> Tensor:
@@ -277,7 +277,8 @@ class ChosenEgos(StackedWeights):
         batch = self.batch
         hidden = propagate(batch.graph, propagate(batch.x, first))
         hidden = F.relu_(grouped_add(hidden, rest[0], batch.ptr))
-        # Weights after the neighbours' sum give the same and take the bias along.
+        # Multiplying by the weights after the neighbours' sum gives the same, and includes the
+        # bias.
         around = propagate(batch.graph, hidden)
         return F.relu_(grouped_linear(around, rest[1], rest[2], batch.ptr))
 
@@ -296,7 +297,7 @@ class ChosenEgos(StackedWeights):
     ) -> tuple[Tensor, Tensor]:
         """Return each client's sum of NT-Xent, ``[c]``, and its number of shared nodes, ``[c]``."""
         ptr, owner = self.batch.ptr, self.batch.node_client
-        if part.nodes is not None:  # what is not in the batch is no negative of it either
+        if part.nodes is not None:  # nodes outside the batch are no negatives
             here = part.nodes.nonzero().flatten()
             h, owner = h.index_select(0, here), owner[here]
             kept = part.nodes[shared.place]

@@ -79,8 +79,8 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 LOG = logging.getLogger(__name__)
 
-# Per client: the last round that it trained for, and whose means it took in. A message that comes
-# twice, or a run that goes on from a checkpoint, does neither a second time.
+# For each client: the last round that it trained for, and the last whose means it used. A repeated
+# message, or a resumed run, does neither a second time.
 TRAINED, FUSED = "trained-round", "fused-round"
 Opened = tuple[EgoCohort, Tensors]
 SETTINGS = "ego-settings"  # in Context.state
@@ -114,23 +114,23 @@ class EgoCohortClient(NumPyClient):
         self._kept = CohortState[Opened](context, "ego-client", numbers, checkpoint_dir)
 
     def restore(self, settings: EgoSettings, resume: Resume) -> None:
-        """Go on from the checkpoint of these clients that the server names, if it names one."""
-        # Noted, as who asks for a snapshot later does not say what models are made with.
+        """Load the checkpoint of these clients that the server names, if any."""
+        # Kept, since a later request for a snapshot does not have the models' settings.
         self._state[SETTINGS] = ConfigRecord(write_settings(settings))
         self._kept.restore(resume, self._makers(settings))
 
     def handled(self, settings: EgoSettings) -> int:
-        """Return how many messages the models have behind them; 0 if they are lost, too."""
+        """Return how many messages the models have handled; 0 if they are lost."""
         return self._kept.processed(self._makers(settings))
 
     @contextmanager
     def opened(self, settings: EgoSettings) -> Iterator[ChosenEgos]:
-        """Work with all clients' models; what changed counts when the block ends well."""
+        """Work with all clients' models; keep changes only if the block ends without an error."""
         with self._kept.opened(self._makers(settings)) as (cohort, _):
             yield self._everyone(cohort)
 
     def snapshot(self) -> Snapshot:
-        """Give predictions and models of all clients as they are now."""
+        """Return predictions and models of all clients as they are now."""
         if SETTINGS not in self._state:
             raise StateLostError("what was kept of this run is not here")
         settings = read_settings(dict(self._state.config_records[SETTINGS]))
@@ -146,7 +146,7 @@ class EgoCohortClient(NumPyClient):
     def _measured(
         self, server_round: int, chosen: ChosenEgos, judged: Metrics, loss: Tensor
     ) -> None:
-        """Write the figures of each client, which stay here."""
+        """Write the figures of each client, which are not sent."""
         nodes = np.diff(chosen.batch.ptr)
         clients, accuracy = chosen.batch.clients, judged.accuracy.numpy()
         self.outputs.measured(
@@ -176,7 +176,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; weights and secrets live behind it.
+        The ClientApp's context, which keeps weights and secrets.
     egos : sequence of EgoNetwork
         The clients' graphs, with node identities that mean the same at all clients.
     device : str
@@ -184,13 +184,13 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     checkpoint_dir : Path, optional
         Where to save the clients' weights when the server asks for a checkpoint.
     output_dir : Path, optional
-        Where predictions, models and figures are left, if not in a place of the SuperNode's own.
+        Where outputs are saved, if the SuperNode has no folder of its own.
     classes : sequence of str, optional
         Names of the classes, for predictions.
     noise : ClientNoise, optional
-        What is added to each client's embeddings before masks and pads.
+        The noise on each client's embeddings, before masks and pads.
     masked : bool
-        Whether the run's config masks sums: no vector leaves without masks then.
+        Whether the run's config masks sums: then no vector is sent without masks.
     alignment : str
         The form of the alignment in the run's config; if it is not plain, plain is refused.
     trust : TrustSettings, optional
@@ -214,7 +214,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: Config) -> Config:
-        """Make keys (step 1); go on from a checkpoint if the server does."""
+        """Make keys (step 1); load a checkpoint if the run is resumed."""
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != self._alignment:
             raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
@@ -224,7 +224,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             self.secrets.refuse_going_back()
         self.restore(enrolment.settings, enrolment.resume)
         if self._kept.store.version and not self.handled(enrolment.settings):
-            self.secrets.drop()  # clients that begin anew are aligned anew
+            self.secrets.drop()  # clients without their state are aligned again
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
         return reply.to_config() | {HANDLED: self.handled(enrolment.settings)}
 
@@ -245,19 +245,19 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return self.round(EgoRequest.from_numpy(parameters, config)).to_numpy()
 
     def unmask(self, parameters: Parameters, config: Config) -> Answer:
-        """Reveal shares of the last sum, prepare the next one; either may be left out (step 7)."""
+        """Reveal shares of the last sum, and prepare the next one; both are optional (step 7)."""
         if self.trust is not None:
             return [], 1, self.as_party("sum_unmask", config)
         with self.secrets.opened() as (host, _):
             return [], 1, host.unmask_and_prepare(config)
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
-        """Answer as the party that this SuperNode is."""
+        """Answer a message to this SuperNode as a party."""
         with self.secrets.opened() as (host, aligner):
             return answer_party(host, aligner, action, config)
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        """Write a checkpoint, in a round that the clients take no part in."""
+        """Write a checkpoint in a round without these clients."""
         number, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
         why = self._save(read_settings(config), number, run)
         return [], 1, {NOT_SAVED: why} if why else {}
@@ -272,7 +272,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     # A round
 
     def round(self, request: EgoRequest) -> EgoReply:
-        """Take in the means of the last round, measure, train, and add up this round's vectors."""
+        """Use the means of the last round, measure, train, and add up this round's vectors."""
         started = time.perf_counter()
         if self._masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
@@ -296,12 +296,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 due = bool((tensors[TRAINED][place] < request.server_round).any())
                 if due and not request.is_last:
                     self._hold(request.server_round - 1, cohort)
-                # The step begins with the very forward that is to be judged.
+                # The step begins with the forward pass that is measured.
                 logits = self._train(chosen, tensors, place, request) if due else None
                 h = chosen.embed()
                 logits = chosen.classify(h) if logits is None else logits
                 judged = evaluate(chosen.batch, logits)
-                if due or request.is_last:  # else the message comes again, after the step
+                if due or request.is_last:  # otherwise the message was repeated after the step
                     self._note_figures(request, chosen, judged, contrast)
                 measured = measure(judged, contrast, request.settings.tau)
             not_saved = ""
@@ -322,7 +322,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)
 
     def _hold(self, server_round: int, cohort: EgoCohort) -> None:
-        """Hold the models as they are measured, where the best are to be kept: a step follows."""
+        """Keep a snapshot of the measured models, if the best are wanted, before the next step."""
         if server_round:
             self.outputs.candidate(server_round, lambda: self._taken(self._everyone(cohort)))
 
@@ -339,9 +339,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     def _start_from(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
     ) -> None:
-        """Begin the round with the mean model; once only, should the message come again."""
-        # What a checkpoint holds may have begun the round already: with the fusion, after the last
-        # round even without the local step.
+        """Begin the round with the mean model, only once if the message is repeated."""
+        # The models of a checkpoint may have begun the round already: with the fusion, and after
+        # the last round even without the local step.
         assert request.model is not None
         number = request.server_round
         is_new = bool(((tensors[TRAINED] < number) & (tensors[FUSED] < number - 1))[place].any())
@@ -357,25 +357,25 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         pads: bytes,
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
-        # Returns what ``ChosenEgos.fuse`` does, if it was called, and whether there were means that
-        # cannot be read.
+        # Returns the result of ``ChosenEgos.fuse``, if it was called, and whether means could not
+        # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
         if before < 1 or bool((tensors[FUSED][place] >= before).all()):
             return None, is_unread
         tensors[FUSED][place] = before
-        # Where nothing was shared, what is left of the loss is the classification's.
+        # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
         if request.sums is not None and request.settings.mu:
             try:
                 shared = read_shared(request.sums, chosen, table, request.ring, pads)
                 is_shared = table.num_slots > 0
-            except UnreadableSumError as error:  # some client's fault, and for this round only
+            except UnreadableSumError as error:  # a client's fault, for this round only
                 is_unread = True
                 LOG.warning(
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
-        # By batches it counts whether anybody shares a node, whoever is hosted here.
+        # With batches all clients count, not only those hosted here.
         is_alone = not (is_shared if request.alternates else shared.place.numel())
         if request.variant == "iter" and is_alone:
             if request.alternates:
@@ -390,7 +390,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         if request.is_last:
             return None
         tensors[TRAINED][place] = request.server_round
-        # By batches `iter` takes these steps in turn with those of the fusion.
+        # With batches `iter` alternates these steps with those of the fusion.
         is_without = request.variant == "minus" or request.alternates
         return None if is_without else chosen.train(request.server_round)
 

@@ -29,9 +29,9 @@ from flower_graph.secure.parties.trust import FEWEST_PARTIES
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
 SAGE = ("local-sage", "fed-sage")
-AVERAGING = ("fedavg", "fedprox")  # whose clients send weights in the clear
+AVERAGING = ("fedavg", "fedprox")  # methods whose clients send weights in the clear
 STRATEGIES = (FEDSCEM, "self-training", *AVERAGING, *SAGE)
-# What has no average of single clients' weights to replace
+# Methods without an average of single clients' weights
 NOT_ROBUST = {
     FEDSCEM: "the server sees sums alone",
     "self-training": "nothing is averaged",
@@ -42,14 +42,14 @@ VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
 ALIGNMENTS = ("psi", "polynomial", "plain")
 AGGREGATIONS = ("masked", "plain")
-# With a tenth that may collude, no number of clients could stand more
+# With a tenth that may collude, no number of clients allows more
 BORNE = Rule("at least 0 and below 0.45", lambda value: 0 <= value < 0.45)
 MOST_BITS = 61  # of limit / resolution: two clients need three more in a word of a sum
 
 
 @dataclass
 class PartitionConfig(EgoSection):
-    """Which ego-networks are the clients, and which of a client's nodes train."""
+    """The ego-networks of the clients, and the split of their nodes."""
 
     clients: int = setting(
         100, at_least(1), help="egos drawn from the graph; masked sums need at least two"
@@ -68,7 +68,7 @@ class ModelConfig:
 
 @dataclass
 class StrategyConfig(RobustSection, TrustSection):
-    """How the clients train, and what they share."""
+    """The clients' training, and what they share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
     participation: float = setting(1.0, SHARE, help="share of the clients asked each round")
@@ -130,7 +130,7 @@ class StrategyConfig(RobustSection, TrustSection):
         require(self.resolution >= finest, "strategy.resolution", self.resolution, allowed)
 
     def _readable(self) -> dict[str, str]:
-        """Say which settings a server that deviates could read clients by."""
+        """Return the settings with which a deviating server could read clients' data."""
         readable = {
             "name": (self.name != FEDSCEM, "its clients send what the server reads"),
             "aggregation": (self.aggregation != "masked", "every vector would be in the clear"),
@@ -147,7 +147,7 @@ class StrategyConfig(RobustSection, TrustSection):
 
 @dataclass
 class FedSCemConfig(RunConfig):
-    """Everything that a run of FedSCem or one of its baselines needs to be repeated."""
+    """All settings of a run of FedSCem or of one of its baselines."""
 
     app: str = APP
     rounds: int = 400
@@ -163,7 +163,7 @@ class FedSCemConfig(RunConfig):
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()
         if self.masks_sums:
-            # The sum over one client is that client's embedding, whatever masks it wore.
+            # A sum over one client is that client's embedding, masked or not.
             clients = self.partition.clients
             least = FEWEST_PARTIES if self.strategy.distrusts else 2
             allowed = f"at least {least} for a masked sum"
@@ -172,11 +172,11 @@ class FedSCemConfig(RunConfig):
 
     @property
     def masks_sums(self) -> bool:
-        """Whether clients hide what they send in each other's masks."""
+        """Whether clients hide what they send under masks."""
         return self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked"
 
     def _validate_privacy(self) -> None:
-        """Refuse a budget where something leaves clients that gets no noise, or nothing does."""
+        """Refuse a budget if clients send something without noise, or nothing at all."""
         how = self.strategy
         self.privacy.require_averaging(how.name, AVERAGING)
         self.strategy.refuse_noise(self.privacy)

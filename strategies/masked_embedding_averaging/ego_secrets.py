@@ -25,7 +25,7 @@ from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.masked_embedding_averaging.config import ALIGNMENTS
 from flower_graph.strategies.masked_embedding_averaging.messages import NO_SLOTS, VERIFIED
 
-PLAIN = "plain"  # the form of alignment in which the server is told identities
+PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
 Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
 Host = SumClient | PartyClient
@@ -34,18 +34,20 @@ OPEN_ALIGNERS: dict[str, type[PolynomialAlignmentClient] | type[PlaintextAlignme
     PLAIN: PlaintextAlignmentClient,
     NO_SLOTS: PlaintextAlignmentClient,  # idle
 }
-Kept = tuple[str, Host, Aligner]  # the form of alignment first
+Kept = tuple[str, Host, Aligner]  # begins with the form of alignment
 NAME = "ego-secrets"  # in Context.state
-_LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}  # with their tokens, by run and SuperNode
+_LIVE: dict[
+    tuple[int, int], tuple[str, Kept]
+] = {}  # the objects with their tokens, by run and SuperNode
 
 
 class EgoSecrets:
-    """Keys, shares and slots, from message to message: the clients' part of sums and alignment."""
+    """Keeps the clients' secrets of sums and alignment from message to message."""
 
-    # They are objects, not tensors, and small: ``Context.state`` holds them as bytes, and goes
-    # wherever Flower takes the next message. In a process that has just handled a message the
-    # objects themselves are still there; a token says whether they are the ones that the context
-    # means. With the in-process engine (``state-dir = ":memory:"``) nothing is written, as the
+    # They are small objects, not tensors: ``Context.state`` holds them as bytes, and comes with the
+    # next message. The process that handled the last message still has the objects; a token tells
+    # whether they are those of the context. With the in-process engine (``state-dir = ":memory:"``)
+    # nothing is written, as the
     # process is the only one.
 
     def __init__(
@@ -57,13 +59,13 @@ class EgoSecrets:
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
     def begin(self, run_id: bytes, form: str) -> KeyReply | BindReply:
-        """Make the keys of a run, or show those that it has: its SuperNode may be back."""
+        """Make the keys of a run, or return existing ones, if its SuperNode is back."""
         if (self._trust is not None) != (form == VERIFIED):
             raise RefusedError(
                 f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
                 f"{VERIFIED} alone, without one in all but that"
             )
-        # What was kept of another run is of no more use.
+        # The secrets of another run are of no more use.
         with suppress(StateLostError):
             kept_form, host, aligner = self.load()
             if host.run_id == run_id and kept_form == form:
@@ -73,7 +75,7 @@ class EgoSecrets:
         return self._shown(form, host, aligner)
 
     def refuse_going_back(self) -> None:
-        """Refuse to load a checkpoint behind a sum of this run: two of a round can be compared."""
+        """Refuse a checkpoint from before a sum of this run: two of a round can be compared."""
         with suppress(StateLostError):
             if isinstance(host := self.load()[1], PartyClient) and host.has_sent:
                 raise RefusedError(
@@ -82,7 +84,7 @@ class EgoSecrets:
                 )
 
     def _shown(self, form: str, host: Host, aligner: Aligner) -> KeyReply | BindReply:
-        """Say who is here; a party commits to a seed with it."""
+        """Return the clients here; a party also commits to a seed."""
         reply = host.bind() if isinstance(host, PartyClient) else host.keys()
         self.keep(form, host, aligner)
         return reply
@@ -118,7 +120,7 @@ class EgoSecrets:
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Any]]:
-        """Work with both objects; they are kept when the block ends well."""
+        """Work with both objects; keep them if the block ends without an error."""
         form, host, aligner = self.load()
         yield host, aligner
         self.keep(form, host, aligner)

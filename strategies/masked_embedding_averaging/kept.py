@@ -1,4 +1,4 @@
-"""What ego-networks leave of a run: predictions, and models under the names that PyTorch gives.
+"""Outputs of ego-networks: predictions, and models under PyTorch's names.
 
 This file needs neither Flower nor Ray, and PyTorch Geometric only where a model is used.
 """
@@ -24,7 +24,7 @@ from flower_graph.strategies.masked_embedding_averaging.cohort import (
 
 MODULE = "flower_graph.strategies.masked_embedding_averaging.modules.EgoGCN"
 FIRST = "conv1.lin.weight"
-# Of the engine's parameters, whose matrices PyTorch has transposed
+# names of the engine's parameters, whose matrices PyTorch stores transposed
 NAMES = {
     "bias-1": "conv1.bias",
     "weight-2": "conv2.lin.weight",
@@ -39,7 +39,7 @@ NAMES = {
 def predictions_of(
     egos: Sequence[EgoNetwork], chosen: ChosenEgos, classes: Sequence[str] | None
 ) -> Predictions:
-    """Read the clients' predictions for all nodes of theirs off their weights."""
+    """Return the clients' predictions for all their nodes, from their weights."""
     of_client = {ego.client: ego for ego in egos}
     egos = [of_client[client] for client in chosen.batch.clients]
     nodes = [node for ego in egos for node in ego.called or ego.identities]
@@ -47,7 +47,7 @@ def predictions_of(
 
 
 def own_models(chosen: ChosenEgos) -> SavedModels:
-    """Give the clients' models, of which only rows of features that a client has are its own."""
+    """Return the clients' models; a client's own are only the rows of its features."""
     batch, (first, rest) = chosen.batch, chosen.weights()
     rows = SparseRows(FIRST, first, batch.feature, torch.tensor(batch.row_ptr), transposed=True)
     begun = {FIRST: chosen.begun().first.T}
@@ -56,7 +56,7 @@ def own_models(chosen: ChosenEgos) -> SavedModels:
 
 
 def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[int]) -> SavedModels:
-    """Give one model that is the same at these clients; -1 stands for the server."""
+    """Return one model that these clients share; -1 stands for the server."""
     rest = {name: part[0] for name, part in _named(model.rest[None], settings).items()}
     return SavedModels(
         MODULE, _arguments(settings), list(clients), {FIRST: model.first.T} | rest, {}
@@ -75,7 +75,7 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
 
 
 def _named(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
-    """Name rows ``[c, D]`` of parameters as PyTorch does, and lay out matrices as it does."""
+    """Name rows ``[c, D]`` of parameters, and lay out matrices, as PyTorch does."""
     parts = split_rest(rest, settings)
     return {NAMES[name]: part.mT if part.dim() == 3 else part for name, part in parts.items()}
 

@@ -1,4 +1,4 @@
-"""Who takes part in a run of embedding averaging: its keys, and what it knows of the slots."""
+"""Which SuperNodes take part in a run of FedSCem, with their keys and slots."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ T = TypeVar("T")
 
 
 class Keys(NamedTuple):
-    """What a SuperNode says of itself."""
+    """A SuperNode's clients and keys."""
 
     clients: list[int]  # Ascending
-    handled: int | None  # Messages of this run that they have behind them, if it says so
+    handled: int | None  # How many messages of this run they have handled, if known
     reply: SumKeys
 
 
 class EgoMembership(Membership):
-    """Which clients each SuperNode hosts, their keys, and what they know of the slots."""
+    """The clients of each SuperNode, their keys, and their knowledge of slots."""
 
     def __init__(
         self,
@@ -63,7 +63,9 @@ class EgoMembership(Membership):
             self.aligner = PlaintextAlignmentServer()
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet
         self.begun: set[int] = set()  # clients that have taken part in a round
-        self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
+        self.unsent: dict[
+            int, dict[str, object]
+        ] = {}  # the entries that tell each SuperNode its slots
 
     def question(self) -> RecordDict:
         """Ask for keys, under the run's settings."""
@@ -81,10 +83,10 @@ class EgoMembership(Membership):
         return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
 
     def unasked(self) -> None:
-        """Let nobody take part who has no keys."""
+        """Leave out SuperNodes without keys."""
 
     def replaced(self, old: int, node: int, answer: Keys) -> None:
-        """Know a SuperNode that is back with its keys by its new id; forget one without."""
+        """Rename a SuperNode that is back with its keys; forget one without."""
         if not self.sums.knows(old, answer.reply):
             self.forget(old)
             return
@@ -95,7 +97,7 @@ class EgoMembership(Membership):
         self.new = [node if at == old else at for at in self.new]
 
     def enrolled(self, node: int, answer: Keys) -> None:
-        """Take in the keys of a SuperNode that is not just back with those it had."""
+        """Enrol a SuperNode's keys, unless it is back with the same ones."""
         if self.sums.node_of(answer.clients[0]) != node:
             self.sums.enroll(node, answer.reply)
             self.new.append(node)
@@ -103,7 +105,7 @@ class EgoMembership(Membership):
             LOG.warning("node %d has lost its state: its clients begin anew", node)
 
     def forget_unbound(self, parties: PartySums) -> None:
-        """Ask parties again that have not bound themselves for the epoch that is to begin."""
+        """Ask parties again that have no binding for the next epoch."""
         for node in self.clients.keys() - parties.homes.values():
             self.forget(node)
 
@@ -116,12 +118,12 @@ class EgoMembership(Membership):
         aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
         for party, local in members.items():
             node = parties.node_of_party(party)
-            assert node is not None  # who begins an epoch is connected
+            assert node is not None  # the parties of a new epoch are connected
             aligner.enroll(node, local)
         aligner.begin(parties.epoch.digest, members, parties.registry)
 
     def forget(self, node: int) -> None:
-        """Strike a SuperNode off whose keys are lost; its clients may enrol again."""
+        """Remove a SuperNode whose keys are lost; its clients may enrol again."""
         self.sums.forget(node)
         self.aligner.forget(self.clients[node])
         self.new = [at for at in self.new if at != node]
@@ -129,5 +131,5 @@ class EgoMembership(Membership):
 
 
 def _renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
-    """Give the same under a SuperNode's new id, in the same order."""
+    """Return the same mapping with a SuperNode's new id, in the same order."""
     return {node if at == old else at: one for at, one in by_node.items()}

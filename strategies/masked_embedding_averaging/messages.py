@@ -57,8 +57,8 @@ METRIC_NAMES = (
     *("train", "has-train", "val", "has-val", "test", "has-test"),
     *("cross-entropy", "contrast", "has-contrast"),
 )
-# What is summed: that, and how many clients could not read the means of the round before. Who they
-# are is not said: a wrong word is noticed by those who hold its slot.
+# Summed besides: how many clients could not read the means of the round before. They are not named,
+# since those who notice a wrong word hold its slot.
 UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 
@@ -89,7 +89,7 @@ class Layout(NamedTuple):
 
     @property
     def metrics(self) -> slice:
-        """What ``SUMMED_NAMES`` lists."""
+        """The entries of ``SUMMED_NAMES``."""
         return slice(self.counts.stop, self.counts.stop + len(SUMMED_NAMES))
 
     @property
@@ -140,12 +140,12 @@ def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, 
 
 @dataclass
 class EgoEnrolment(Message, down="query"):
-    """Server to client: who is there; make keys; load a checkpoint.
+    """Server to client: asks for its clients and keys, and names a checkpoint.
 
     The answer: ``KeyReply``, or, where the server may lie, ``BindReply``.
     """
 
-    settings: Settings  # What the clients' models and training are to be
+    settings: Settings  # Settings of the clients' models and training
     # Of the secure sum
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
@@ -160,7 +160,7 @@ WORDS_OR_PLAIN = "uint32, uint64 or float64"
 
 
 class Sums(NamedTuple):
-    """What the server added up in a round, as clients get it."""
+    """The server's sums of a round, for the clients."""
 
     server_round: Annotated[int, Whole("sums-round", "round of `sums`; 0: there are none")]
     sum_round: int  # Number of the secure sum, which the pads belong to
@@ -188,7 +188,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class SumsPart(Part):
-    """The sums; number of the secure sum and of its clients travel as one entry."""
+    """The sums; the numbers of the secure sum and of its clients are one entry."""
 
     contributors = Numbers(
         "contributors",
@@ -242,21 +242,21 @@ class Model(Field):
 
 @dataclass(frozen=True)
 class Rest(Field):
-    """Entries of another message that travels with this one."""
+    """Entries of another message that is sent with this one."""
 
     def write(self, value: Any, to: Writing) -> None:
         """Write them."""
         to.config.update(value)
 
     def read(self, name: str, reading: Reading) -> object:
-        """Give all entries; who reads the other message knows its own."""
+        """Return all entries; the reader of the other message picks its own."""
         others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
         return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}
 
 
 @dataclass(frozen=True)
 class MaskedRing(Part):
-    """A ring travels with its mask request only: else a client would write words unmasked."""
+    """A ring, sent with a mask request only: otherwise a client would write unmasked words."""
 
     def write(self, value: object, to: Writing) -> None:
         """Write the ring, if the message has a mask request."""
@@ -282,9 +282,9 @@ class EgoRequest(Message, down="train"):
         Ring | None, MaskedRing("Ring", make=RING.make, fields=RING.fields, when=RING.when)
     ] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
-    # Beside it, where the server may lie: who is ready
+    # If the server may lie, also who is ready
     ready: Annotated[Ready | None, Part("Mask", make=Ready, when="mask-ready")] = None
-    # After it nothing is trained or shared any more
+    # Whether training and sharing are over
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
     checkpoint: Saves = False
     run: Token = ""
@@ -294,13 +294,13 @@ class EgoRequest(Message, down="train"):
 
     @property
     def alternates(self) -> bool:
-        """Whether batches train both losses in turn, which leaves nothing to the local step."""
+        """Whether batches train both losses in turn, so that there is no local step."""
         return self.variant == "iter" and self.settings.batch_size is not None
 
 
 @dataclass(frozen=True)
 class Seconds(Real):
-    """A time that a client took; 0 for what is none, since nothing is computed with it."""
+    """A client's seconds; 0 if it is not a time, since nothing is computed with it."""
 
     def decode(self, value: Any, name: str, reading: Reading) -> float:
         """Take anything."""
@@ -334,7 +334,7 @@ class EgoReply(Message, up="train"):
 
 @dataclass
 class PlainEnrolment(Message, up="train"):
-    """Who is in a plain sum: the entries of an ``EgoReply`` without masks."""
+    """The clients of a plain sum: the entries of an ``EgoReply`` without masks."""
 
     clients: Annotated[IntArray, Clients("present", "plain: who is in the sum", shape="q")]
     left_out: Annotated[
@@ -349,13 +349,13 @@ class PlainEnrolment(Message, up="train"):
 
 
 def union_terms(epoch: int) -> SumTerms:
-    """Say what the sum of tables of tokens is of; its length is that of the table."""
-    # Each alignment is under another key, so that its tables have nothing in common with others.
+    """Return the terms of the sum of token tables; its length is the table's."""
+    # Each alignment has another key, so its tables have nothing in common with others.
     return SumTerms(f"FedSCem union {epoch}", None)
 
 
 def round_terms(server_round: int, ring: Ring | None, order: NDArray[np.uint8] | None) -> SumTerms:
-    """Say what a round's sum is of, from either side's own order of slots."""
+    """Return the terms of a round's sum, from the own order of slots on either side."""
     # order [s, 12]: their tokens; None where identities are not blinded
     slots = b"" if order is None else hashlib.sha256(order.tobytes()).digest()
     return SumTerms("FedSCem round", ring, framed(b"%d" % server_round, slots), padded=True)

@@ -1,4 +1,4 @@
-"""FedSCem and its baselines as a method: both halves from a config, and what commands must know."""
+"""FedSCem and its baselines as a method: both halves, and what commands need."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SERVERS: dict[str, Callable[..., Server]] = {
     "local-sage": fed_sage.LocalSage,
     "fed-sage": fed_sage.FedSage,
 }
-# The settings that its strategy has, and no baseline
+# Settings that FedSCem's strategy has, but no baseline
 OF_FEDSCEM = (
     *("variant", "model_sharing", "alignment", "aggregation"),
     *("limit", "resolution", "dropout", "block_cap", "most_points", "least_holders"),
@@ -133,7 +133,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         )
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
-        """Cut the ego-networks out of the graph, or read those of the clients."""
+        """Make the ego-networks from the graph, or read those of the clients."""
         path, how = clients_path(config.data.name), config.partition
         if path is None:
             whole = cached_data(config)
@@ -157,28 +157,28 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return ego_statistics(graphs)
 
     def train_mods(self, config: FedSCemConfig) -> list[Mod]:
-        """Build none for FedSCem: no mod may touch masked words, so clients add noise before."""
+        """Build none for FedSCem: its clients add noise before masks, which mods would spoil."""
         return [] if config.strategy.name == FEDSCEM else super().train_mods(config)
 
     def default_supernodes(self, config: FedSCemConfig) -> int | None:
-        """Give each client a SuperNode of its own where replies get noise."""
+        """Return one SuperNode for each client if replies get noise."""
         alone = config.privacy.is_on and config.strategy.name in AVERAGING
         fewest = FEWEST_PARTIES if config.strategy.distrusts else None
         return self.num_clients(config) if alone else fewest
 
     def steadying(self, config: FedSCemConfig) -> tuple[str, str]:
-        """Name the settings to turn down when the loss rises."""
+        """Name the settings to lower when the loss rises."""
         return "strategy.learning_rate", "strategy.mu"
 
     def long_work(self, config: FedSCemConfig, server_round: int) -> str:
-        """Say that clients align their nodes before the first round."""
+        """Return that clients align their nodes before the first round."""
         if server_round > 1 or config.strategy.name != FEDSCEM:
             return ""
         keys = "exchange keys and " if config.masks_sums else ""
         return f"first clients {keys}find the nodes that they share ({config.strategy.alignment})"
 
     def local_steps(self, config: FedSCemConfig) -> float:
-        """Count the steps, the mean over the clients: each loss's, one a batch."""
+        """Return the mean number of steps: one for each loss and batch."""
         how, egos = config.strategy, self.graphs(config)
         is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
         sizes = [ego.nodes.numel() for ego in egos] if is_ours else []
@@ -190,7 +190,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     def final_figures(
         self, config: FedSCemConfig, strategy: Server, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Give the whole payload, and the seconds that keys and alignment took."""
+        """Return the run's payload, and the seconds of keys and alignment."""
         figures: dict[str, object] = {"bytes": strategy.payload}
         if isinstance(strategy, MaskedEmbeddingAveraging):
             figures["setup-seconds"] = strategy.session.setup_seconds
@@ -199,7 +199,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     def predict_beside(
         self, run: Left[FedSCemConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
-        """Predict by a model; a newcomer to whom none is common trains on its own labels."""
+        """Predict by a model; without a common one a newcomer trains on its own labels."""
         config = run.config
         if client is not None or not run.are_own or config.strategy.name in SAGE:
             return super().predict_beside(run, graph, client)
@@ -220,7 +220,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return train_alone(graph, settings, trains, config.rounds)
 
     def audit(self) -> EgoAudit:
-        """Ask who holds which node."""
+        """Return the attacks that ask which client holds which node."""
         from flower_graph.strategies.masked_embedding_averaging.attack import EgoAudit
 
         return EgoAudit()
@@ -230,7 +230,7 @@ METHOD = FedSCem()
 
 
 def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:
-    """Collect what a client needs to know to train; the server sends it along."""
+    """Collect the settings of clients' training, which the server sends."""
     features, classes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
     return _settings(config, features, classes)
 
@@ -255,7 +255,7 @@ def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings
 
 
 def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:
-    """Give the noise that FedSCem's clients add to embeddings before pads and masks."""
+    """Return the noise that FedSCem's clients add to embeddings before pads and masks."""
     noise, how = client_noise(config.privacy, config.rounds), config.strategy
     if noise is None or how.aggregation != "masked":
         return noise

@@ -1,6 +1,6 @@
-"""The model of an ego-network as a PyTorch module: what a run saves, for use without Flower.
+"""The model of an ego-network as a PyTorch module, as a run saves it, without Flower.
 
-Imported when a model is read: PyTorch Geometric takes seconds, and no run needs it.
+Imported only when a model is read, since PyTorch Geometric takes seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class EgoGCN(nn.Module):
     features, hidden, classes : int
         Widths of input, embedding and output.
     projection : int
-        Width of what the projection head gives, which training alone needs.
+        Output width of the projection head, which only training needs.
     """
 
     def __init__(self, features: int, hidden: int, classes: int, projection: int) -> None:

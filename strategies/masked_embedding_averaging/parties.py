@@ -1,4 +1,4 @@
-"""What clients of embedding averaging do, and refuse, whose SuperNode does not trust the server."""
+"""FedSCem's clients whose SuperNode does not trust the server: their steps and checks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLE = b"table of tokens"  # in the journal
 def answer_party(
     party: PartyClient, aligner: VerifiedAlignmentClient, action: str, config: Config
 ) -> Config:
-    """Answer an exchange in which no vector travels."""
+    """Answer an exchange without vectors."""
     entries = answer(party, action, config)
     if action == "sum_epoch":
         begin_alignment(party, aligner)
@@ -31,7 +31,7 @@ def answer_party(
 
 
 def add_table(host: SumClient, aligner: AlignmentClient, config: Config) -> MaskedReply:
-    """Take the key-holders' answers, and add the table of tokens to a masked sum."""
+    """Process the key-holders' answers, and add the table of tokens to a masked sum."""
     union, mask = UnionRequest.from_config(config), MaskRequest.from_config(config)
     aligner.finish(union)
     ready = set(aligner.finished)
@@ -45,7 +45,7 @@ def add_proved_table(
     """Check the key-holders' answers, and add the table of tokens to a masked sum."""
     union = ProvedUnionRequest.from_config(config)
     aligner.finish_verified(union)
-    # Of two sums of tables in one alignment, one of them without us, the difference is our table.
+    # Two sums of tables in one alignment, one of them without us, differ by our table.
     Journal(party.trust.journal).contribute(union.epoch, TABLE, party.trust.run)
     table = aligner.sketch(union.cells, aligner.finished)
     mask, ready = MaskRequest.from_config(config), Ready.from_config(config)
@@ -53,7 +53,7 @@ def add_proved_table(
 
 
 def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
-    """Refuse what no server asks for that keeps to what its clients have agreed on."""
+    """Refuse requests that contradict what the clients have agreed on."""
     if request.mask is None or request.ready is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
     if request.model is not None:

@@ -1,4 +1,4 @@
-"""What the embedding-averaging server keeps from round to round, and what a sum says."""
+"""FedSCem's server state from round to round, and the reading of sums."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LEAST_HOLDERS = 2  # a mean over fewer is one client's embedding
 
 
 class EgoServerState:
-    """Sums that wait for the clients, the mean model, bytes."""
+    """The sums to send to the clients, the mean model, bytes."""
 
     def __init__(self, settings: EgoSettings, *, variant: str, shares_model: bool) -> None:
         self.settings, self.variant = settings, variant
@@ -53,13 +53,13 @@ class EgoServerState:
         self.counting = ""  # what of their predictions clients count
         self.counts: Counts | None = None  # of the last sum
         self._sums: Sums | None = None
-        self.started = self.model  # what this round began with
-        # What travelled before this round: if the run is resumed, its messages are sent again.
+        self.started = self.model  # the model that this round began with
+        # Bytes before this round: a resumed run sends its messages again.
         self._wire: Traffic = self.ledger.state_dict()
         self._payload: Traffic = self.ledger.state_dict()
 
     def forget_sums(self) -> None:
-        """Give up the last round's sums: the slots that they belong to are no more."""
+        """Drop the last round's sums, because the slots have changed."""
         self._sums = None
 
     def layout(self, server_round: int, session: EgoSession) -> Layout:
@@ -71,7 +71,7 @@ class EgoServerState:
         return Layout(session.num_slots, self.settings.hidden, weights, *about)
 
     def request(self, server_round: int, session: EgoSession) -> EgoRequest:
-        """Write what is the same for all SuperNodes of a round's request."""
+        """Return the part of a round's request that all SuperNodes share."""
         before = server_round - 1
         rounds = session.rounds
         model = self.started = self.model
@@ -98,7 +98,7 @@ class EgoServerState:
         replies: Iterable[EgoReply],
         asked: int,
     ) -> Means:
-        """Keep what a sum brings for the next round; return what it says about the last one."""
+        """Keep a sum's embeddings for the next round; return its figures of the last one."""
         self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
         self._sums = self.counts = None
         seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
@@ -111,7 +111,7 @@ class EgoServerState:
         if found.total is not None:
             try:
                 metrics = self._read(layout, found, ring)
-            except ValueError as error:  # nobody can say whose words were wrong
+            except ValueError as error:  # nobody knows whose words were wrong
                 self._sums = self.counts = None
                 found.skipped = f"a client's part of the sum was not as agreed: {error}"
                 found.contributors, found.answered = 0, set()
@@ -127,7 +127,7 @@ class EgoServerState:
             self._sums = self._keep(layout, found, total, ring)
         numbers = total[layout.metrics]
         if ring is not None:
-            # Of a plain sum this was checked reply by reply.
+            # For a plain sum this was checked reply by reply.
             numbers, step = ring.decode(numbers), 2.0**-ring.fraction_bits
             ring.check_sums(numbers, found.contributors)
             check_measured(numbers, found.contributors, step * found.contributors)
@@ -143,7 +143,7 @@ class EgoServerState:
         return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
 
     def _name_unread(self, found: RoundSum, clients: int) -> None:
-        """Report clients that could not read what the server added up in the round before."""
+        """Report clients that could not read the sums of the round before."""
         why = (
             f"{clients} of {found.contributors} clients could not read the means and went on "
             "alone: a client's part of the sum was not as agreed"
@@ -156,7 +156,7 @@ class EgoServerState:
     ) -> Sums:
         embeddings, counts = total[layout.embeddings], total[layout.counts]
         if ring is None:
-            # Nobody else is to see a single client's embedding.
+            # Nobody else may see a single client's embedding.
             few = counts < LEAST_HOLDERS
             embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
             embeddings, counts = embeddings.ravel(), counts * ~few
@@ -179,7 +179,7 @@ class EgoServerState:
             self.ledger.count("down", "weights", asked * weights * 4)
 
     def model_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model by name; nothing where models are not shared."""
+        """Return the mean model by name; nothing if models are not shared."""
         if self.model is None:
             return {}
         parts = split_rest(self.model.rest[None], self.settings)
@@ -187,7 +187,7 @@ class EgoServerState:
         return {"first": self.model.first.numpy()} | rest
 
     def state_dict(self) -> dict[str, object]:
-        """Return what a checkpoint of the last reported round holds."""
+        """Return the state for a checkpoint of the last reported round."""
         state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
@@ -195,7 +195,7 @@ class EgoServerState:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned."""
+        """Restore what ``state_dict`` returned."""
         self.ledger.load_state_dict(state["ledger"])
         if self.model is not None:
             self.model = ModelWeights(state["first"], state["rest"])

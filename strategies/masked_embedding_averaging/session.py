@@ -1,10 +1,10 @@
-"""The embedding-averaging server's talk with its clients: set-up, requests, secure sums.
+"""FedSCem's session with its clients: set-up, requests, secure sums.
 
-Set-up is done whenever a SuperNode is new. One that was started anew, under another id if it has
-no authentication, keeps its clients' places in alignment and sums while it has its keys.
+Set-up is done whenever a SuperNode is new. One that was started anew keeps its clients' part in
+alignment and sums as long as it has its keys, under another id too.
 
-A round is two exchanges: one brings the last round's sums and asks for vectors, one asks for what
-takes the masks away and prepares the next round's. Plain sums need the first one only.
+A round is two exchanges: one sends the last round's sums and asks for vectors, one asks for shares
+to remove the masks and prepares the next round. Plain sums need the first one only.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EgoSession(Session):
         )
         self.settings, self.is_masked = settings, aggregation == "masked"
         self.setup_seconds = 0.0
-        self.num_slots = 0  # identities that are held by two clients or more
+        self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
         self.drawn: set[int] = set()  # clients of this round's sum
         self._named = 0  # clients that reports have named already
@@ -134,17 +134,17 @@ class EgoSession(Session):
         if begun:
             if members.alignment != NO_SLOTS:
                 self._align(server_round)
-            self.sums.give_up()  # it was prepared without them
+            self.sums.give_up()  # the prepared sum does not have them
         self.setup_seconds += time.perf_counter() - started
         return begun
 
     def _align(self, server_round: int) -> None:
-        """Bring all clients to one order of slots."""
+        """Agree with all clients on one order of slots."""
         members, aligner = self.members, self.members.aligner
         self._ask_stages(server_round)
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
             self._unite(server_round, aligner)
-            self._ask_stages(server_round)  # where a union that failed has all aligned anew
+            self._ask_stages(server_round)  # after a failed union all are aligned again
         for entry in by_reason(dict(aligner.blamed[self._told :])):
             LOG.warning("client %s takes no part: %s", entry["clients"], entry["reason"])
         self._told = len(aligner.blamed)
@@ -195,7 +195,7 @@ class EgoSession(Session):
         result = self.sums.result()
         if not isinstance(result, Skipped):
             aligner.take_union(result.total, result.contributors.tolist())
-        elif self.sums.server.out.isdisjoint(clients):  # else it is known who spoilt it
+        elif self.sums.server.out.isdisjoint(clients):  # otherwise it is known who spoilt it
             absent = self.sums.at(clients, {entry.node_id for entry in silent})
             for node, listed in replies.values.items():
                 absent += [client for client in masks[node][0] if client not in listed]
@@ -214,12 +214,12 @@ class EgoSession(Session):
 
     def ring(self) -> Ring | None:
         """Return how numbers are written, sized for all clients; None for plain sums."""
-        # Excluded clients count: a round's sums are read with the ring of the next round, so it
-        # must not shrink in between.
+        # Excluded clients count too: a round's sums are read with the next round's ring, which must
+        # not be smaller.
         return self.sums.ring_for(sum(map(len, self.clients.values()))) if self.is_masked else None
 
     def sample(self, server_round: int) -> list[int]:
-        """Draw the clients of a round; depends on the seed, the round and who is there."""
+        """Draw the clients of a round; depends on the seed, the round and the known clients."""
         everyone = self.sums.at(self.everyone, set(self.exchange.grid.get_node_ids()))
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
@@ -227,12 +227,12 @@ class EgoSession(Session):
         return [everyone[index] for index in drawn]
 
     def prepare(self, server_round: int, clients: list[int]) -> None:
-        """Let clients make the keys of the next secure sum, in an exchange of its own."""
+        """Have clients make the keys of the next secure sum, in a separate exchange."""
         self.sums.ready(server_round, clients)
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
         """Address a round's request to the SuperNodes of this round's clients."""
-        masks: dict[int, Any] = {}  # the mask requests, with who is ready where the server may lie
+        masks: dict[int, Any] = {}  # the mask requests; if the server may lie, also who is ready
         if self.is_masked:
             word = base.ring.word if base.ring else 64
             aligner = self.members.aligner
@@ -261,7 +261,7 @@ class EgoSession(Session):
     def ask(
         self, server_round: int, requests: Mapping[int, EgoRequest], length: int
     ) -> dict[int, EgoReply]:
-        """Send a round's requests and take the vectors."""
+        """Send a round's requests and collect the vectors."""
         replies = self.send(
             {node: request.to_record() for node, request in requests.items()},
             server_round,
@@ -290,7 +290,7 @@ class EgoSession(Session):
         return reply
 
     def close(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        """Take the masks away, and prepare the next round in the same exchange."""
+        """Remove the masks, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
         now = self.sums.number
@@ -314,7 +314,7 @@ class EgoSession(Session):
         return summed
 
     def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
-        """Return who was blamed since the last time; of this sum, under the round's own number."""
+        """Return who was blamed since the last call, under the round's own number."""
         blamed = self.sums.server.blamed
         new, self._named = blamed[self._named :], len(blamed)
         return [
@@ -339,7 +339,7 @@ class EgoSession(Session):
         return result
 
     def became_of(self, summed: RoundSum) -> Participation:
-        """Say what became of every client in the exchanges of a round's sum."""
+        """Return what became of every client in a round's sum."""
         connected, server = set(self.connected), self.sums.server
         at = {client: node for node, clients in self.clients.items() for client in clients}
         undone = {client: NOT_READY for client in self.drawn if at.get(client) in connected}

@@ -69,7 +69,7 @@ from flower_graph.strategies.masked_embedding_averaging.server_state import EgoS
 from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
 
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
-# Aggregation, alignment and model sharing that a server which lies reads nothing by
+# Aggregation, alignment and model sharing with which a lying server learns no client's data
 READ_BY_NOBODY = ("masked", "psi", "none")
 
 
@@ -170,7 +170,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         shares_model = model_sharing != "none"
         self.kept = EgoServerState(settings, variant=variant, shares_model=shares_model)
         self.num_classes = settings.num_classes
-        self._early: list[dict[str, object]] = []  # left out before there was anything to report
+        self._early: list[dict[str, object]] = []  # left out before the first report
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
@@ -197,7 +197,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
                 f"round {server_round}: none of {len(requests)} SuperNodes gave a usable answer "
                 f"within {session.timeout:g} s; the log names the reasons"
             )
-        silent = list(session.rejected)  # whoever fails after this has sent its vector
+        silent = list(session.rejected)  # clients that fail after this have sent their vector
         result = session.close(server_round, self.answers)
         session.rejected = silent
         result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
@@ -224,15 +224,15 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return report
 
     def rejoin(self) -> list[str]:
-        """Have the clients go on, and count what that takes: it sets up a run of its own."""
+        """Have the clients load a checkpoint, and count its bytes, since it sets up a new run."""
         return self.session.rejoin()
 
     def finish(self, server_round: int) -> None:
-        """Let the clients forget the run."""
+        """Tell the clients to forget the run."""
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model, where models are shared; else the server has nothing.
+        """Return the mean model if models are shared; otherwise the server has none.
 
         Returns
         -------
@@ -244,13 +244,13 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return self.kept.model_arrays()
 
     def snapshot(self) -> Snapshot | None:
-        """Return the mean that the last reported round began with, where models are shared."""
+        """Return the mean that the last reported round began with, if models are shared."""
         if (model := self.kept.started) is None:
             return None
         return Snapshot(None, [common_model(model, self.kept.settings, [NO_CLIENT])])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Let those save that were not asked to with the next round's request."""
+        """Have clients save that the next round's request did not ask to."""
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
         order = write_save(self.kept.settings, server_round, self.session.checkpoints.run)
         return self.session.have_saved(server_round, as_record(order), saved)
@@ -262,7 +262,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return {**kept.settings._asdict(), **local}
 
     def state(self) -> dict[str, object]:
-        """Return what travelled, the model that the next round began with, and proven cheats."""
+        """Return the bytes so far, the model that the next round began with, and proven cheats."""
         return self.kept.state_dict() | {"excluded": sorted(self.session.sums.server.excluded)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -274,6 +274,6 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
 def _others(
     early: list[dict[str, object]], later: list[dict[str, object]]
 ) -> list[dict[str, object]]:
-    """Return the entries about whom no later one names."""
+    """Return the entries about nodes that no later entry names."""
     repeated = [(entry.get("node"), entry.get("client")) for entry in later]
     return [entry for entry in early if (entry.get("node"), entry.get("client")) not in repeated]

@@ -1,7 +1,7 @@
-"""What FedSCem's tables alone have: a central reference, clients' costs, and what masks change.
+"""Figures of FedSCem's tables: a central reference, clients' costs, and the effect of masks.
 
-The central reference is the same model, trained on the whole graph in one place. Costs are what a
-round costs a client, against the size of its ego-network (FedSCem, Figure 8).
+The central reference is the same model, trained on the whole graph in one place. Costs are a
+client's time and memory in a round, by the size of its ego-network (FedSCem, Figure 8).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Row = tuple[dict[str, int], dict[str, float]]  # keys and figures of a group of 
 
 
 def train(config: FedSCemConfig) -> list[Epoch]:
-    """Train one model on all nodes and judge it as the clients are judged."""
+    """Train one model on all nodes, and evaluate it as the clients are evaluated."""
     if config.partition.split != "global":
         raise ValueError(f"partition.split: {config.partition.split!r}; only 'global' will do")
     data, egos, settings = cached_data(config), METHOD.graphs(config), ego_settings(config)
@@ -48,7 +48,7 @@ def train(config: FedSCemConfig) -> list[Epoch]:
     for number in range(config.rounds):
         model.train(number)
         h = model.embed()
-        # The judges' own first layers play no part: their embeddings come from the whole graph.
+        # The clients' first layers are not used: embeddings come from the whole graph.
         judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
         _, val, test = chosen.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
         epochs.append(Epoch(float(model.evaluate(h).loss), val, test))
@@ -56,7 +56,7 @@ def train(config: FedSCemConfig) -> list[Epoch]:
 
 
 def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
-    """Make the whole graph one client's, with the roles that its nodes have at the clients."""
+    """Return the whole graph as one client, with the roles of its nodes at the clients."""
     count = int(data.y.numel())
     nobody = torch.zeros(count, dtype=torch.bool)
     edges = to_undirected(data.edge_index, count)
@@ -68,7 +68,7 @@ def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
 
 def costs(config: FedSCemConfig) -> list[Row]:
     """Measure clients by size (Figure 8)."""
-    # Some builds of PyTorch's profiler fill the error stream; what goes wrong is an exception.
+    # Some builds of PyTorch's profiler fill the error stream; real errors are exceptions.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     return costs_by_size(METHOD.graphs(config), ego_settings(config))
 
@@ -100,7 +100,7 @@ def _figures(
 ) -> dict[str, float]:
     """Measure means over ego-networks of about one size."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        # Built while it is watched, so that what lasts between rounds counts too.
+        # Built under the profiler, so that memory between rounds counts too.
         cohort = EgoCohort(egos, settings)
         _round(cohort, is_shared)
     seconds = []
@@ -112,7 +112,7 @@ def _figures(
         "nodes": fmean(ego.nodes.numel() for ego in egos),
         "edges": fmean(ego.edge_index.shape[1] / 2 for ego in egos),  # each counted once
         "seconds-per-round": median(seconds) / len(egos),
-        # Of a client's tensors: graph, weights, optimiser, and what a round makes
+        # Bytes of a client's tensors: graph, weights, optimiser, and those of a round
         "peak-mib": _peak(profiler) / len(egos) / 2**20,
     }
 
@@ -128,20 +128,20 @@ def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
 
 
 def _peak(profiler: profile) -> int:
-    """Read the most bytes allocated at a time; only the profiler's trace file tells it."""
+    """Read the peak of allocated bytes, which only the profiler's trace file has."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = read_json(path, MOST_LINES)["traceEvents"]
     result = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
     totals = [event["args"]["Total Allocated"] for event in result]
-    # PyTorch counts on from profile to profile, and what is freed between two it never learns.
+    # PyTorch counts on from profile to profile, without what is freed in between.
     before = totals[0] - result[0]["args"]["Bytes"]
     return int(max(totals) - before)
 
 
 def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
-    """Say how far the masked run's test accuracy ever is from the plain run's, by data set."""
+    """Return the largest gap between the masked and the plain run's test accuracy, by data set."""
     masked = {one.data: one.runs for one in shown if one.method.endswith("masked")}
     plain = {one.data: one.runs for one in shown if not one.method.endswith("masked")}
     gaps, seed = [], None

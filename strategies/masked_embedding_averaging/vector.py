@@ -46,7 +46,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class VectorEncoding:
-    """How a round's vectors are written."""
+    """The encoding of a round's vectors."""
 
     layout: Layout  # Their parts
     table: SlotTable  # Who holds which slot
@@ -56,7 +56,7 @@ class VectorEncoding:
 
     @classmethod
     def of(cls, request: EgoRequest, table: SlotTable, pads: bytes) -> VectorEncoding:
-        """Write as a round's request says."""
+        """Return the encoding of a round's request."""
         slots = 0 if request.is_last else table.num_slots
         weights = 0
         if request.model is not None and not request.is_last:
@@ -102,7 +102,7 @@ def add_up(
     if writing.ring is None:
         return total, present, left_out
     words = total.view(np.uint64)
-    if writing.table.group_key and layout.slots:  # the server is to see no sums
+    if writing.table.group_key and layout.slots:  # the server must not see sums
         words = words + _pads(writing, slots, len(present))
     return words.astype(writing.ring.dtype), present, left_out
 
@@ -110,7 +110,7 @@ def add_up(
 def read_shared(
     sums: Sums, chosen: ChosenEgos, table: SlotTable, ring: Ring | None, pads: bytes
 ) -> Shared:
-    """Take the pads off the sums and divide: mean embeddings of nodes with two holders or more."""
+    """Remove the pads and divide: mean embeddings of nodes with two holders or more."""
     hidden = chosen.settings.hidden
     counts, embeddings = sums.counts, sums.embeddings.reshape(table.num_slots, hidden)
     slots = _slots(table, list(chosen.batch.clients), {})
@@ -142,7 +142,7 @@ def read_shared(
 
 
 def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) -> NDArray[np.int64]:
-    """Return the slot of every node of the clients, ``[n]``; -1 for those of clients left out."""
+    """Return the slot of every node of the clients, ``[n]``; -1 for clients left out."""
     parts = [
         np.full_like(table.by_client[client], -1) if client in without else table.by_client[client]
         for client in clients
@@ -153,7 +153,7 @@ def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) ->
 def _unfit(
     chosen: ChosenEgos, h: Tensor, metrics: NDArray[np.float64], writing: VectorEncoding
 ) -> dict[int, str]:
-    """Find the clients that have a number which is no number, or beyond the ring's limit."""
+    """Find the clients with a number that is NaN, or beyond the ring's limit."""
     limit = writing.ring.limit if writing.ring else float(np.finfo(np.float32).max)
     largest = h.abs().amax(1).nan_to_num(torch.inf, posinf=torch.inf)
     worst = [("an embedding", _largest(largest, chosen))]
@@ -165,7 +165,7 @@ def _unfit(
         for client, value in zip(chosen.batch.clients, values.tolist(), strict=True):
             if not value <= limit:
                 left_out[client] = f"{what} is outside the range of -{limit:g} to {limit:g}"
-                # For the client's own log: the server is not told how large.
+                # For the client's own log: the server does not learn how large.
                 LOG.warning("client %d: %s: %.3g", client, left_out[client], value)
     return left_out
 
@@ -176,14 +176,14 @@ def _largest(values: Tensor, chosen: ChosenEgos) -> NDArray[np.float32]:
 
 
 def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.number]:
-    """Write numbers so that they can be added up: int64 modulo 2^64, or float64."""
+    """Encode numbers for the sum: int64 modulo 2^64, or float64."""
     if ring is None:
         return values.astype(np.float64)
     return ring.encode(values).view(f"<i{ring.word // 8}").astype(np.int64)
 
 
 def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[np.number]:
-    """Write counts: a sum of ones, each of which is a number of the ring."""
+    """Encode counts: sums of ones, each a number of the ring."""
     return counts if ring is None else counts.astype(np.int64) * _encode(ring, np.ones(1))
 
 
@@ -209,7 +209,7 @@ def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray
 
 
 def _pads(writing: VectorEncoding, slots: NDArray[np.int64], present: int) -> NDArray[np.uint64]:
-    """Return what hides the sums from the server: a pad a holder, a common one a client."""
+    """Return the pads that hide the sums from the server: holders' and common ones."""
     layout, table = writing.layout, writing.table
     pads = np.zeros(layout.length, np.uint64)
     hidden = _common(table, writing.pads, writing.sum_round, layout.hidden)
@@ -222,7 +222,7 @@ def _pads(writing: VectorEncoding, slots: NDArray[np.int64], present: int) -> ND
 
 
 def _common(table: SlotTable, pads: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:
-    """Return the pad that all clients add, over embeddings and counts: it hides who holds what."""
+    """Return the pad that all clients add to embeddings and counts, to hide who holds what."""
     return table.group_pad(pads, sum_round, table.num_slots * (hidden + 1))
 
 
@@ -235,14 +235,14 @@ def put_masks(
     terms: SumTerms,
     state: NDArray[np.generic],
 ) -> tuple[dict[str, object], NDArray[np.generic]]:
-    """Put the sum under masks, if the round has them; return the reply's entries and the sum."""
-    # state: the embeddings that it was made of, which no sum of others has
+    """Mask the sum, if the round has masks; return the reply's entries and the sum."""
+    # state: identifies the embeddings of the sum
     if not present:
         raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
     if request.mask is None:
         return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
     if isinstance(host, PartyClient):
-        assert request.ready is not None  # the client has seen to it
+        assert request.ready is not None  # the client has checked it
         content = digest_of([np.array(request.is_last), state])
         reply = host.mask(request.mask, request.ready, total, terms, content)
     else:
@@ -252,14 +252,14 @@ def put_masks(
 
 
 def contrast_scale(tau: float) -> float:
-    """Return what divides the contrastive loss on the wire: it grows with ``1 / tau``."""
-    # So divided it is below ``2 + log(2 n_c)``, which the ring takes at any temperature.
+    """Return the divisor of the contrastive loss on the wire, which grows with ``1 / tau``."""
+    # The quotient is below ``2 + log(2 n_c)``, which fits the ring at any temperature.
     return 1 + 1 / tau
 
 
 @dataclass
 class RoundSum:
-    """What came of a round's sum."""
+    """The result of a round's sum."""
 
     server_round: int = 0  # The round, and the number of its secure sum
     sum_round: int = 0
@@ -268,14 +268,14 @@ class RoundSum:
     skipped: str = ""  # Why there is no sum
     # Clients and SuperNodes that were left out
     rejected: list[dict[str, object]] = field(default_factory=list)
-    # Which these are; and of others what went wrong, by client
+    # The clients of these, and errors of other clients, by client
     answered: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)  # Seconds of the round's parts
 
 
 class Means(NamedTuple):
-    """Means over clients of what they measured; NaN where no client has any."""
+    """Means over clients of their measurements; NaN where no client has any."""
 
     cross_entropy: float
     contrast: float
@@ -285,7 +285,7 @@ class Means(NamedTuple):
 
 
 def mean_metrics(sums: Mapping[str, float], tau: float) -> Means:
-    """Turn sums over clients of what ``measure`` gives into means."""
+    """Turn sums over clients of ``measure``'s results into means."""
 
     def mean(name: str, count: str) -> float:
         return sums[name] / sums[count] if sums[count] > 0 else math.nan
@@ -296,12 +296,12 @@ def mean_metrics(sums: Mapping[str, float], tau: float) -> Means:
 
 
 def measure(judged: Metrics, contrast: Tensor | None, tau: float) -> NDArray[np.float64]:
-    """Return ``[c, 9]`` what ``METRIC_NAMES`` lists; a client without such nodes adds zeros."""
+    """Return the measurements of ``METRIC_NAMES``, ``[c, 9]``; zeros without such nodes."""
     # contrast [c]
     columns = []
     for accuracy in judged.accuracy.T:
         columns += [accuracy.nan_to_num(0.0), (~accuracy.isnan()).double()]
-    # A client without training nodes has no loss; one that diverged has a loss that is no number.
+    # A client without training nodes has no loss; the loss of one that diverged is NaN.
     columns.append(torch.where(judged.accuracy[:, 0].isnan(), 0.0, judged.loss))
     if contrast is None:
         contrast = torch.full_like(judged.loss, torch.nan)
@@ -318,9 +318,9 @@ def add_noise(
     writing: VectorEncoding,
     clients: Sequence[int],
 ) -> tuple[Tensor, NDArray[np.float64]]:
-    """Clip and noise what each client shares, and withhold what it measured."""
-    # No mod can add it: words of a ring bear no noise, and a SuperNode's reply is already the sum
-    # over its clients. Which slots a client holds, and so how many nodes it shares, gets none.
+    """Clip each client's embeddings, add noise, and remove its measurements."""
+    # No mod can add it, since a SuperNode's reply is already the masked sum over its clients. A
+    # client's slots, and so the number of nodes that it shares, get no noise.
     # h [n, h], measured [c, 9]
     if writing.layout.weights:
         raise RefusedError("the weights that are asked for would have no noise")
@@ -335,7 +335,9 @@ def add_noise(
         place = start + np.flatnonzero(slots >= 0)
         start += slots.size
         if not np.isfinite(local[place]).all():
-            result[place] = np.nan  # cannot be clipped: the client alone is left out, by its reason
+            result[place] = (
+                np.nan
+            )  # cannot be clipped: only this client is left out, with the reason
         elif place.size:
             result[place] = noise.protect(local[None, place])[0]
     return torch.from_numpy(result).to(h.device), shown

@@ -1,4 +1,4 @@
-"""PPFL-GNN: which nodes are linked, and whose private nodes stand behind public embeddings."""
+"""Attacks on PPFL-GNN: which public nodes have an edge, and whose a private node is."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from flower_graph.strategies.procrustes_alignment.config import LOCAL, SECURE, P
 from flower_graph.strategies.procrustes_alignment.messages import split_rows
 from flower_graph.wire import keys
 
-# Pairs without an edge that are compared with those that have one, at most
+# Most pairs without an edge that are compared with those that have one
 PAIRS = 20_000
 Holders = HoldsGraphs[PPFLConfig, OverlappingGraph]
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
 
 
 class Graph(NamedTuple):
-    """The true graph, to judge the attacks by."""
+    """The true graph, to score the attacks."""
 
     edges: NDArray[np.bool_]  # [n, n], symmetric
     public: NDArray[np.int64]  # [p] nodes that all clients hold, in the order of their embeddings
@@ -62,7 +62,7 @@ def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray
 
 
 def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
-    """Find out who is linked, and what is a client's own."""
+    """Guess which nodes are linked, and which private nodes are a client's."""
     seen = last_rows(exchanges, sent=True) or last_rows(exchanges, sent=False)
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
@@ -79,7 +79,7 @@ def _links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
 
 
 def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
-    """Ask for each client where it has a private node between two public ones."""
+    """Score, for each client, where it has a private node between two public ones."""
     inner = graph.edges[np.ix_(graph.public, graph.public)]
     apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
     cases = []
@@ -92,7 +92,7 @@ def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Findin
 
 
 def _owners(near: Near, graph: Graph) -> Finding:
-    """Ask whose each private node is, given its public neighbours: these are nearest there."""
+    """Score whose each private node is, given its public neighbours, which are nearest there."""
     clients = sorted(near)
     scores, truth = [], []
     for node in np.flatnonzero(graph.owner >= 0):
@@ -111,7 +111,7 @@ def _owners(near: Near, graph: Graph) -> Finding:
 
 
 def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Say which rows have a column in common."""
+    """Return which rows have a column in common."""
     counts = edges.astype(np.float32)
     return (counts @ counts.T) > 0
 
@@ -125,7 +125,7 @@ def _draw(pairs: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int6
 def _scored(
     cases: Sequence[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Put scores of true and false pairs one behind the other, for all clients."""
+    """Concatenate scores of true and false pairs, for all clients."""
     scores, truth = [], []
     for near, yes, no in cases:
         for pairs, is_true in ((yes, True), (no, False)):
@@ -135,7 +135,7 @@ def _scored(
 
 
 def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
-    """Return how many public nodes each client said it has."""
+    """Return how many public nodes each client declared."""
     sizes: dict[int, int] = {}
     for one in of_kind(exchanges, "query"):
         config = config_of(one.reply)
@@ -144,7 +144,7 @@ def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
 
 
 class EmbeddingAudit(Audit[PPFLConfig, Holders]):
-    """What is tried on a run of PPFL-GNN."""
+    """The attacks on a run of PPFL-GNN."""
 
     rounds = 5
     notes = (
@@ -155,7 +155,7 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     )
 
     def refuse(self, config: PPFLConfig) -> None:
-        """Refuse clients that send nothing, and graphs that are nobody's to compare with."""
+        """Refuse clients that send nothing, and data without a whole graph."""
         if config.strategy.name == LOCAL:
             raise ConfigError(
                 f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
@@ -168,7 +168,7 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
             )
 
     def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
-        """Give the plain forms without and with noise, and the secure one."""
+        """Return configs of the plain form without and with noise, and of the secure form."""
         pairs = ["strategy.alignment=pairs"] if config.strategy.alignment == SECURE else []
         whole = ["strategy.participation=1", "strategy.absent=leave-out"]
         secure = [f"strategy.alignment={SECURE}", NO_NOISE, *whole]
@@ -184,7 +184,7 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
         return "secure sum" if is_secure else super().label(config)
 
     def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
-        """Lie to clients of the secure sum, in the form that has one."""
+        """Return the lies to clients of the secure sum, if there is one."""
         if config.strategy.alignment != SECURE:
             return []
         lies = of_parties if config.strategy.distrusts else of_sums
@@ -196,7 +196,7 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
 
 
 def _true_graph(config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> Graph:
-    """Give the whole graph, and who holds which node."""
+    """Return the whole graph, and which client holds which node."""
     data = cached_data(config)
     count = int(data.num_nodes)
     edges = np.zeros((count, count), bool)

@@ -1,12 +1,13 @@
-"""Which public nodes are summed where the server is not trusted: all clients work it out.
+"""Which public nodes are summed if the server is not trusted: all clients compute it.
 
-Who lays the nodes out decides whose rows meet: a server that gives each client places of its own
-reads every row out of the sum, without a lie about masks. So each SuperNode signs which nodes its
-clients hold, every SuperNode gets all these claims, and from them all find the same nodes, in the
-same order: those that so many SuperNodes hold that two that are honest are in any sum of them.
+The order of nodes decides whose rows are added: a server that gives each client positions of its
+own can read every row from the sum, without a lie about masks. So each SuperNode signs which nodes
+its clients hold, every SuperNode gets all these claims, and all compute the same nodes in the same
+order: those that so many SuperNodes hold that any sum has two honest holders.
 
-What they found goes into the masks, with all else that decides what a client sends: the round, and
-the means that clients turn to. Of clients that were told different things no sum can be read.
+The order goes into the masks, with everything else that decides what a client sends: the round, and
+the means that embeddings are rotated to. A sum of clients that were told different things cannot be
+read.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ PURPOSE = b"public-nodes"
 MEANS = "PPFL-GNN means"  # the purpose of the sums
 DIGEST = hashlib.sha256().digest_size
 # Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
-# same at all, as they must find the same nodes.
+# same at all, since all must choose the same nodes.
 MISSING, COLLUDING = 3, 1  # tenths
-# What clients measure is summed, too: behind the rows of a vector these, then a 1 for each known.
+# Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
 MEASURED = (
     *("loss", "disagreement", "train", "val", "test"),
     *("precision-1", "precision-5", "precision-10"),
@@ -65,7 +66,7 @@ def check_claim(
 
 
 def fewest_parties(parties: int) -> int:
-    """Say how many SuperNodes must hold a node for it to be summed."""
+    """Return how many SuperNodes must hold a node for it to be summed."""
     return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
 
 
@@ -73,7 +74,7 @@ def agreed_nodes(
     held: Mapping[int, Mapping[int, IntArray]], least: int = LEAST_HOLDERS
 ) -> IntArray:
     """Choose the nodes of the sums: those with enough holders, ascending ids."""
-    # held: by party and client; least: SuperNodes that must hold a node whatever else is so
+    # held: by party and client; least: the fewest SuperNodes that must hold a node in any case
     each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
     if not each:
         return np.zeros(0, np.int64)
@@ -90,13 +91,13 @@ def digests_of(rows: FloatArray) -> Bytes:
 def layout_of(
     nodes: IntArray, means: Bytes, dimension: int, server_round: int, order: SumOrder
 ) -> bytes:
-    """Hash, for the masks, what every number of a vector is, and what it was made from."""
+    """Hash the meaning of a vector's numbers, for the masks: nodes and means."""
     flags = order.is_target, order.rotations_only
     numbers = struct.pack("<qqQ??", dimension, server_round, order.seed, *flags)
     return hashlib.sha256(framed(numbers, pack_integers(nodes), means.tobytes())).digest()
 
 
-# Nodes and hashes of means where the server is trusted with the layout: each client knows its own
+# Nodes and hashes of means; a client knows its own
 NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)
 
 
@@ -142,7 +143,7 @@ class Claims(Message, down="train"):
         held: Mapping[int, Mapping[int, IntArray]],
         signatures: Mapping[int, Bytes],
     ) -> Claims:
-        """Write what the server has of each party, before there is a mean."""
+        """Return the message of the parties' claims, before there is a mean."""
         return cls(
             np.array(list(held), np.int64),
             rows_of([signatures[party].tobytes() for party in held], len(held), SIGNATURE_BYTES),
@@ -152,7 +153,7 @@ class Claims(Message, down="train"):
         )
 
     def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
-        """Refuse means for a client, ``[p, d]``, that are not those of all."""
+        """Refuse means for a client, ``[p, d]``, that differ from those shown to all."""
         if mean is None and not self.means.size:
             return
         here = slots >= 0
@@ -179,7 +180,7 @@ class Claims(Message, down="train"):
 
 
 class SignedClaims:
-    """What the server has of its SuperNodes, to be shown to all."""
+    """The server's collection of claims, to be shown to all."""
 
     def __init__(self, registry: Registry, run_id: Callable[[], int]) -> None:
         self.registry, self._run_id = registry, run_id  # Flower's, once there is a run
@@ -187,7 +188,7 @@ class SignedClaims:
         self._held: dict[int, dict[int, IntArray]] = {}
 
     def take(self, answer: EmbeddingEnrolment) -> str:
-        """Take a SuperNode's claim, or say why it is none."""
+        """Record a SuperNode's claim, or return why it is refused."""
         held = dict(zip(answer.clients, answer.nodes, strict=True))
         parties = [self.registry.parties[number] for number in self.registry.active]
         party = next((one.number for one in parties if one.may_host(held)), None)
@@ -201,7 +202,7 @@ class SignedClaims:
         return ""
 
     def of(self, parties: Collection[int]) -> dict[int, dict[int, IntArray]]:
-        """Give what some parties claim, in the order of their numbers."""
+        """Return the claims of some parties, in the order of their numbers."""
         return {party: self._held[party] for party in sorted(parties) if party in self._held}
 
 
@@ -213,7 +214,7 @@ def check_layout(
     own: Mapping[int, IntArray],
     least: int = LEAST_HOLDERS,
 ) -> IntArray:
-    """Work out the nodes of a sum of these parties; refuse claims by which it would hide less."""
+    """Compute the nodes of a sum of these parties; refuse claims that would hide less."""
     count = len(parties)
     if count - trust.minimum > MISSING * count // 10 or int(trust.corrupt * count) > (
         COLLUDING * count // 10
@@ -231,7 +232,7 @@ def check_layout(
 
 
 def _parts(run_id: int, held: Mapping[int, IntArray]) -> list[bytes]:
-    """Write a claim for its signature: the run, the clients in ascending order, their nodes."""
+    """Return the bytes of a claim to sign: the run, the clients in ascending order, their nodes."""
     clients = np.array(sorted(held), np.int64)
     nodes = [pack_integers(held[client]) for client in clients.tolist()]
     return [struct.pack("<Q", run_id), pack_integers(clients), *nodes]

@@ -38,9 +38,9 @@ from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
-# Measures the embeddings of all of a client's nodes; is told the round, and whether it is the last
+# Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
-MODELS = "model."  # before the names of the models' tensors in a checkpoint
+MODELS = "model."  # prefix of the models' tensors in a checkpoint
 
 
 class EmbeddingModel(Protocol):
@@ -60,7 +60,7 @@ class EmbeddingModel(Protocol):
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """What a model has besides if it keeps anything from round to round."""
+    """The further methods of a model that keeps state from round to round."""
 
     # Names, shapes and types of the tensors stay the same from the model's making on.
 
@@ -68,12 +68,12 @@ class KeepsState(Protocol):
         """Return everything that must last."""
 
     def load_state_dict(self, state_dict: Mapping[str, object]) -> object:
-        """Go on from it."""
+        """Restore it."""
 
 
 @runtime_checkable
 class MeasuresItself(Protocol):
-    """What a model has besides if what it embeds cannot be measured without it."""
+    """The further method of a model that evaluates its own embeddings."""
 
     def judge(
         self, embeddings: FloatArray, server_round: int, is_last: bool
@@ -92,14 +92,14 @@ class EmbeddingClient:
     nodes
         Ids of its nodes, int64 ``[n]``; clients know a shared node by the same id.
     rows
-        Which of them are public, by their place in ``nodes``, int64 ``[p]``.
+        Indices of the public ones in ``nodes``, int64 ``[p]``.
     dimension
-        Numbers of an embedding.
+        Dimensions of an embedding.
     build
         Makes the model as it is before the first round.
     judge
-        Measures its embeddings; ``val`` and ``test`` of what it returns are the round's
-        accuracies. None: what the model's own ``judge`` gives, else nothing is measured.
+        Evaluates its embeddings; returns the accuracies ``val`` and ``test``. None: the model's own
+        ``judge``, if it has one.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class EmbeddingClient:
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be; names the client."""
+        """Refuse impossible values; the error names the client."""
         who = f"client {self.number}"
         if self.nodes.ndim != 1 or self.nodes.size == 0:
             raise ValueError(f"{who}: nodes has shape {self.nodes.shape}, must be [n] with n > 0")
@@ -172,7 +172,7 @@ Models = dict[int, EmbeddingModel]
 
 
 class _Answer(NamedTuple):
-    """What one client did in one round."""
+    """One client's results in one round."""
 
     loss: float
     embeddings: FloatArray  # [n, d] of all its nodes
@@ -182,10 +182,10 @@ class _Answer(NamedTuple):
 
 
 class ModelState(CohortState[Models]):
-    """The state of models that hand out copies of what they keep, by PyTorch's ``state_dict``."""
+    """The state of models whose ``state_dict`` returns copies."""
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
-        """Write what models keep where the last state lies; refuse what does not fit there."""
+        """Write the models' state over the last one; refuse other forms."""
         result = _tensors(live)
         for name in {**result, **tensors}:
             was, now = (
@@ -202,7 +202,7 @@ class ModelState(CohortState[Models]):
 
 
 def _tensors(models: Models) -> Tensors:
-    """Collect what the models keep, under names that tell whose it is."""
+    """Collect the models' state, under names with the client's number."""
     return {
         f"{number}.{name}": value
         for number, model in models.items()
@@ -217,7 +217,7 @@ class PublicNodeClient(NumPyClient):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; what the models keep lives behind it.
+        The ClientApp's context, which keeps the models' state.
     members : sequence of EmbeddingClient
         The clients.
     save_to : Path, optional
@@ -225,8 +225,7 @@ class PublicNodeClient(NumPyClient):
     checkpoint_dir : Path, optional
         Where to save the models when the server asks for a checkpoint.
     output_dir : Path, optional
-        Where predictions, models, embeddings and figures are left, if not in a place of the
-        SuperNode's own.
+        Where outputs are saved, if the SuperNode has no folder of its own.
     """
 
     def __init__(
@@ -252,7 +251,7 @@ class PublicNodeClient(NumPyClient):
         self._makers = Makers(self._first, self._build)
 
     def get_properties(self, config: Config) -> Config:
-        """Say who is here, and which nodes each can share; load or save a checkpoint if asked."""
+        """Return the clients here and their public nodes; load or save a checkpoint if asked."""
         if config.get(CHECKPOINT, False):
             why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
             return {NOT_SAVED: why} if why else {}
@@ -260,13 +259,13 @@ class PublicNodeClient(NumPyClient):
         return self.enrolment().to_config()
 
     def enrolment(self) -> EmbeddingEnrolment:
-        """Say who is here, and which nodes each can share."""
+        """Return the clients here and their public nodes."""
         dimensions = [member.dimension for member in self.members.values()]
         handled = self._state.processed(self._makers)
         return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Take the means, train, embed and measure (steps 2 and 3)."""
+        """Use the means, train, embed and measure (steps 2 and 3)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         reply = self.round(request)
         if request.saves:
@@ -279,23 +278,23 @@ class PublicNodeClient(NumPyClient):
         return {number: member.public for number, member in self.members.items()}
 
     def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
-        """Write a round's checkpoint; return why it cannot be done, or nothing."""
+        """Write a round's checkpoint; return why it failed, or an empty string."""
         return self._state.save(server_round, run, self._makers, more)
 
     def resume(self, resume: Resume) -> Tensors | None:
-        """Go on from the checkpoint that the server names; return what else it has."""
+        """Load the checkpoint that the server names; return its other tensors."""
         tensors = self._state.restore(resume, self._makers)
         if tensors is not None:
-            forget(self._context)  # what was said of a later round
+            forget(self._context)  # predictions of a later round
         return tensors
 
     def snapshot(self) -> Snapshot:
-        """Give what the clients have: embeddings, what was said of their nodes, models."""
+        """Return the clients' embeddings, predictions and models."""
         models = self._state.look(self._makers)
         return snapshot_of([*self.members.values()], models, recall(self._context))
 
     def round(self, request: PublicRequest) -> PublicReply:
-        """Have every client that is asked take its targets, train, embed and measure."""
+        """Have every client that is asked use its targets, train, embed and measure."""
         with self.opened(follows=request.follows) as models:
             answers = [
                 self._answer(self.members[client], models[client], targets, request)
@@ -320,7 +319,7 @@ class PublicNodeClient(NumPyClient):
         )
 
     def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:
-        """Write each client's figures, which stay here, and what was said of its nodes."""
+        """Write each client's figures and predictions, which are not sent."""
         judged = {client: one.judged for client, one in answers.items()}
         accuracy = [[one.get(role, math.nan) for role in NODE_ROLES[1:]] for one in judged.values()]
         nodes = [self.members[client].nodes.size for client in answers]
@@ -329,7 +328,7 @@ class PublicNodeClient(NumPyClient):
         remember(self._context, judged)
 
     def opened(self, *, follows: bool = False) -> AbstractContextManager[Models]:
-        """Work with the models; what changed counts when the block ends well."""
+        """Work with the models; keep changes only if the block ends without an error."""
         return self._state.opened(self._makers, follows=follows)
 
     def _models(self) -> Models:
@@ -340,7 +339,7 @@ class PublicNodeClient(NumPyClient):
         return {name: value.detach().clone() for name, value in kept.items()}
 
     def _build(self, tensors: Tensors) -> tuple[Models, Tensors]:
-        """Make the models, and give every one its part back."""
+        """Build the models, and restore the state of each."""
         models = self._models()
         for number, model in models.items():
             if isinstance(model, KeepsState):

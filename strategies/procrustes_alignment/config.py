@@ -1,4 +1,4 @@
-"""Settings of PPFL-GNN: clients whose graphs overlap, and the alignment of what they embed."""
+"""Settings of PPFL-GNN: clients whose graphs overlap, and the alignment of their embeddings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS = ("deepwalk", "gat")
 DEEPWALK, GAT = MODELS
 FORMS = ("pairs", "consensus", "secure")
 PAIRS, CONSENSUS, SECURE = FORMS
-LONGEST_WALK = 10_000  # gensim cuts longer ones off
+LONGEST_WALK = 10_000  # gensim truncates longer walks
 ABSENT = ("leave-out", "last")
 LEAVE_OUT, LAST = ABSENT
 
@@ -39,7 +39,7 @@ def _are_shares(ratios: list[float]) -> bool:
 
 @dataclass
 class PartitionConfig(OverlapSection):
-    """Which nodes all clients hold, which are one client's own, and which are evaluated."""
+    """The public and private nodes of clients, and the split of nodes."""
 
     clients: int = setting(4, at_least(1), help="clients")
     label_noise: float = setting(
@@ -103,7 +103,7 @@ class GATConfig:
 
 @dataclass
 class ModelConfig:
-    """What embeds the nodes."""
+    """The embedding model."""
 
     name: str = setting(DEEPWALK, choice(*MODELS), help="what embeds the nodes")
     dimension: int = setting(16, at_least(1), help="numbers of an embedding")
@@ -111,7 +111,7 @@ class ModelConfig:
 
 @dataclass
 class JudgeConfig:
-    """How embeddings are judged: scikit-learn's classifiers, cross-validated at each client."""
+    """The evaluation of embeddings: scikit-learn's classifiers, cross-validated at each client."""
 
     folds: int = setting(5, at_least(2), help="folds of the cross-validation")
     every: int = setting(
@@ -124,7 +124,7 @@ class JudgeConfig:
 
 @dataclass
 class StrategyConfig(TrustSection):
-    """What the server does with the public embeddings."""
+    """The server's alignment of public embeddings."""
 
     name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")
     alignment: str = setting(PAIRS, choice(*FORMS), help="how embeddings are aligned")
@@ -134,7 +134,7 @@ class StrategyConfig(TrustSection):
     )
 
     def validate(self) -> None:
-        """Refuse what no run can have; ``ConfigError`` names key and value."""
+        """Refuse impossible values; ``ConfigError`` names key and value."""
         readable = {
             "name": (self.name != ALIGNED, "nothing is summed"),
             "alignment": (self.alignment != SECURE, "every embedding would be in the clear"),
@@ -145,7 +145,7 @@ class StrategyConfig(TrustSection):
 
 @dataclass
 class PPFLConfig(RunConfig):
-    """Everything that a run of PPFL-GNN needs to be repeated."""
+    """All settings of a run of PPFL-GNN."""
 
     # ``data.name`` may also be a folder with one saved PyG ``Data`` per client; ``partition`` then
     # only splits the nodes of clients that come without masks.
@@ -163,7 +163,7 @@ class PPFLConfig(RunConfig):
 
     @property
     def masks_sums(self) -> bool:
-        """Whether clients hide what they send in each other's masks."""
+        """Whether clients hide what they send under masks."""
         return self.strategy.name == ALIGNED and self.strategy.alignment == SECURE
 
     def validate(self) -> None:

@@ -2,12 +2,12 @@
 
 Perozzi, Al-Rfou and Skiena, "DeepWalk", KDD 2014, with negative sampling instead of the
 hierarchical softmax, as in Zhang, Cai and Seo, "Privacy-Preserving Federated Graph Neural Network
-Learning on Non-IID Graph Data", 2023, algorithm 1: each round walks anew, puts the aligned means
-in the place of the public nodes' vectors and starts skip-gram from there.
+Learning on Non-IID Graph Data", 2023, algorithm 1: each round draws new walks, replaces the public
+nodes' vectors by the aligned means, and starts skip-gram from there.
 
-**Context vectors start each round at zero.** The paper says nothing of word2vec's second matrix.
-Kept from the round before, it holds what the client alone has learned, and draws the vectors back
-there: validation accuracy is lower.
+**Context vectors start each round at zero.** The paper does not mention word2vec's second matrix.
+If it is kept from the round before, it pulls the vectors back to what the client has learnt alone:
+validation accuracy is lower.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class DeepWalkSettings(DeepWalkConfig):
 class DeepWalk:
     """One client's DeepWalk model: an embedding model for ``PublicNodeClient``."""
 
-    # What it keeps between rounds is one matrix; a model that is made anew from it goes on with the
-    # same numbers.
+    # It keeps one matrix between rounds; a model that is built from it goes on with the same
+    # numbers.
 
     def __init__(
         self, edge_index: Tensor, num_nodes: int, settings: DeepWalkSettings, client: int
@@ -74,7 +74,7 @@ class DeepWalk:
         if not len(self.connected):
             return 0.0
         walks = self.walk(server_round)
-        # A node without edges is drawn now and then too: gensim cannot count to zero.
+        # Nodes without edges are drawn at times too, since gensim takes no count of zero.
         counts = np.bincount(walks.ravel(), minlength=len(self.vectors)).clip(1)
         context = self._train(walks, counts, server_round)
         return self._loss(context, walks, counts, server_round)
@@ -92,11 +92,11 @@ class DeepWalk:
         return self.vectors.copy()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return what the model keeps: ``vectors``, ``[n, d]``."""
+        """Return the model's state: ``vectors``, ``[n, d]``."""
         return {"vectors": torch.from_numpy(self.embed())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from what another model of the same client kept."""
+        """Restore the state of another model of the same client."""
         shape = tuple(state["vectors"].shape) if "vectors" in state else None
         if shape != self.vectors.shape:
             raise ValueError(
@@ -113,7 +113,7 @@ class DeepWalk:
         return derive_seed(self.settings.seed, "deepwalk", purpose, self.client, server_round)
 
     def _take(self, rows: Integers, targets: Floats) -> None:
-        """Put targets in the place of some vectors."""
+        """Replace some vectors by targets."""
         n, d = self.vectors.shape
         if rows.ndim != 1 or targets.shape != (len(rows), d):
             raise ValueError(
@@ -150,7 +150,7 @@ class DeepWalk:
         """Make gensim's model of all nodes, with this model's vectors and contexts of zero."""
         # The numbers of nodes in the walks are known: gensim need not read them all to count. One
         # worker, and a seed of 32 bits, as its generator takes: the same numbers everywhere.
-        from gensim.models import Word2Vec  # takes a second, which no other method should wait
+        from gensim.models import Word2Vec  # takes a second, which other methods need not wait
 
         model = Word2Vec(
             vector_size=self.settings.dimension,
@@ -219,7 +219,7 @@ def random_walks(
     walks = np.empty((length, len(starts)), np.int64)  # step by step, so that a step is one row
     walks[0] = starts
     degrees = np.diff(indptr)
-    # One neighbour more, for the place after the last list that a node without any looks at.
+    # One extra neighbour, which a node without any reads after the last list.
     padded = np.append(neighbours, 0)
     for step in range(1, length):
         here = walks[step - 1]

@@ -1,6 +1,6 @@
-"""How much embeddings tell of the nodes' classes: scikit-learn's SVC and MLP, cross-validated.
+"""Evaluates embeddings by their nodes' classes: scikit-learn's SVC and MLP, cross-validated.
 
-scikit-learn is imported where it is used: it takes half a second, and few runs need it.
+scikit-learn is imported where it is used, because it takes half a second.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 CLASSIFIERS = ("svc", "mlp")
 SVC, MLP = CLASSIFIERS
-NOBODY = -1  # class and fold of a node that is not judged
+NOBODY = -1  # class and fold of a node that is not evaluated
 
 
 class Folds(NamedTuple):
-    """What a cross-validated classifier said of each node when it was not trained with it."""
+    """A cross-validated classifier's prediction for each node, by the fold without the node."""
 
     predicted: NDArray[np.int64]  # [n]
     fold: NDArray[np.int64]  # [n]
@@ -43,7 +43,7 @@ class Folds(NamedTuple):
 
 
 class Judgement(dict[str, float]):
-    """Figures by name, and what the SVC said of which node; ``NOBODY`` where nothing."""
+    """Figures by name, and the SVC's predictions; ``NOBODY`` where there is none."""
 
     confusion: Tensor  # [3, k, k] nodes by role, class, and what the SVC said
 
@@ -59,9 +59,9 @@ def judge_embeddings(
     seed: int,
     classifier: str = SVC,
 ) -> float:
-    """Train a classifier on embeddings, and measure it on those that it was not trained with.
+    """Train a classifier on embeddings, and evaluate it on held-out ones.
 
-    Each column is brought to mean 0 and deviation 1, as the training folds have it. The classifiers
+    Each column is standardised by the training folds. The classifiers
     have scikit-learn's settings, as PPFL-GNN's paper names no others (section 4.2): an SVC with an
     RBF kernel, an MLP with one hidden layer of 100 that is trained for 200 passes.
 
@@ -74,7 +74,7 @@ def judge_embeddings(
     folds : int
         Parts of the nodes, each with its share of every class; at least 2.
     seed : int
-        Says which node is in which fold, and where the MLP begins.
+        Determines the folds and the MLP's first weights.
     classifier : str
         ``svc`` or ``mlp``.
 
@@ -115,7 +115,7 @@ def cross_validated(
 
 
 def _problem(y: NDArray[np.integer], folds: int) -> str:
-    """Say why labelled nodes of these classes cannot be judged, and what to do; else nothing."""
+    """Return why nodes of these classes cannot be evaluated, and what to do, or nothing."""
     classes, counts = np.unique(y, return_counts=True)
     remedy = "larger shares in partition or a larger part of partition.ratios give more nodes"
     if len(classes) < 2:
@@ -136,7 +136,7 @@ def _problem(y: NDArray[np.integer], folds: int) -> str:
 def _cross_validate(
     z: NDArray[np.float64], y: NDArray[np.integer], folds: int, seed: int, classifier: str
 ) -> Folds:
-    """Classify nodes that were checked."""
+    """Classify nodes after their check."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.model_selection import StratifiedKFold
     from threadpoolctl import threadpool_limits
@@ -145,7 +145,7 @@ def _cross_validate(
     result = Folds(np.empty(len(y), np.int64), np.empty(len(y), np.int64))
     # Products of 200 × 16 by 16 × 100 take several threads longer than one.
     with threadpool_limits(1), warnings.catch_warnings():
-        # The MLP ends after scikit-learn's 200 passes, on purpose, and scikit-learn warns of that
+        # The MLP deliberately ends after scikit-learn's 200 passes, of which scikit-learn warns
         # each time. A thousand passes take four times as long, and move validation micro-F1 by
         # +1 to +1.5 points (DeepWalk, Cora) or -1.4 to -1.9 (GAT, CiteSeer).
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -177,8 +177,8 @@ def count_judged(judged: Iterable[Mapping[str, float]]) -> Counts | None:
 class GraphJudge:
     """Cross-validates classifiers among the nodes that the embedding did not learn from."""
 
-    # Validation and test nodes are judged apart. The SVC's figures are the round's; after the last
-    # round both classifiers' are given by their names.
+    # Validation and test nodes are evaluated separately. The SVC's figures are the round's; after
+    # the last round both classifiers' figures are returned by name.
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class GraphJudge:
         return self._judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
 
     def again(self, embeddings: NDArray[np.float32]) -> Folds:
-        """Say of each node what the SVC says, where what it said is gone."""
+        """Return the SVC's prediction for each node, if the kept ones are lost."""
         return self._judge(embeddings, (SVC,)).said
 
     def _judge(self, embeddings: NDArray[np.float32], classifiers: Sequence[str]) -> Judgement:
@@ -233,7 +233,7 @@ class GraphJudge:
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
-    """Refuse clients whose validation or test nodes cannot be judged, before any training."""
+    """Refuse clients whose validation or test nodes cannot be evaluated, before any training."""
     for graph in graphs:
         for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
             labels = graph.y[mask].numpy()

@@ -1,7 +1,7 @@
 """The GAT client of PPFL-GNN: two attention layers, and a pull towards the aligned public means.
 
-The hidden layer is the embedding. Its public rows are what the server aligns, and the aligned means
-come back as targets: their cosine distance joins the cross-entropy (PPFL-GNN, equations 5 to 9).
+The hidden layer is the embedding. The server aligns its public rows, and the aligned means come
+back as targets: their cosine distance is added to the cross-entropy (PPFL-GNN, equations 5 to 9).
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -51,7 +51,7 @@ class PublicGATSettings(GATConfig):
 
 
 class Inputs(NamedTuple):
-    """What the layers read of a client's graph."""
+    """The layers' inputs from a client's graph."""
 
     x: Adjacency  # [n, r] sparse features, a column for each feature that occurs, and the transpose
     turn: Tensor  # For each entry of the transpose, which entry of the matrix it is
@@ -104,7 +104,7 @@ class PublicGAT(nn.Module):
     # Weights and draws depend on the seed, the client and the round alone. Computes where the
     # graph's features are.
 
-    weight: Tensor  # what is kept between rounds: weights, Adam's moments, its count of steps
+    weight: Tensor  # the state between rounds: weights, Adam's moments, its count of steps
     exp_avg: Tensor
     exp_avg_sq: Tensor
     step: Tensor
@@ -157,7 +157,7 @@ class PublicGAT(nn.Module):
             return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
 
     def saved(self) -> SavedModels:
-        """Give the weights as those of a module of PyG's layers."""
+        """Return the weights under the names of PyG's layers."""
         settings, weights = self.settings, self._split(self.weight.cpu().clone())
         arguments = {"features": self._size[1], "dimension": settings.dimension}
         arguments |= {"classes": settings.classes, "heads": settings.heads}
@@ -186,7 +186,7 @@ class PublicGAT(nn.Module):
     def _aligned(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Check the targets; None where they play no part, so that beta 0 costs nothing."""
+        """Check the targets; return None if beta is 0, which then costs nothing."""
         if targets is None:
             return None
         allowed = (len(rows), self.settings.dimension)
@@ -227,7 +227,7 @@ class PublicGAT(nn.Module):
         return cross_entropy.detach()
 
     def _split(self, flat: Tensor) -> GATWeights:
-        """See the one column that Adam steps along as the weights of both layers."""
+        """Split the one column that Adam updates into the weights of both layers."""
         parts = flat.split([prod(shape) for shape in self._shapes])
         return GATWeights(*(part.view(s) for part, s in zip(parts, self._shapes, strict=True)))
 
@@ -241,8 +241,8 @@ def _shapes(rows: int, settings: PublicGATSettings) -> list[tuple[int, ...]]:
 
 def _initial(features: int, shapes: list[tuple[int, ...]], rng: torch.Generator) -> Tensor:
     """Draw Glorot's uniform weights, as GAT's authors do, into one column; biases are 0."""
-    # The first matrix has a row for each of the ``features``, if only in its bound: rows of
-    # features that the client never sees would not touch its output.
+    # Only the bound of the first matrix depends on all ``features``: rows of features that the
+    # client does not have would not change its output.
     parts = []
     for index, shape in enumerate(shapes):
         ends = (features, shape[1]) if index == 0 else shape

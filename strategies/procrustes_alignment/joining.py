@@ -1,4 +1,4 @@
-"""A graph that a run has not seen, trained at home and put beside one of the run's clients.
+"""A new graph, trained locally and aligned with one of a run's clients.
 
 This file needs neither Flower nor Ray.
 """
@@ -45,7 +45,7 @@ class Beside(NamedTuple):
     Attributes
     ----------
     joined : Joined
-        Its embeddings in the client's space, and how precise the alignment is.
+        Its embeddings in the client's space, and the precision of the alignment.
     probability : Tensor
         ``[n, k]`` of the classes, by an SVC of the client's own embeddings.
     client : int
@@ -58,7 +58,7 @@ class Beside(NamedTuple):
 
 
 def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None) -> Beside:
-    """Train a new graph's model at home, and put it into the space of one of a run's clients.
+    """Train a new graph's model locally, and align it with one of a run's clients.
 
     It trains for as many rounds as the run had, with its settings, pulled to the public nodes that
     it shares with the client, of which a fifth is held back to measure the alignment.
@@ -114,7 +114,7 @@ def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None)
 def _new_client(
     graph: NewGraph, placed: Embeddings, client: int
 ) -> tuple[OverlappingGraph, NDArray[np.generic]]:
-    """Make a client of a new graph, and say what its nodes are called."""
+    """Make a client of a new graph, and return its nodes' names."""
     n = len(graph.x)
     numbers, words = identities_in({"names": graph.names, **graph.values}, n)
     nodes = numbers.numpy() if words is None else np.array(words)
@@ -134,7 +134,7 @@ def _new_client(
 def _classified(
     joined: Joined, placed: Embeddings, found: Predictions, folds: int, classes: int
 ) -> Tensor:
-    """Ask an SVC that learns from the client's judged nodes; its probabilities are calibrated."""
+    """Classify by an SVC that learns from the client's evaluated nodes; calibrate it."""
     from sklearn.calibration import CalibratedClassifierCV
 
     # Nodes that the client learnt from lie nearer to their classes than others do.

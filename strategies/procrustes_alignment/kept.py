@@ -1,4 +1,4 @@
-"""What PPFL-GNN's clients leave of a run: embeddings, what was said of their nodes, and models."""
+"""Outputs of PPFL-GNN's clients: embeddings, predictions and models."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Sna
 from flower_graph.strategies.procrustes_alignment.evaluation import Folds, GraphJudge, Judgement
 from flower_graph.wire.arrays import decode_array
 
-JUDGED = "public-node-judged"  # in Context.state: what the judges said last
+JUDGED = "public-node-judged"  # in Context.state: the last predictions of evaluations
 
 
 class Member(Protocol):
-    """What is read of an ``EmbeddingClient``."""
+    """The attributes of an ``EmbeddingClient`` that are read here."""
 
     @property
     def number(self) -> int:
@@ -34,22 +34,22 @@ class Member(Protocol):
 
     @property
     def judge(self) -> object:
-        """Measures its embeddings, if anything does."""
+        """Evaluates its embeddings, if anything does."""
 
 
 @runtime_checkable
 class Classifies(Protocol):
-    """What a model has besides if it classifies nodes itself, and can be saved."""
+    """The further methods of a model that classifies nodes itself, and can be saved."""
 
     def logits(self) -> Tensor:
         """Return the logits of all nodes, ``[n, k]``."""
 
     def saved(self) -> SavedModels:
-        """Give the weights as a plain module's."""
+        """Return the weights as those of a plain module."""
 
 
 def remember(context: Context, judged: Mapping[int, Mapping[str, float]]) -> None:
-    """Keep what judges said of each node, for who asks later; another process may."""
+    """Keep the predictions of evaluations for later requests, perhaps in another process."""
     folds = {str(c): Array(np.stack(one.said)) for c, one in judged.items()
             if isinstance(one, Judgement) and one}  # fmt: skip
     if folds:
@@ -58,7 +58,7 @@ def remember(context: Context, judged: Mapping[int, Mapping[str, float]]) -> Non
 
 
 def recall(context: Context) -> dict[int, Folds]:
-    """Give what was kept, by client."""
+    """Return the kept predictions, by client."""
     record = context.state.array_records.get(JUDGED, ArrayRecord())
     return {int(name): Folds(*decode_array(name, array)) for name, array in record.items()}
 
@@ -71,7 +71,7 @@ def forget(context: Context) -> None:
 def snapshot_of(
     members: Sequence[Member], models: Mapping[int, Any], said: Mapping[int, Folds]
 ) -> Snapshot:
-    """Give what clients have: predictions of judges, else of the model itself; models."""
+    """Return the clients' predictions, by evaluations or the model itself, and models."""
     placed, predictions, saved = [], [], []
     for member in members:
         model = models[member.number]
@@ -98,7 +98,7 @@ def _placed(member: Member, embeddings: NDArray[np.float32]) -> Embeddings:
 
 
 def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:
-    """Give what the judge says where it says something, and what the model says elsewhere."""
+    """Return the evaluation's predictions, and the model's for other nodes."""
     n = len(judge.labels)
     predictions = Predictions(
         np.full(n, client),

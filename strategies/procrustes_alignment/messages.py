@@ -1,7 +1,7 @@
 """PPFL-GNN's messages: embeddings of public nodes up, their aligned means down.
 
-A SuperNode speaks for one or more clients; their rows lie one behind the other. Ids travel once,
-when a SuperNode says who is there; later messages name them by a fingerprint.
+A SuperNode speaks for one or more clients; their rows are concatenated. Ids are sent once, at
+enrolment; later messages name them by a fingerprint.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ FloatArray = NDArray[np.float32]
 
 NOT_FINITE = "its embeddings are not finite"
 MAX_DIMENSION = 1 << 16
-MOST_CLIENTS = 4096  # of one SuperNode: each is looked at, whoever made them up
+MOST_CLIENTS = 4096  # of one SuperNode: each is checked, even invented ones
 MAX_JUDGED = 64  # measurements of a round
 
 
 def fingerprint(nodes: IntArray) -> int:
-    """Give 63 bits that tell one list of ids from another."""
+    """Return 63 bits that distinguish lists of ids."""
     digest = hashlib.blake2b(pack_integers(nodes), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(frozen=True)
 class Hosted(Numbers):
-    """Numbers of a SuperNode's clients: not too many to look at each."""
+    """Numbers of a SuperNode's clients, a limited number."""
 
     def decode(self, value: object, name: str, reading: Reading) -> list[object]:
-        """Refuse too many before anything is made of them."""
+        """Refuse too many before anything is allocated for them."""
         if isinstance(value, list) and len(value) > MOST_CLIENTS:
             raise MalformedReplyError(f"{len(value)} clients, at most {MOST_CLIENTS} are taken")
         return super().decode(value, name, reading)
@@ -66,7 +66,7 @@ class Hosted(Numbers):
 
 @dataclass
 class EmbeddingEnrolment(Message, up="query"):
-    """Client to server: who is there, and which nodes each can share."""
+    """Client to server: its clients, and their public nodes."""
 
     clients: Annotated[
         list[int],
@@ -107,7 +107,7 @@ class EmbeddingEnrolment(Message, up="query"):
     ] = None
 
     def check(self, known: Known) -> None:
-        """Refuse clients that cannot be."""
+        """Refuse impossible clients."""
         clients = self.clients
         if not clients:
             raise MalformedReplyError("it hosts no clients")
@@ -126,14 +126,14 @@ class EmbeddingEnrolment(Message, up="query"):
 
 @dataclass(frozen=True)
 class Fingerprints(Numbers):
-    """Which nodes each client has, in place of their ids."""
+    """Fingerprints of each client's nodes, in place of their ids."""
 
     def encode(self, value: Any) -> list[int]:
         """Write a number for each client."""
         return [fingerprint(part) for part in value]
 
     def decode(self, value: object, name: str, reading: Reading) -> list[IntArray]:
-        """Give the nodes that the clients have here, if they are those that are meant."""
+        """Return the clients' nodes here, if their fingerprints match."""
         clients, nodes = reading.values["clients"], reading.known["public"]
         prints = super().decode(value, name, reading)
         for client, print_ in zip(clients, prints, strict=True):
@@ -149,7 +149,7 @@ class Fingerprints(Numbers):
 
 @dataclass(frozen=True)
 class Rows(Field):
-    """Rows of all clients, one behind the other, and an entry that says whose are meant."""
+    """Rows of all clients, concatenated, and an entry that says whose rows count."""
 
     turn = 1
     type = "float32 `[rows, d]`"
@@ -167,14 +167,14 @@ class Rows(Field):
 
 @dataclass(frozen=True)
 class Targets(Rows):
-    """Means of the clients that have some yet."""
+    """Means for the clients that have some already."""
 
     with_targets = Numbers(
         keys.WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
     )
 
     def read(self, name: str, reading: Reading) -> object:
-        """Cut the rows, and learn how long an embedding is."""
+        """Split the rows, and set the dimension of embeddings."""
         values = reading.values
         values["dimension"] = 0
         if not values["wants_embeddings"]:
@@ -235,7 +235,7 @@ class PublicRequest(Message, down="train"):
 
 @dataclass(frozen=True)
 class Embeddings(Rows):
-    """Embeddings of those that are not left out; the server never reads the others' zeros."""
+    """Embeddings of clients that are not left out; the others' zeros are not read."""
 
     present = Numbers(
         keys.WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
@@ -260,7 +260,7 @@ class Embeddings(Rows):
 
 
 def _unfit(rows: FloatArray) -> str:
-    """Say why embeddings cannot be used, if so."""
+    """Return why embeddings cannot be used, or nothing."""
     if not np.isfinite(rows).all():
         return NOT_FINITE
     most = keys.MAX_NUMBER
@@ -270,7 +270,7 @@ def _unfit(rows: FloatArray) -> str:
 
 
 def _rows(content: Any, request: PublicRequest) -> FloatArray:
-    """Read the array of a reply; whether it is finite is looked at client by client."""
+    """Read the array of a reply; whether it is finite is checked client by client."""
     records = content.array_records
     if list(records) != [keys.ARRAYS] or list(records[keys.ARRAYS]) != [keys.PUBLIC]:
         raise MalformedReplyError(f"the array {keys.ARRAYS}/{keys.PUBLIC} is missing, or not alone")
@@ -298,7 +298,7 @@ class Judged(Field):
         to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
 
     def read(self, name: str, reading: Reading) -> object:
-        """Refuse measurements that are none: their names end up in the result."""
+        """Refuse invalid measurements, since their names get into the result."""
         judged = {
             key.removeprefix(keys.MEASURED): Numbers(key, shape="c").read(name, reading)
             for key in reading.metrics
@@ -371,7 +371,7 @@ class PublicReply(Message, up="train"):
         return cls.read(content, c=len(request.clients), request=request, **known)
 
     def check(self, known: Known) -> None:
-        """Refuse losses and angles that cannot be."""
+        """Refuse impossible losses and angles."""
         for name, values, most in (
             (keys.LOSS, self.loss, keys.MAX_NUMBER),
             ("disagreement", self.disagreement, 2.001),

@@ -1,4 +1,4 @@
-"""PPFL-GNN as a method: both halves from a config, and what commands must know of it."""
+"""PPFL-GNN as a method: both halves, and what commands need."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def hosted(
         self, config: PPFLConfig, context: Context
     ) -> tuple[list[OverlappingGraph], RunFolder | None]:
-        """Give the graphs of one SuperNode, and the folder that they come from if they do."""
+        """Return the graphs of one SuperNode, and their data folder, if there is one."""
         here, folder = super().hosted(config, context)
         if folder is not None:
             check_labels(here, config.judge.folds)
         return here, folder
 
     def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        """Make the run's clients once a process, and check that they can be judged."""
+        """Load the run's clients once a process, and check that they can be evaluated."""
         return cached_clients(self._checked, config, config.judge.folds)
 
     def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
@@ -139,7 +139,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return graphs
 
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        """Cut the clients out of the config's graph, or read them from its folder."""
+        """Make the clients from the config's graph, or read them from its folder."""
         folder, parts = clients_path(config.data.name), config.partition
         if folder is not None:
             return load_overlapping_folder(
@@ -156,25 +156,25 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
 
     def statistics(self, config: PPFLConfig, graphs: list[OverlappingGraph]) -> PartitionStatistics:
-        """Describe the clients, with what they share."""
+        """Describe the clients and their overlap."""
         from flower_graph.data.partition.statistics import overlap_statistics
 
         return overlap_statistics(graphs, Clients.of(graphs).whole)
 
     def paper_figures(self, config: PPFLConfig) -> dict[str, int]:
-        """Give the sizes of section 4.1, where the config asks for its shares."""
+        """Return the sizes of section 4.1, if the config asks for its shares."""
         shares = config.partition
         theirs = (shares.clients, shares.public_share, shares.private_share) == (4, 0.4, 0.15)
         sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
         return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
 
     def steadying(self, config: PPFLConfig) -> tuple[str, str]:
-        """Name the settings to turn down when the loss rises."""
+        """Name the settings to lower when the loss rises."""
         other = "epochs" if config.model.name == DEEPWALK else "beta"
         return f"{config.model.name}.learning_rate", f"{config.model.name}.{other}"
 
     def long_work(self, config: PPFLConfig, server_round: int) -> str:
-        """Say that the last round judges by an MLP too."""
+        """Return that the last round also evaluates by an MLP."""
         if server_round < config.rounds or not config.judge.mlp:
             return ""
         return (
@@ -183,13 +183,13 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         )
 
     def local_steps(self, config: PPFLConfig) -> float:
-        """Count the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
+        """Return the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
         return (config.gat if config.model.name == GAT else config.deepwalk).epochs
 
     def final_figures(
         self, config: PPFLConfig, strategy: ProcrustesAlignment, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Give the whole payload, and the last accuracies by classifier, role and client."""
+        """Return the run's payload, and the last accuracies by classifier, role and client."""
         judged = {
             name: {
                 role: [by_client[client] for client in sorted(by_client)]
@@ -201,24 +201,24 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
     def predict_beside(self, run: Left[PPFLConfig], graph: NewGraph, client: int | None) -> Tensor:
-        """Train the new graph's model at home, and classify it in the space of a client."""
+        """Train the new graph's model locally, and classify it in a client's space."""
         return join_graph(run, graph, client).probability
 
     def why_no_model(self, config: PPFLConfig) -> str:
-        """Say what there is of a DeepWalk."""
+        """Return that DeepWalk has embeddings only."""
         if config.model.name != DEEPWALK:
             return ""
         return ": a DeepWalk is no module, it has embeddings (`run.embeddings(client)`)"
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        """Draw how well embeddings were aligned, where a round aligned some."""
+        """Draw the precision of the alignment, if any round aligned embeddings."""
         if any(report.alignment for report in reports):
             from flower_graph.strategies.procrustes_alignment.plots import save_alignment
 
             save_alignment(out / "alignment.png", reports, title=title)
 
     def audit(self) -> EmbeddingAudit:
-        """Ask which nodes are linked, and whose private nodes stand behind public embeddings."""
+        """Return the attacks on links and on private nodes."""
         from flower_graph.strategies.procrustes_alignment.attack import EmbeddingAudit
 
         return EmbeddingAudit()

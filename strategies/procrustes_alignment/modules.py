@@ -1,6 +1,6 @@
-"""The GAT of PPFL-GNN with PyG's layers, which saved models are.
+"""The GAT of PPFL-GNN with PyG's layers, for saved models.
 
-Imported when a model is read: it takes seconds, and no run needs it.
+Imported only when a model is read, since it takes seconds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A new graph beside a trained run: it trains at home, and one alignment puts it beside the others.
+"""Trains a new graph locally after a run, and aligns it with a client's space.
 
-It needs the embeddings of public nodes as they are in some client's space, or the server's means,
-once; nothing leaves it, and nobody else does anything. While it trains it may be pulled to them.
+It needs the embeddings of public nodes in some client's space, or the server's means, once; it
+sends nothing, and nobody else does anything. In training it may be pulled to them.
 
 This file needs neither Flower nor Ray.
 """
@@ -25,7 +25,7 @@ Integers = NDArray[np.int64]
 
 
 class Learner(Protocol):
-    """An embedding model, as those of ``PublicNodeClient``."""
+    """An embedding model, as for ``PublicNodeClient``."""
 
     def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
         """Train for one round."""
@@ -35,7 +35,7 @@ class Learner(Protocol):
 
 
 class PublicSpace(NamedTuple):
-    """Public nodes where a client, or all of them, have them.
+    """Public nodes in a client's space, or in the common one.
 
     Attributes
     ----------
@@ -50,14 +50,14 @@ class PublicSpace(NamedTuple):
     embeddings: Floats
 
     def common(self, nodes: NDArray[np.generic]) -> tuple[Integers, Integers]:
-        """Find the nodes of both: their places in ``nodes``, and here."""
+        """Find the common nodes: their indices in ``nodes``, and here."""
         _, here, there = np.intersect1d(nodes, self.nodes, return_indices=True)
         return here, there
 
     def split(
         self, nodes: NDArray[np.generic], share: float, seed: int
     ) -> tuple[PublicSpace, PublicSpace]:
-        """Take those that a new graph has too; hold a share of them back, to measure by."""
+        """Return the nodes that a new graph has too; hold a share of them out."""
         _, there = self.common(nodes)
         if not there.size:
             raise DataError(
@@ -72,11 +72,11 @@ class PublicSpace(NamedTuple):
 
 
 class Joined(NamedTuple):
-    """A new graph's embeddings among those of others."""
+    """A new graph's embeddings in a client's space."""
 
     embeddings: Floats  # [n, d] of all its nodes, in the space that was joined
     rotation: Floats  # [d, d] the orthogonal map from its own space
-    common: int  # public nodes that it was found by
+    common: int  # number of public nodes that were aligned
     # P@1, 5 and 10 of the public nodes that were held back; empty with fewer than two
     precision: Mapping[int, float]
 
@@ -89,7 +89,7 @@ def learn_beside(
     *,
     rotations_only: bool = False,
 ) -> None:
-    """Train a new graph's model at home: alone, or pulled to public nodes that stay where they are.
+    """Train a new graph's model locally: alone, or pulled to fixed public nodes.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ def join_space(
     *,
     rotations_only: bool = False,
 ) -> Joined:
-    """Turn a new graph's embeddings into an existing space, by the public nodes of both.
+    """Rotate a new graph's embeddings into an existing space, by the common public nodes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Pictures of how well clients' embeddings can be aligned, and of what that does for accuracy."""
+"""Pictures of alignment precision and accuracy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ X_LABEL = "iteration"
 
 @dataclass
 class AlignmentCurves:
-    """One setting's curves, one row of each per seed, one column per iteration."""
+    """One setting's curves: a row for each seed, a column for each iteration."""
 
     precision: Mapping[str, Sequence[Sequence[float]]]  # Alignment precision by name, such as P@1
     accuracy: Mapping[str, Sequence[Sequence[float]]]  # Accuracy by method
@@ -42,7 +42,7 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
     for name, key in PRECISIONS.items():
         line(precision, rounds, [report.alignment.get(key, math.nan) for report in reports], name)
     for name, field in (("validation", "val_accuracy"), ("test", "test_accuracy")):
-        # Clients may judge their embeddings in some rounds only.
+        # Clients may evaluate their embeddings in some rounds only.
         judged = [r for r in reports if math.isfinite(getattr(r, field))]
         if judged:
             values = [getattr(report, field) for report in judged]
@@ -54,7 +54,7 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
 
 
 def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
-    """Draw several settings beside each other: alignment precision above, accuracy below."""
+    """Compare several settings: alignment precision above, accuracy below."""
     # Lines are means over the seeds, bands one standard deviation.
     if not columns:
         raise ValueError("columns: empty; at least one setting is needed")
@@ -79,7 +79,7 @@ def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
 
 
 def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
-    """Draw Figures 3 to 6 as far as they were run: rows of tables with their runs by seed."""
+    """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
     columns = {}
     figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
     for aligned in sorted(

@@ -1,4 +1,4 @@
-"""PPFL-GNN with a common mean that the server computes without seeing anybody's embeddings.
+"""PPFL-GNN with a common mean that the server computes without seeing any client's embeddings.
 
 The consensus form of the alignment (``procrustes_alignment.py``) needs of the clients only a sum,
 once each has turned its embeddings itself. So clients turn, and the secure sum of
@@ -79,11 +79,11 @@ from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import RING_WORD
 
-LEARNT_FROM = 2  # sums that a mean needs behind it before clients learn from it
+LEARNT_FROM = 2  # sums before clients learn from the mean
 
 
 class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment):
-    """The server: adds up embeddings that clients have turned, and sends the mean back.
+    """The server: adds up embeddings that clients have rotated, and sends the mean back.
 
     All SuperNodes are asked in every iteration: sums over changing clients could be compared.
 
@@ -111,7 +111,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         SuperNodes that two sums differ by at least there, as of ``PartySums``.
     """
 
-    idle = NOT_READY  # all are asked that can be in the sum
+    idle = NOT_READY  # all clients are asked that can be in the sum
     wants_embeddings = False  # what the base class reads from replies
 
     def __init__(
@@ -185,7 +185,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return self.session.exchange.grid.run.run_id
 
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
-        """Choose the nodes of a sum for these clients; give what shows clients that all do."""
+        """Choose the nodes of a sum; return the claims that show them to clients."""
         dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
         if signed is None:
             fewest = fewest_holders(len(ready), dropout, self._least)
@@ -202,7 +202,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return nodes, Claims.of(held, signed.signatures)
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
-        """Read what clients say, and take their part of the sum."""
+        """Read a reply, with the clients' part of the sum."""
         # What clients count is in the sum.
         request = replace(self.requests[node], wants_embeddings=False, counting="")
         reply = PublicReply.from_record(content, request)
@@ -215,7 +215,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return super().reply_bytes(numbers + max(lengths, default=0))
 
     def state(self) -> dict[str, object]:
-        """Return what the server must find again: the common mean, and proven cheats."""
+        """Return the state for a checkpoint: the common mean, and proven cheats."""
         state = super().state()
         kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
         return state | {"strategy": state["strategy"] | kept}
@@ -227,10 +227,10 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         self.sums.server.exclude(state["strategy"].get("excluded", ()))
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
-        """Do step 5 with what came, and say what the round gave."""
+        """Do step 5 with the replies, and return the round's figures."""
         for entry in replies.rejected:
             if entry.kind is Kind.STATE_LOST:
-                self.sums.forget(entry.node_id)  # its keys are lost, too
+                self.sums.forget(entry.node_id)  # its keys are lost too
         self._skipped = ""
         report = super().learn(server_round, replies)
         report.skipped = self._skipped
@@ -244,15 +244,15 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return report
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Say what became of every client; those that are not in a sum that was made fail."""
-        # Where there is no sum, what the clients measured was used all the same.
+        """Return what became of every client; those missing from a sum have failed."""
+        # Without a sum, the clients' measurements are still used.
         used = answered if self._skipped else set(answered) & set(self.contributors)
         blamed = self.sums.server.blamed[self._named :]
         local = {one.client: _without_number(one) for one in blamed if one.client is not None}
         return super().participation(used, local | dict(failed))
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
-        """Do step 5, and return how near clients came to the mean, as they say."""
+        """Do step 5, and return the distances to the mean that clients report."""
         summed = self.sums.close(server_round)
         self.contributors, self._measured = [], {}
         if isinstance(summed, Skipped):
@@ -276,11 +276,11 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
 
     def averages(self, came: Answers) -> Mapping[str, float]:
-        """Give the means of what clients measured, which is in the sum if they send it there."""
+        """Return the means of clients' measurements, from the sum if they are in it."""
         return super().averages(came) if self._parties is None else self._measured
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
-        """Count the payload: rows of the mean down, masked sums up, of each client."""
+        """Count each client's payload: rows of the mean down, masked sums up."""
         ledger = self.session.exchange.ledger
         for node, request in self.requests.items():
             sent = [part.nbytes for part in request.targets if part is not None]
@@ -302,12 +302,12 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
 
 
 def _measured(tail: Floats) -> dict[str, float]:
-    """Divide the sums of what clients measured by how many had each."""
+    """Divide the sums of measurements by how many clients had each."""
     sums, counts = tail.reshape(2, len(MEASURED))
     each = zip(MEASURED, sums.tolist(), counts.tolist(), strict=True)
     return {name: total / count for name, total, count in each if count >= 1}
 
 
 def _without_number(reason: Reason) -> str:
-    """Write a reason without the number of the sum, which is not the round's."""
+    """Return a reason without the number of the sum, which is not the round's."""
     return str(replace(reason, round=None))

@@ -1,8 +1,8 @@
-"""PPFL-GNN's secure consensus at the clients: embeddings are turned, and masked before they leave.
+"""PPFL-GNN's secure consensus at the clients: embeddings are rotated, and masked before sending.
 
-The steps are in ``secure_consensus.py``. Where the server is not trusted, a SuperNode works out by
-itself which node is where in the sum (``claims.py``), and whatever a server could tell it and
-nobody else, so that its part of two sums differs and no other's does, goes into the masks.
+The steps are in ``secure_consensus.py``. If the server is not trusted, a SuperNode computes the
+order of nodes in the sum by itself (``claims.py``), and everything that a server could tell one
+SuperNode alone goes into the masks.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from flower_graph.wire.fields import Resume
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
-RUN = "public-run"  # likewise: the run that a SuperNode with a key of its own takes part in
+RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own
 ROUNDS = b"public-rounds"  # in its journal
 
 
@@ -72,7 +72,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; models, keys and rotations live behind it.
+        The ClientApp's context, which keeps models, keys and rotations.
     members : sequence of EmbeddingClient
         The clients; their embedding models are those of ``PublicNodeClient``.
     trust : TrustSettings, optional
@@ -98,7 +98,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         self._least = least_holders
 
     def enrolment(self) -> EmbeddingEnrolment:
-        """Say who is here and what each can share, signed where the server is not trusted."""
+        """Return the clients here and their public nodes, signed if the server is not trusted."""
         here = super().enrolment()
         if self.trust is None:
             return here
@@ -113,7 +113,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         return super().save(server_round, run, turns | (more or {}))
 
     def resume(self, resume: Resume) -> Tensors | None:
-        """Go on from models and rotations."""
+        """Restore models and rotations."""
         self._enter(resume)
         turns = super().resume(resume)
         if turns is not None:
@@ -121,7 +121,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         return turns
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Turn the mean back, train, embed, measure, turn and mask (steps 2 to 4)."""
+        """Rotate the mean back, train, embed, measure, rotate and mask (steps 2 to 4)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
         self.keys()  # before anything is trained: without keys there is no round
@@ -147,11 +147,11 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         if self.trust is not None:
             vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
         vectors = _with_counts(vectors, counts, 2.0 ** -RING.from_config(config).fraction_bits)
-        # Turned otherwise, the same embeddings are the same state.
+        # The same embeddings with another rotation are the same state.
         state = [one for one in reply.embeddings if one is not None]
         masked, entries = self.masked(config, vectors, MEANS, layout, state)
         if self.trust is not None and masked.left_out:
-            # Who is out of the sum may leave others alone in it, and means may push somebody out.
+            # A missing client may leave others alone in the sum, and means may push a client out.
             raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
         self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
         if request.saves:
@@ -163,7 +163,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     # Where the server is not trusted
 
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
-        """Name what is where in the sum and what all turn to, once it is what they can agree on."""
+        """Return the order of nodes and the points of rotation, after checks that all agree."""
         assert self.trust is not None
         claims, parties = Claims.from_config(config), self.keys().epoch.parties.tolist()
         run = self.context.run_id
@@ -181,8 +181,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     def _with_measured(
         self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float
     ) -> dict[int, Floats]:
-        """Add what clients measured to their parts of the sum, and take it out of the reply."""
-        # The server chooses the means that some of it is measured by: it is told no client's.
+        """Move clients' measurements from the reply into their parts of the sum."""
+        # Some measurements depend on the server's means, so it learns no single client's.
         said = {"loss": reply.loss, "disagreement": reply.disagreement, **reply.judged}
         result = dict[int, Floats]()
         for index, client in enumerate(reply.request.clients):
@@ -207,7 +207,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         return str(record.get(RUN, ""))
 
     def _enter(self, resume: Resume) -> None:
-        """Note the run; refuse a second one, and to go back behind a sum that was taken part in."""
+        """Record the run; refuse a second one, and a checkpoint from before its last sum."""
         if self.trust is None:
             return
         if self._run() not in ("", resume.run):
@@ -223,7 +223,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     def _own_space(
         self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
     ) -> FloatArray | None:
-        """Turn the common mean into a client's space; rows that have none are its own."""
+        """Rotate the common mean into a client's space; rows without a mean stay its own."""
         if mean is None or turn is None:
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
@@ -243,8 +243,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
 
 
 def first_points(seed: int, nodes: int, dimension: int) -> Floats:
-    """Draw what everybody turns to before there is a mean, ``[u, d]`` normal."""
-    # Any fixed points do: clients that embed alike turn alike, and so come to lie on each other.
+    """Draw the points that all rotate to before there is a mean, ``[u, d]`` normal."""
+    # Any fixed points do: clients with similar embeddings get similar rotated embeddings.
     rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
     return rng.standard_normal((nodes, dimension))
 
@@ -262,13 +262,13 @@ class Rotated(NamedTuple):
 
     rotation: Floats  # ``W_i``
     vector: Floats  # its part of the sum
-    precision: Mapping[int, float]  # how near they came to the common mean; empty without one
+    precision: Mapping[int, float]  # distance to the common mean; empty without one
 
 
 def rotate(
     request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
 ) -> dict[int, Rotated]:
-    """Bring each client's rows nearest to the common mean, or to the first points without one."""
+    """Rotate each client's rows nearest to the common mean, or to the first points."""
     start = first_points(order.seed, length // request.dimension, request.dimension)
     result = {}
     for index, client in enumerate(request.clients):
@@ -296,7 +296,7 @@ def _with_counts(
 
 
 def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
-    """Lay a client's turned rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
+    """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
     dimension = turned.shape[1]
     here = slots != ABSENT
     chosen = slots[here]

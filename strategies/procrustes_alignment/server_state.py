@@ -1,4 +1,4 @@
-"""What PPFL-GNN's server keeps of its clients, and how near their aligned embeddings are."""
+"""PPFL-GNN's server state, and the precision of the alignment."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ Floats = NDArray[np.float64]
 
 @dataclass
 class Answers:
-    """What a round's replies say besides embeddings."""
+    """The entries of a round's replies besides embeddings."""
 
     losses: dict[int, float] = field(default_factory=dict)  # of the clients whose answer counts
     disagreements: list[float] = field(default_factory=list)  # of the same
     measured: dict[str, dict[int, float]] = field(default_factory=dict)  # by name and client
     failed: dict[int, str] = field(default_factory=dict)  # clients left out, and why
-    left_out: list[Rejected] = field(default_factory=list)  # the same, as SuperNodes said it
+    left_out: list[Rejected] = field(default_factory=list)  # the same, from SuperNodes
 
 
 class PublicServerState:
-    """The last embeddings of every client, and the means that wait for it."""
+    """The last embeddings of every client, and its next means."""
 
     def __init__(self) -> None:
         self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
         self.targets: dict[int, FloatArray] = {}  # [p, d] by client
         self.ids: dict[int, IntArray] = {}  # of each client's public nodes
-        self.dimension = 0  # of all embeddings; 0 before anybody is there
+        self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
         self.begun: set[int] = set()  # clients that have answered a round
         self.measured: dict[str, dict[int, float]] = {}  # last measurements, by name and client
         self.claims: SignedClaims | None = None  # where clients do not trust the server
@@ -67,7 +67,7 @@ class PublicServerState:
         replies: Mapping[int, PublicReply],
         wants_embeddings: bool,
     ) -> Answers:
-        """Note what a round's replies bring, and give the rest."""
+        """Record the embeddings of a round's replies, and return the rest."""
         came = Answers()
         for node, reply in replies.items():
             clients = requests[node].clients
@@ -109,7 +109,7 @@ class PublicServerState:
         self.dimension, self.begun = int(session["dimension"]), set(session["begun"])
 
     def stacked(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Lay the embeddings of some clients over each other, node by node."""
+        """Stack the embeddings of some clients, node by node."""
         ids = [self.ids[client] for client in clients]
         every = np.unique(np.concatenate(ids))
         slots = [torch.from_numpy(np.searchsorted(every, nodes)) for nodes in ids]
@@ -123,13 +123,13 @@ class PublicServerState:
 
 
 class CommonMean:
-    """The server's mean of the turned embeddings, by node."""
+    """The server's mean of the rotated embeddings, by node."""
 
     def __init__(self, dropout: float) -> None:
         self.dropout, self.made = dropout, 0  # sums so far
         self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
         self.rows: FloatArray = np.zeros((0, 0), np.float32)
-        self.slots: dict[int, IntArray] = {}  # where each client's nodes are
+        self.slots: dict[int, IntArray] = {}  # the rows of each client's nodes
 
     def choose(
         self,
@@ -138,7 +138,7 @@ class CommonMean:
         there: Mapping[int, Iterable[int]],
         dimension: int,
     ) -> None:
-        """Take the nodes of the next sum; those that stay keep their mean."""
+        """Set the nodes of the next sum; nodes that stay keep their mean."""
         if not np.array_equal(nodes, self.nodes):
             rows = np.zeros((nodes.size, dimension), np.float32)
             at = find_slots(self.nodes, nodes)
@@ -149,7 +149,7 @@ class CommonMean:
         self.slots = {client: find_slots(ids[client], self.nodes) for client in everyone}
 
     def of(self, client: int) -> FloatArray | None:
-        """Give a client's rows; zeros where there is none."""
+        """Return a client's rows; zeros for missing ones."""
         if not self.made:
             return None
         slots = self.slots[client]
@@ -176,14 +176,14 @@ class CommonMean:
 
 
 def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
-    """Say how many clients must hold a node for its sum to be asked for; `least` in any case."""
+    """Return how many clients must hold a node for its sum; at least `least`."""
     # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
-    # are in the sum of every node then, however unlucky: no row is one client's alone.
+    # are then always in the sum of every node: no row is one client's alone.
     return max(least, 2 + math.floor(dropout * clients))
 
 
 def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], fewest: int) -> IntArray:
-    """Choose the nodes of a sum: those that so many of its clients hold, ascending ids."""
+    """Choose the nodes of a sum: those with enough holders, ascending ids."""
     if not clients:
         return np.zeros(0, np.int64)
     result, counts = np.unique(
@@ -193,7 +193,7 @@ def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], fewest: in
 
 
 def require_nodes(nodes: IntArray, fewest: int, of: str) -> None:
-    """Refuse a sum that no node is in."""
+    """Refuse a sum without nodes."""
     if not nodes.size:
         raise ValueError(
             f"no public node has {fewest} holders among {of}, of which some may be missing: its "
@@ -202,7 +202,7 @@ def require_nodes(nodes: IntArray, fewest: int, of: str) -> None:
 
 
 def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
-    """Find nodes ``[p]`` among the common ones, ascending; ``ABSENT`` where they are not."""
+    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
     if not common.size:
         return np.full(nodes.shape, ABSENT)
     at = np.searchsorted(common, nodes).clip(max=common.size - 1)
@@ -210,14 +210,14 @@ def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
 
 
 class PublicMembership(Membership):
-    """Which clients each SuperNode hosts, and which nodes each of them can share."""
+    """The clients of each SuperNode, and their public nodes."""
 
     def __init__(self, state: PublicServerState) -> None:
         super().__init__()
         self.state = state
 
     def question(self) -> RecordDict:
-        """Ask who is there, and tell where the run goes on from."""
+        """Return the enrolment request, with the checkpoint to resume from."""
         return RecordDict({CONFIG: ConfigRecord(self.resume.to_config())})
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
@@ -225,12 +225,12 @@ class PublicMembership(Membership):
         return EmbeddingEnrolment.read(content)
 
     def unasked(self) -> None:
-        """Let nobody take part who does not say which nodes it shares."""
+        """Leave out SuperNodes that do not name their public nodes."""
 
     def in_order(
         self, answers: Mapping[int, EmbeddingEnrolment]
     ) -> list[tuple[int, EmbeddingEnrolment]]:
-        """Choose the commonest length of embeddings where none is known yet."""
+        """Choose the commonest dimension of embeddings if none is known yet."""
         if not self.state.dimension:
             counts = Counter(d for answer in answers.values() for d in answer.dimensions)
             self.state.dimension = max(counts, key=lambda d: (counts[d], -d), default=0)
@@ -242,7 +242,7 @@ class PublicMembership(Membership):
             return why
         claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
         for client, nodes, dimension in claims:
-            # What it sent, and what waits for it, is by these nodes in this order.
+            # Its embeddings and means are in the order of these nodes.
             if not np.array_equal(self.state.ids.get(client, nodes), nodes):
                 return (
                     f"client {client} has other public nodes than before; the ids must stay the "
@@ -256,7 +256,7 @@ class PublicMembership(Membership):
         return ""
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
-        """Note the clients' nodes, and who has lost what it had."""
+        """Record the clients' nodes, and those that have lost their state."""
         lost = sorted(self.state.begun & set(answer.clients)) if answer.handled == 0 else []
         for client in lost:
             self.state.begun.remove(client)
@@ -268,7 +268,7 @@ class PublicMembership(Membership):
 
 
 def mean_of(values: Iterable[float]) -> float:
-    """Return the mean of what is a number; NaN where nothing is."""
+    """Return the mean of all numbers that are not NaN; NaN without any."""
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if finite else math.nan
 
@@ -276,7 +276,7 @@ def mean_of(values: Iterable[float]) -> float:
 def measure_alignment(
     x: Tensor, held: Tensor, rotations_only: bool, rng: torch.Generator
 ) -> dict[str, float]:
-    """Say how often a node's aligned embedding is near that of the same node (Figures 3 to 6)."""
+    """Return how often aligned embeddings of the same node are near (Figures 3 to 6)."""
     # x, held [m, u, d]
     result: list[Mapping[int, float]] = []
     for source, target in islice(draw_pairs(x.shape[0], rng), TRIED_PAIRS):

@@ -71,7 +71,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     rotations_only : bool
         Leave reflections out.
     absent : str
-        What of clients that did not answer: ``"leave-out"``, or ``"last"`` to go on with the
+        For clients that did not answer: ``"leave-out"``, or ``"last"`` to go on with the
         embeddings that they sent last.
     participation : float
         Share of the SuperNodes asked each round, above 0 and at most 1.
@@ -84,7 +84,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     """
 
     usual_rounds = 10
-    idle = NOT_DRAWN  # why a client that is there may not have been asked
+    idle = NOT_DRAWN  # why a connected client may not have been asked
     wants_embeddings = True
 
     def __init__(
@@ -117,7 +117,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
-        """Step 1: write the round's requests, with the means that wait."""
+        """Step 1: return the round's requests, with the clients' means."""
         there = self.there(server_round)
         nodes = list(there)
         asked = [nodes[index] for index in self.session.draw(len(nodes), server_round)]
@@ -130,7 +130,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         }
 
     def there(self, server_round: int) -> dict[int, list[int]]:
-        """Wait for SuperNodes; return their clients, in the order of these."""
+        """Wait for SuperNodes; return their clients in ascending order."""
         # Ids of SuperNodes differ from run to run.
         there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
         return dict(sorted(there.items(), key=lambda item: min(item[1])))
@@ -141,7 +141,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         clients: Sequence[int],
         target: Callable[[int], NDArray[np.float32] | None],
     ) -> PublicRequest:
-        """Write the request to the clients of a SuperNode, each with its target."""
+        """Return the request to a SuperNode's clients, each with its target."""
         session, known = self.session, self.clients
         saves = session.is_due(server_round)
         return PublicRequest(
@@ -158,7 +158,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         )
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
-        """Read what step 3 brings."""
+        """Read a reply of step 3."""
         return PublicReply.from_record(content, self.requests[node], self.num_classes)
 
     def reply_bytes(self, numbers: int = 0) -> int:
@@ -169,7 +169,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return reply_bytes(max(rows, default=0) + numbers + counts_size(*self.counted), clients)
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
-        """Do steps 4 and 5 with what came, and say what the round gave."""
+        """Do steps 4 and 5 with the replies, and return the round's figures."""
         self.counts = added(reply.counts for reply in replies.values.values())
         came = self.clients.take(self.requests, replies.values, self.wants_embeddings)
         answered = sorted(came.losses)
@@ -190,13 +190,13 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         )
 
     def averages(self, came: Answers) -> Mapping[str, float]:
-        """Give the means of what clients measured in a round, by name."""
+        """Return the means of clients' measurements in a round, by name."""
         losses = [came.losses[client] for client in sorted(came.losses)]
         means = {name: mean_of(by_client.values()) for name, by_client in came.measured.items()}
         return {**means, "loss": mean_of(losses), "disagreement": mean_of(came.disagreements)}
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Say what became of every client; ``failed`` has the reasons of single ones."""
+        """Return what became of every client; ``failed`` has reasons by client."""
         return self.session.participation(answered, failed=failed, idle=self.idle)
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
@@ -213,7 +213,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return measure_alignment(x[rows], held[rows], self.rotations_only, rng)
 
     def means(self, x: Tensor, held: Tensor) -> Tensor:
-        """Return every client's means ``[m, u, d]``, in its own space, where it holds the node."""
+        """Return every client's means ``[m, u, d]`` of its nodes, in its own space."""
         # x [m, u, d], held [m, u]: which client has which node
         if self.alignment == PAIRS:
             return align_pairs(x, held, rotations_only=self.rotations_only)
@@ -246,11 +246,11 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return result
 
     def measured(self, report: RoundReport) -> MetricRecord:
-        """Give the accuracies, and the precision of the alignment."""
+        """Return the accuracies and the precision of the alignment."""
         return MetricRecord({**super().measured(report), **report.alignment})
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Let those save that were not asked to with the round's request."""
+        """Have clients save that the round's request did not ask to."""
         run = self.session.checkpoints.run
         order: dict[str, Any] = {CHECKPOINT: True, SERVER_ROUND: server_round, RUN_TOKEN: run}
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
@@ -264,7 +264,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return {"method": type(self).__name__, **local, **drawn}
 
     def state(self) -> dict[str, Any]:
-        """Return what the server keeps of its clients."""
+        """Return the server's state for a checkpoint."""
         return self.clients.state_dict()
 
     def load_state(self, state: Mapping[str, object]) -> None:
@@ -277,7 +277,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
 
 class LocalEmbedding(ProcrustesAlignment):
-    """The baseline: every client trains alone, and nothing but its measurements travels."""
+    """The baseline: every client trains alone, and sends only its measurements."""
 
     wants_embeddings = False
 

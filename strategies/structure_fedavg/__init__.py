@@ -1,4 +1,4 @@
-"""FedGLS: clients with and without edges; and what it is compared with."""
+"""FedGLS: clients with and without edges, and its baselines."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""FedGLS: what a client's model says about its features, its classes and its training nodes."""
+"""Attacks on FedGLS: a client's features, classes and training nodes, from its model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Holders = HoldsGraphs[FedGLSConfig, ClientGraph]
 
 
 class Truth(NamedTuple):
-    """What a client has, to judge the attacks by."""
+    """A client's data, to score the attacks."""
 
     x: Floats  # [n, f] features of its nodes
     y: NDArray[np.int64]  # [n] classes; below 0 without one
@@ -34,14 +34,14 @@ class Truth(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A model of one client as it went down and as it came back, in one round."""
+    """A client's model as it was sent and as it came back, in one round."""
 
     first: tuple[Floats, Floats]  # First layer [f, h] and the other parameters, before and after
     rest: tuple[Floats, Floats]
 
 
 def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[Sent]]:
-    """Give each client's model, the GNN where there are two, of every round."""
+    """Return each client's model of every round (the GNN if there are two)."""
     result: dict[int, list[Sent]] = {node: [] for node in nodes}
     for one in of_kind(exchanges, "train"):
         if keys.ARRAYS not in one.reply.array_records:
@@ -59,7 +59,7 @@ def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[
 def attack(
     sent: Mapping[int, Sequence[Sent]], truth: Mapping[int, Truth], classes: int
 ) -> list[Finding]:
-    """Find out what clients have."""
+    """Guess the properties of clients' data."""
     order = sorted(sent)
     moved = np.stack([_rows_moved(sent[client]) for client in order])
     present = np.stack([(truth[client].x != 0).any(0) for client in order])
@@ -70,7 +70,7 @@ def attack(
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     result = [
         ranking("which features a client's nodes have", moved, present),
-        # Both relative to the other clients: what is common to all says nothing about one.
+        # Both relative to the other clients, since what all have in common tells nothing about one.
         ranking(
             "which classes a client trains on more than others do",
             pulls - pulls.mean(0),
@@ -117,7 +117,7 @@ def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:
 
 
 class ModelAudit(Audit[FedGLSConfig, Holders]):
-    """What is tried on a run of FedGLS."""
+    """The attacks on a run of FedGLS."""
 
     rounds = 30
     notes = (

@@ -57,20 +57,20 @@ SHARED, SHARED_PARTS = "shared-", ("first", "rest")  # ... and of the models las
 
 
 class Trained(NamedTuple):
-    """What a round of local training gave."""
+    """The result of a round of local training."""
 
     # [g] loss L_c of each graphless client before its learner's step; empty without
     contrast: Tensor
     # [c] divergence of each client's encoder from its GNN at the last step; empty without
     distillation: Tensor
-    diverged: list[int]  # Clients whose weights are not finite any more
+    diverged: list[int]  # Clients whose weights are no longer finite
 
 
 class StructureCohort:
     """Clients with a community each, some of them without edges."""
 
-    # Clients with edges come first, whatever the order they are given in; networks are the clients'
-    # own in that order, then for FedGLS their feature encoders.
+    # Clients with edges come first, in any order of the input; networks are the clients' own in
+    # that order, then for FedGLS their feature encoders.
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class StructureCohort:
         """Return everything that lasts between rounds; changing a tensor changes the cohort."""
         return self._state
 
-    # What the strategies ask for
+    # What strategies call
 
     def train(self, server_round: int, prototypes: Tensor | None = None) -> Trained:
         """Train locally: first the graph learners, once, then all networks, ``E`` steps."""
@@ -172,8 +172,8 @@ class StructureCohort:
 
     def start_from(self, models: Sequence[ModelWeights]) -> None:
         """Replace the networks' weights by the server's models; moments stay as they are."""
-        # Whole, too: networks keep the rows of features that they have, and who uses a model
-        # later may have others.
+        # The whole models too: networks keep only the rows of their own features, and a later user
+        # of a model may have others.
         for held, model in zip(self.shared_models(), models, strict=True):
             for part in SHARED_PARTS:
                 getattr(held, part).copy_(getattr(model, part))
@@ -182,10 +182,10 @@ class StructureCohort:
 
     @torch.no_grad()
     def _compare_hidden(self) -> None:
-        """Have nearest neighbours found anew in the hidden layer of the models received."""
+        """Find nearest neighbours anew, in the hidden layer of the received models."""
         if self.learners is None or not self.settings.compares_hidden:
             return
-        # Of each node alone: its neighbours are what is looked for
+        # From each node alone, since its neighbours are not known yet
         model, nodes = self.shared_models()[GNN], self._nodes(self._graphless)
         bias = split_rest(model.rest[None], self.settings)[0]
         hidden = F.relu(propagate(self.batch.x, model.first[self.batch.feature]) + bias)
@@ -193,7 +193,7 @@ class StructureCohort:
         self._graph = None
 
     def shared_models(self) -> list[ModelWeights]:
-        """Return the models that the networks last began with: the server's, else the first."""
+        """Return the models that the networks last began with: the server's, or else the first."""
         return [
             ModelWeights(*(self._state[f"{SHARED}{number}.{part}"] for part in SHARED_PARTS))
             for number in range(self.settings.num_models)
@@ -213,9 +213,9 @@ class StructureCohort:
 
     @torch.no_grad()
     def evaluate(self, logits: Tensor | None = None) -> Metrics:
-        """Measure accuracy and loss of each client's GNN, or whatever it classifies with."""
+        """Measure accuracy and loss of the model that each client classifies with."""
         logits = self.logits() if logits is None else logits
-        # Both are NaN where the loss is no number: then the largest logit says nothing.
+        # Both are NaN if the loss is, since the largest logit is then meaningless.
         accuracy, loss = (part[: self.size] for part in evaluate(self.batch, logits))
         none = ~loss.isfinite()
         return Metrics(
@@ -224,7 +224,7 @@ class StructureCohort:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Return what all networks say of all nodes, ``[n, k]``; the clients' own come first."""
+        """Return all networks' logits of all nodes, ``[n, k]``; the clients' own come first."""
         first, rest = self.weights.weights()
         return self._logits(self._hidden(first, rest), rest)
 
@@ -278,7 +278,7 @@ class StructureCohort:
             cut = len(LEARNER)
             held = {key[cut:]: t for key, t in tensors.items() if key.startswith(LEARNER)}
         learner = self.settings.learner._replace(seed=self.settings.seed)
-        if self.settings.graphs == KNN:  # no layer: the features themselves are compared
+        if self.settings.graphs == KNN:  # without layers the features themselves are compared
             learner = learner._replace(encoder="attentive", layers=0)
         return GraphLearners(self.batch, self._graphless, learner, held)
 
@@ -287,7 +287,7 @@ class StructureCohort:
     def _loss(
         self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
     ) -> Tensor:
-        """Add up what all networks learn by, with what dropout leaves in a step."""
+        """Return the sum of all networks' losses, with a step's dropout."""
         hidden = self._hidden(first, rest, left.inputs)
         shares = log_shares(
             self._logits(hidden if left.hidden is None else hidden * left.hidden, rest)
@@ -301,13 +301,13 @@ class StructureCohort:
         return total
 
     def _adjacency(self) -> Adjacency:
-        """Return the batch's graph, with what the learners say in the graphless clients' part."""
+        """Return the batch's graph, with the learnt graphs of graphless clients."""
         if self.learners is None:
             return self.batch.graph
         if self._graph is None:
             nodes = self._nodes(self._graphless)
             n = nodes.stop - nodes.start
-            if self.settings.graphs == KNN:  # as a graph that somebody recorded: no weights
+            if self.settings.graphs == KNN:  # like a given graph: no weights
                 block = gcn_adjacency(self.learners.neighbours(), n)
             else:
                 block = to_adjacency(*self.learners.edges(), n)
@@ -323,7 +323,8 @@ class StructureCohort:
     def _logits(self, hidden: Tensor, rest: Tensor) -> Tensor:
         """Second layer, ``H`` and ``Z``, ``[n, k]``."""
         _, weight, bias = split_rest(rest, self.settings)
-        # Weights after the neighbours' sum give the same and take the bias along.
+        # Multiplying by the weights after the neighbours' sum gives the same, and includes the
+        # bias.
         return grouped_linear(propagate(self._adjacency(), hidden), weight, bias, self.batch.ptr)
 
     def _classification(self, shares: Tensor) -> Tensor:
@@ -347,7 +348,7 @@ class StructureCohort:
         return self.settings.prototype_weight * (apart @ self.batch.train_share)
 
     def _dropout(self, server_round: int) -> DropoutMask:
-        """Draw what dropout leaves in a round: by client, model and round alone."""
+        """Draw a round's dropout, which depends on client, model and round alone."""
         settings = self.settings
         chances = [
             generator(settings.seed, "dropout", client, index >= self.size, server_round)
@@ -363,7 +364,7 @@ class StructureCohort:
         )
 
     def _diverged(self) -> list[int]:
-        """Name the clients whose weights are not finite, and let these begin anew."""
+        """Return the clients whose weights are not finite, and reset them."""
         places: list[int] = (~self.weights.largest().isfinite()).nonzero().flatten().tolist()
         if places:
             self.weights.restart(places, *initial_models(self.settings))
@@ -371,7 +372,7 @@ class StructureCohort:
 
 
 def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+    """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
     h, k = settings.hidden, settings.num_classes
     bias, weight, last = rest.split([h, h * k, k], dim=1)
     return bias, weight.unflatten(1, (h, k)), last

@@ -26,7 +26,7 @@ METHODS = (
     FED_KNN,
     "fed-gnn",
 )
-# Whose replies are one client's weights and nothing else
+# Methods whose replies are one client's weights only
 AVERAGING = (FEDGLS, "fed-mlp", FED_KNN, "fed-gnn")
 SHARES = "what travels are sums and how much of each there is, whose quotient no such average gives"
 NOT_ROBUST = {
@@ -41,7 +41,7 @@ SIMILARITIES = ("cosine", "euclidean", "inner")
 
 @dataclass
 class GraphConfig:
-    """Which clients have no edges, and how a graph is made or learnt there."""
+    """The clients without edges, and how a graph is made or learnt there."""
 
     graphless_ratio: float = setting(0.5, FRACTION, help="share of the clients that have no edges")
     neighbours: int = setting(15, at_least(1), help="others that each node keeps as neighbours, k")
@@ -65,7 +65,7 @@ class GraphConfig:
 
 @dataclass
 class StrategyConfig(TrainingSection, RobustSection, StrategySection):
-    """How the clients train, and what they share."""
+    """The clients' training, and what they share."""
 
     name: str = setting(FEDGLS, choice(*METHODS), help="FedGLS or a baseline")
     local_epochs: int = 5
@@ -80,7 +80,7 @@ class StrategyConfig(TrainingSection, RobustSection, StrategySection):
 
 @dataclass
 class FedGLSConfig(CutRunConfig):
-    """Everything that a run of FedGLS or one of its baselines needs to be repeated."""
+    """All settings of a run of FedGLS or of one of its baselines."""
 
     # ``data.name`` may also be a folder with one saved PyG ``Data`` per client; ``partition`` then
     # only splits the nodes of clients that come without masks.

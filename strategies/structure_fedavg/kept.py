@@ -1,4 +1,4 @@
-"""What clients that share weights leave of a run: predictions, and models with PyTorch's names.
+"""Outputs of clients that share weights: predictions, and models with PyTorch's names.
 
 This file needs neither Flower nor Ray, and PyTorch Geometric only where a model is used.
 """
@@ -36,14 +36,14 @@ WEIGHT = "learner.weight"  # of an attentive graph learner
 def snapshot_of(
     cohort: StructureCohort, *, shared: bool, classes: Sequence[str] | None = None
 ) -> Snapshot:
-    """Give predictions and models; ``shared``: those that the server sent, the same at all."""
-    if shared:  # whoever was not measured has trained since
+    """Return predictions and models; ``shared``: the server's models, the same at all clients."""
+    if shared:  # a client that was not measured has trained since
         cohort.start_from(cohort.shared_models())
     return Snapshot(predictions_of(cohort, classes), models_of(cohort, shared=shared))
 
 
 def predictions_of(cohort: StructureCohort, classes: Sequence[str] | None = None) -> Predictions:
-    """Read off what the clients say of all their nodes, without clients whose loss is no number."""
+    """Return the clients' predictions for all their nodes, without clients whose loss is NaN."""
     logits = cohort.logits()
     good = cohort.evaluate(logits).loss.isfinite().repeat_interleave(cohort.nodes)
     predictions = predictions_from(cohort.graphs, logits[: good.numel()], classes)
@@ -51,7 +51,7 @@ def predictions_of(cohort: StructureCohort, classes: Sequence[str] | None = None
 
 
 def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:
-    """Give the clients' models by form; ``shared``: those that the server sent, the same at all."""
+    """Return the clients' models by form; ``shared``: the server's models."""
     ends, forms = cohort.with_edges, list[SavedModels]()
     for places in (range(ends), range(ends, cohort.size)):
         if places:
@@ -60,7 +60,7 @@ def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:
 
 
 def _form(cohort: StructureCohort, places: range, *, shared: bool) -> SavedModels:
-    """Give the models of neighbouring clients, all with edges or all without."""
+    """Return the models of consecutive clients, all with edges or all without."""
     settings, learned = cohort.settings, cohort.settings.graphs == LEARNED
     has_learner = places.start >= cohort.with_edges and settings.graphs in (LEARNED, KNN)
     kind = int(cohort.kinds[places.start])
@@ -87,7 +87,7 @@ def _form(cohort: StructureCohort, places: range, *, shared: bool) -> SavedModel
 
 
 def names_of(network: str, prefix: str = "") -> tuple[str, ...]:
-    """Name a network's parts where it is a submodule."""
+    """Return the names of a network's parts in a submodule."""
     return tuple(f"{prefix}{part}" for part in PARTS[network])
 
 
@@ -99,7 +99,7 @@ def _put_network(
     *,
     shared: bool,
 ) -> None:
-    """Add what clients classify with: once if it is the same at all, else each client's own."""
+    """Add the networks that clients classify with: a shared one once, else each client's."""
     model = cohort.shared_models()[int(cohort.kinds[places.start])]
     named = _named(model.first, model.rest, names, cohort.settings)
     if shared:
@@ -125,7 +125,7 @@ def _named(
 
 
 def learner_arguments(settings: StructureSettings) -> dict[str, object]:
-    """Say what a module's graph learner is made with."""
+    """Return the arguments of a module's graph learner."""
     how, learned = settings.learner, settings.graphs == LEARNED
     return {
         "encoder": how.encoder if learned else "attentive",

@@ -17,10 +17,10 @@ from flower_graph.wire.codec import Message, Tensor
 from flower_graph.wire.numpy_client import Parameters
 
 Floats = NDArray[np.float32]
-# What divides the array of a name without this end, where not every client has a part in it
+# Ending of the divisor's name of an array in which not every client has a part
 SHARE_END = "-share"
 STRUCTURE_NAMES = ("precision", "recall", "homophily", "true-homophily", "degree", "true-degree")
-NONE = torch.zeros(0)  # of no client
+NONE = torch.zeros(0)  # share of no client
 # What the page says
 FIRST_LAYER = (
     "θ: first layer (not FedProto, Local-GNN_k); up: mean over the SuperNode's clients by nodes; "
@@ -53,7 +53,7 @@ class SharedModels(Message, down="train evaluate", up="train"):
 
     @classmethod
     def of(cls, models: Sequence[ModelWeights], shares: Sequence[float] | None) -> SharedModels:
-        """Take models and, where not every client has all of them, the nodes' parts of each."""
+        """Return the message of models, with each one's share of nodes if clients lack some."""
         parts: list[Any] = []
         for index, model in enumerate(models):
             share = None if shares is None else np.array([shares[index]], np.float32)
@@ -83,7 +83,7 @@ class SharedModels(Message, down="train evaluate", up="train"):
 
     @property
     def models(self) -> list[ModelWeights]:
-        """Give the models, ready to compute with."""
+        """Return the models, as the engine computes with them."""
         pairs = [(self.gnn_first, self.gnn_rest), (self.encoder_first, self.encoder_rest)]
         return [
             ModelWeights(*(torch.from_numpy(np.ascontiguousarray(p, np.float32)) for p in pair))
@@ -116,9 +116,9 @@ class SharedPrototypes(Message, down="train evaluate", up="train"):
 
 @dataclass(kw_only=True)
 class StructureTrained(Trained, up="train"):
-    """What ``fit`` says besides arrays."""
+    """The entries of ``fit`` besides arrays."""
 
-    # Flower wants the same names from all, also from SuperNodes without graphless clients.
+    # Flower needs the same names from all, even from SuperNodes without graphless clients.
     contrast: Annotated[
         PerClient,
         ClientMean(
@@ -130,7 +130,7 @@ class StructureTrained(Trained, up="train"):
 
 @dataclass(kw_only=True)
 class StructureMeasured(Measured, up="evaluate"):
-    """What ``evaluate`` measured."""
+    """The measurements of ``evaluate``."""
 
     precision: Annotated[
         PerClient,
@@ -145,7 +145,7 @@ class StructureMeasured(Measured, up="evaluate"):
     true_degree: Annotated[PerClient, ClientMean("true-degree")] = NONE
 
     def to_report(self) -> dict[str, object]:
-        """Give the fields of a ``RoundReport``; of the graphs what anybody could compare."""
+        """Return the fields of a ``RoundReport``, with figures of the graphs if there are any."""
         figures = {name: getattr(self, name.replace("-", "_")) for name in STRUCTURE_NAMES}
         numbers = {name: value for name, value in figures.items() if value == value}
         return super().to_report() | {"structure": numbers}

@@ -1,4 +1,4 @@
-"""FedGLS and its baselines as a method: both halves from a config, and what commands must know."""
+"""FedGLS and its baselines as a method: both halves, and what commands need."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
-NUM_NODES = "nodes"  # another, of the server alone
+NUM_NODES = "nodes"  # another detail, of the server's folder alone
 TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
 
 
 class Kind(NamedTuple):
-    """What a method is made of."""
+    """The classes of a method."""
 
-    graphs: str  # which ones its clients work on
+    graphs: str  # the graphs that its clients work on
     server: type[StructureFedAvg] = StructureFedAvg
     client: type[StructureClient] = StructureClient
 
@@ -156,14 +156,14 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     def hosted(
         self, config: FedGLSConfig, context: Context
     ) -> tuple[list[ClientGraph], RunFolder | None]:
-        """Give the graphs of one SuperNode, and the folder that they come from if they do."""
+        """Return the graphs of one SuperNode, and their data folder, if there is one."""
         here, folder = super().hosted(config, context)
         if folder is not None:
             _check_each(here, config)
         return here, folder
 
     def graphs(self, config: FedGLSConfig) -> list[ClientGraph]:
-        """Make the clients once a process, and check that the method can work with them."""
+        """Load the clients once a process, and check that the method can work with them."""
         return cached_clients(self._checked, config, config.strategy.name)
 
     def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
@@ -173,11 +173,11 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return graphs
 
     def graphless_ratio(self, config: FedGLSConfig) -> float:
-        """Say which share of the clients has no edges."""
+        """Return the share of clients without edges."""
         return config.graph.graphless_ratio
 
     def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
-        """Cut the graph into communities, or read the clients of a folder."""
+        """Partition the graph into communities, or read the clients of a folder."""
         graphs = Clients.of(cached_clients(self.load_graphs, config))
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
@@ -188,7 +188,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return Partition(self.statistics(config, graphs), data, note, figures)
 
     def paper_figures(self, config: FedGLSConfig) -> dict[str, int]:
-        """Give Table 4's row, where the config asks for its partition."""
+        """Return Table 4's row, if the config asks for its partition."""
         row = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"))
         if config.partition.method != "louvain" or row is None:
             return {}
@@ -196,18 +196,18 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
 
     def caveat(self, baselines: Figures) -> str:
-        """Say that clients may reach more alone where a community is nearly of one class."""
+        """Return a warning if communities are nearly of one class: clients may do better alone."""
         return says_one_class(baselines)
 
     def local_steps(self, config: FedGLSConfig) -> float:
-        """Count the steps: one an epoch, and FedGLS's graph learners take one more a round."""
+        """Return the number of steps: one an epoch, and one more a round for graph learners."""
         learns = config.strategy.name == FEDGLS and config.graph.learning_rate > 0
         return config.strategy.local_epochs + learns
 
     def final_figures(
         self, config: FedGLSConfig, strategy: StructureFedAvg, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Give the whole payload and the graphless clients."""
+        """Return the run's payload and the graphless clients."""
         if folder is None:
             graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
         else:
@@ -217,15 +217,15 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     def predict(
         self, config: FedGLSConfig, models: SavedModels, graph: NewGraph, client: int
     ) -> Tensor:
-        """Predict by one client's model: a graphless one's makes the edges."""
+        """Predict by one client's model; a graphless client's makes the edges."""
         return called(models, client, graph).softmax(1)
 
     def predict_beside(
         self, run: Left[FedGLSConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
-        """Predict as a client that the run has not seen, unless one is named."""
+        """Predict as a new client, unless a client is named."""
         name = run.config.strategy.name
-        # Where one client's model is all there is, as at its own machine, it is that client's.
+        # If there is only one client's model, as on its own machine, it is used.
         if client is not None or sum(len(form.clients) for form in run.all_saved()) == 1:
             return super().predict_beside(run, graph, client)
         if not KINDS[name].client.has_mean:
@@ -237,10 +237,10 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return newcomers_logits(run.all_saved(), settings, graph, NEWCOMERS_STEPS).softmax(1)
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        """Draw how learned graphs compare with the true ones, where a round compared them."""
+        """Draw learnt graphs against true ones, if any round compared them."""
         if not any(report.structure for report in reports):
             return
-        # Imported here, as a client draws nothing.
+        # Imported here, since clients draw nothing.
         from matplotlib.figure import Figure
 
         from flower_graph.report.plots.base import finish, line, save
@@ -257,7 +257,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         save(figure, out / "structure.png")
 
     def audit(self) -> ModelAudit:
-        """Ask what a client's model says about its data."""
+        """Return the attacks on a client's model."""
         from flower_graph.strategies.structure_fedavg.attack import ModelAudit
 
         return ModelAudit()
@@ -267,9 +267,9 @@ METHOD = FedGLS()
 
 
 def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool) -> RunData:
-    """Give each client its graph, and the server counts and who is graphless."""
-    # A graphless client's true edges are in its folder only with `true_edges`; who is graphless,
-    # the server alone learns.
+    """Assign each client its graph, and the server counts and the graphless clients."""
+    # A graphless client's true edges are in its folder only with `true_edges`; only the server
+    # learns which clients are graphless.
     held = graphs if true_edges else [replace(graph, hidden_edges=None) for graph in graphs]
     graphless = [graph.client for graph in graphs if graph.is_graphless]
     count = {NUM_GRAPHLESS: len(graphless)}
@@ -313,7 +313,7 @@ def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
 
 
 def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
-    """Collect what server and clients must agree on."""
+    """Collect the settings that server and clients must share."""
     clients = METHOD.num_clients(config, folder)
     if folder is None:
         graphless = sum(graph.is_graphless for graph in METHOD.graphs(config))
@@ -328,7 +328,7 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
 
 
 def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
-    """Collect what the config says."""
+    """Collect the settings of the config."""
     how, learner = config.strategy, asdict(config.graph)
     del learner["graphless_ratio"]
     tau, knn_on = learner.pop("tau"), learner.pop("knn_on")

@@ -1,6 +1,6 @@
-"""Modules of PyG layers that saved models of FedGLS and its baselines are.
+"""Modules of PyG layers for saved models of FedGLS and its baselines.
 
-Imported when a model is read; that takes PyTorch and PyTorch Geometric, not Flower.
+Imported only when a model is read; needs PyTorch and PyTorch Geometric, not Flower.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flower_graph.outputs.modules import GCN
 
 __all__ = ["MLP", "GraphLearner", "StructureModel"]
 
-# What a graph learner may be made with, besides the numbers of a node
+# Allowed arguments of a graph learner, besides the number of features
 LEARNER: dict[str, Rule] = {
     "encoder": choice("attentive", "mlp"),
     "layers": LAYERS,
@@ -56,14 +56,14 @@ class MLP(nn.Module):
         self.lin2 = nn.Linear(hidden, classes)
 
     def forward(self, x: Tensor, edge_index: Tensor | None = None) -> Tensor:
-        """Return logits ``[n, k]`` from features ``[n, f]``; edges play no part."""
+        """Return logits ``[n, k]`` from features ``[n, f]``; edges are not used."""
         x = functional.dropout(functional.relu(self.lin1(x)), self.dropout, self.training)
         return self.lin2(x)  # type: ignore[no-any-return]
 
 
 @built_with(features=WIDTH, **LEARNER)
 class GraphLearner(nn.Module):
-    """Makes a graph of features (FedGLS, equations 5 and 13 to 18), without gradients.
+    """Makes a graph from features (FedGLS, equations 5 and 13 to 18), without gradients.
 
     Parameters
     ----------
@@ -122,8 +122,8 @@ class GraphLearner(nn.Module):
     def _encode(self, x: Tensor) -> Rows:
         if self.hidden:
             return x
-        # By entries that are not 0, as clients in training do it: nodes that are equally alike stay
-        # so, and the same ones are kept.
+        # Computed from non-zero entries, as in training, so that ties are the same and the same
+        # neighbours are kept.
         row, col = x.nonzero(as_tuple=True)
         shape = (x.shape[0], x.shape[1])
         if not len(self.linears):
@@ -145,14 +145,14 @@ class GraphLearner(nn.Module):
     learner=mapping(LEARNER, optional=True),
 )
 class StructureModel(nn.Module):
-    """What a client of FedGLS has: GNN, feature encoder, and a graph learner if it has no edges.
+    """A FedGLS client's model: GNN, feature encoder, and a graph learner if it has no edges.
 
     Parameters
     ----------
     features, hidden, classes, dropout
         As of ``GCN``.
     encoder : bool
-        Whether there is a feature encoder; it plays no part in ``forward``.
+        Whether there is a feature encoder; ``forward`` does not use it.
     learner : dict, optional
         Arguments of a ``GraphLearner``, of a client without edges.
     """

@@ -1,4 +1,4 @@
-"""What a client that shares weights works with: networks on a graph each, and a graph learner.
+"""The parts of a client that shares weights: networks, each on a graph, and a graph learner.
 
 A network is a model on one graph. Graph learners never leave their client. Each graphless client
 has weights φ of its own, stored by active rows as the engine's other weights are: of a first layer
@@ -38,16 +38,16 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.client_graphs import ClientGraph
     from flower_graph.engine.graph_batch import Graph
 
-# On which graph a graphless client's network works, and, for NONE, everybody's
+# The graph that a graphless client's network works on; NONE: no client has edges
 LEARNED, KNN, TRUE, OWN, NONE = "learned", "knn", "true", "own", "none"
 GNN, ENCODER = 0, 1  # the models: theta and omega
-TOGETHER_NUMBERS = 262_144  # nodes times features of clients that are compared together
+TOGETHER_NUMBERS = 262_144  # most nodes times features of clients that are compared together
 
 # Settings ----------------------------------------------------------------------------------------
 
 
 class LearnerSettings(NamedTuple):
-    """What every graph learner is and how it trains.
+    """The form and training of graph learners.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class LearnerSettings(NamedTuple):
 
 
 class StructureSettings(NamedTuple):
-    """What server and clients must agree on.
+    """Settings that server and clients must share.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class StructureSettings(NamedTuple):
 
     @property
     def num_models(self) -> int:
-        """Count the models that the server averages: theta alone, or omega too."""
+        """The number of models that the server averages: theta alone, or omega too."""
         return 2 if self.graphs in (LEARNED, OWN) else 1
 
 
@@ -155,7 +155,7 @@ def initial_models(settings: StructureSettings) -> list[ModelWeights]:
 
 
 def network_of(graph: ClientGraph, graphs: str) -> Graph:
-    """Put a client on the graph that a network of its works on."""
+    """Return a client with the graph that one of its networks works on."""
     edges = graph.edge_index
     if graph.is_graphless and graphs == TRUE:
         if graph.hidden_edges is None:
@@ -170,11 +170,11 @@ def network_of(graph: ClientGraph, graphs: str) -> Graph:
 
 
 class Learned(NamedTuple):
-    """The graph that some weights make, ready for a gradient: it is made only once."""
+    """The graph that some weights make, with its gradient; made only once."""
 
     steps: list[int]  # Steps that each client's weights had taken
-    weights: Tensors  # The weights themselves; gradients are by these
-    pattern: Pattern  # Where the graphs of all clients have entries
+    weights: Tensors  # The weights, which get gradients
+    pattern: Pattern  # The entries of all clients' graphs
     similarities: Tensor  # [n, k] kept similarities
     entries: Tensor  # [2nk + n] the normalised entries
 
@@ -205,7 +205,7 @@ class GraphLearners:
         self._rows: Tensor | None = None
 
     def compare(self, rows: Tensor) -> None:
-        """Compare these rows in the place of encoded features from now on, ``[n, h]``."""
+        """Compare these rows instead of encoded features from now on, ``[n, h]``."""
         self._rows, self._last = rows, None
 
     def tensors(self) -> Tensors:
@@ -219,7 +219,7 @@ class GraphLearners:
 
     def step(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         """Take one Adam step at every client (FedGLS, equation 9)."""
-        # A client whose weights are no numbers afterwards begins anew.
+        # A client whose weights become NaN is reset.
         learned = self._learned()
         value = loss(learned.pattern.edge_index, learned.entries)
         self._last = None  # a gradient can be taken once
@@ -241,7 +241,7 @@ class GraphLearners:
         return distinct_edges(pattern.edge_index, weight, pattern.num_nodes)
 
     def _restart_diverged(self) -> None:
-        """Give the first weights, and a new Adam, to the clients whose weights are not finite."""
+        """Reset weights and Adam's moments of clients whose weights are not finite."""
         sums = [w.sum(1) for w in self._weights().values()]
         sums[0] = group_sum(sums[0], self._own.row_ptr)
         gone = ~torch.stack(sums).isfinite().all(0)
@@ -260,8 +260,8 @@ class GraphLearners:
         """Encode the features of all clients."""
         if self._rows is not None:
             return self._rows
-        # Nodes of two clients are never compared, so that columns of two clients may have the same
-        # number: there are only as many as the client with the most has.
+        # Nodes of two clients are never compared, so columns of different clients share numbers:
+        # there are only as many as the client with the most has.
         first = weights["first"]
         if self.settings.encoder == "mlp":
             w, clients = self.settings.width, self._state["step"].numel()
@@ -274,9 +274,9 @@ class GraphLearners:
         column = e.col - starts.repeat_interleave(counts)
         return e._replace(col=column, shape=(e.shape[0], max(group_sizes(self._own.row_ptr))))
 
-    @torch.enable_grad()  # whoever asks first may want no gradient, and a step may come later
+    @torch.enable_grad()  # the first caller may need no gradient, but a later step does
     def _learned(self) -> Learned:
-        """Make the graph of the present weights, or remember it; the next step takes it up."""
+        """Return the graph of the present weights, cached for the next step."""
         steps: list[int] = self._state["step"].tolist()
         if self._last is None or self._last.steps != steps:
             weights = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
@@ -298,7 +298,7 @@ class GraphLearners:
         return self._last
 
     def _pieces(self, e: Rows, places: list[int]) -> list[tuple[int, Rows]]:
-        """Cut what ``_encode`` returned at some clients; with the number of the first node."""
+        """Split the result of ``_encode`` by groups of clients, each with its first node."""
         nodes = [self._own.ptr[index] for index in places]
         if not isinstance(e, SparseRows):
             return list(zip(nodes, e.split(group_sizes(nodes)), strict=False))
@@ -319,7 +319,7 @@ def _names(settings: LearnerSettings) -> tuple[str, ...]:
 
 
 def _initial(batch: GraphBatch, settings: LearnerSettings) -> Tensors:
-    """Make the weights that all clients start from."""
+    """Return the weights that all clients start from."""
     # An attentive encoder starts with ones: its first graph joins the nodes that are most alike. An
     # MLP's matrices are drawn as a GCN's are, the first one for all features: clients who have the
     # same feature begin with the same row, whoever shares their cohort.
@@ -343,7 +343,7 @@ def initial_matrices(features: int, settings: LearnerSettings) -> tuple[Tensor, 
 
 
 def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:
-    """Choose which clients are compared together: tiny ones, as many as fit into a cache."""
+    """Choose which clients are compared together: tiny ones that fit into a cache."""
     widest, places = max(group_sizes(row_ptr)), [0]
     for index in range(1, len(ptr) - 1):
         if (ptr[index + 1] - ptr[places[-1]]) * widest > TOGETHER_NUMBERS:
@@ -352,6 +352,6 @@ def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:
 
 
 def _sparse_rows(x: Tensor) -> SparseRows:
-    """Take a CSR matrix apart."""
+    """Split a CSR matrix into its parts."""
     row = torch.arange(x.shape[0], device=x.device).repeat_interleave(x.crow_indices().diff())
     return SparseRows(row, x.col_indices().long(), x.values(), (x.shape[0], x.shape[1]))

@@ -1,7 +1,7 @@
-"""A client that a run has not seen, with the run's models and not a round of training.
+"""Classifies a new client's nodes with a run's models, without a round of training.
 
-One without edges first learns a graph of its own, as graphless clients of the run did: φ steps on
-``L_c`` (equations 8 and 9), between the run's θ and ω, which takes no label and no message.
+A client without edges first learns a graph, as graphless clients of the run did: φ takes a step on
+``L_c`` (equations 8 and 9), between the run's θ and ω, without labels and messages.
 
 This file needs neither Flower nor Ray.
 """
@@ -36,13 +36,13 @@ from flower_graph.strategies.structure_fedavg.networks import (
     StructureSettings,
 )
 
-NOBODY = -1  # the number of a client that is none of the run's
+NOBODY = -1  # the number of a client outside the run
 
 
 def newcomers_logits(
     forms: Sequence[SavedModels], settings: StructureSettings, graph: NewGraph, steps: int
 ) -> Tensor:
-    """Classify a newcomer's nodes, ``[n, k]``, by what all clients have in common."""
+    """Classify a newcomer's nodes, ``[n, k]``, by the models that all clients share."""
     settings, shared = _settings(forms, settings), _shared(forms)
     if settings.graphs == NONE or (settings.graphs == OWN and not has_edges(graph)):
         kind = MLP
@@ -108,7 +108,7 @@ def _check_size(graph: NewGraph, neighbours: int) -> None:
 
 
 def _shared(forms: Sequence[SavedModels]) -> dict[str, Tensor]:
-    """Give what all clients have in common; a GNN's parts under their own names too."""
+    """Return the tensors that all clients share; a GNN's parts under their own names too."""
     result: dict[str, Tensor] = {}
     for form in forms:
         for name, value in form.shared.items():
@@ -117,13 +117,13 @@ def _shared(forms: Sequence[SavedModels]) -> dict[str, Tensor]:
 
 
 def _weights(shared: dict[str, Tensor], names: Sequence[str]) -> ModelWeights:
-    """Read a network as the engine has it."""
+    """Return a network's weights in the engine's form."""
     first, bias, second, last = (shared[name] for name in names)
     return ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last]))
 
 
 def _settings(forms: Sequence[SavedModels], settings: StructureSettings) -> StructureSettings:
-    """Give the run's settings, with what its models say."""
+    """Return the run's settings, completed from its models."""
     arguments, graphs = forms[0].arguments, settings.graphs
     if graphs == LEARNED and not arguments.get("encoder"):
         graphs = KNN  # all clients were graphless, and learnt no graph

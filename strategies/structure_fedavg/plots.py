@@ -1,4 +1,4 @@
-"""The picture that FedGLS's tables alone have: differences by what is varied."""
+"""A picture of FedGLS's tables: differences by the setting that is varied."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flower_graph.report.plots.compared import Line, plot_lines
 def plot_differences(
     path: Path, _: object, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
 ) -> bool:
-    """Draw a difference by what is varied, a panel for each table, a line for each data set."""
+    """Draw a difference by the varied setting, a panel for each table, a line for each data set."""
     panels: dict[str, dict[str, Line]] = {}
     for table in picture["panels"]:
         for data in picture["data"]:

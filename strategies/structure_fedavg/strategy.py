@@ -75,7 +75,7 @@ class StructureClient(NumPyClient):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; optimisers and graph learners live behind it.
+        The ClientApp's context, which keeps optimisers and graph learners.
     graphs : sequence of ClientGraph
         The clients' data, some without edges.
     settings : StructureSettings
@@ -115,7 +115,7 @@ class StructureClient(NumPyClient):
         )
 
     def get_properties(self, config: Config) -> Config:
-        """Say which clients are here; go on from a checkpoint if the server does."""
+        """Return the clients here; load a checkpoint if the run is resumed."""
         self._state.restore(Resume.from_config(config), self._makers)
         clients = [graph.client for graph in self.graphs]
         nodes = sum(graph.x.shape[0] for graph in self.graphs)
@@ -126,14 +126,14 @@ class StructureClient(NumPyClient):
         with self.opened() as cohort:
             self.receive(cohort, parameters)
             trained = cohort.train(RoundRequest.from_config(config).server_round)
-        # Out here: if nobody is left to average, the clients still keep what they have.
+        # Outside the block: clients keep their state even if nobody is left to average.
         models, shares, nodes = cohort.mean_models(trained.diverged)
         has_shares = self.settings.graphs == OWN
         shared = SharedModels.of(models, shares if has_shares else None)
         return training_answer(shared, nodes, cohort.size, trained)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        """Measure what every client has now (step 6)."""
+        """Measure every client's present model (step 6)."""
         with self.opened() as cohort:
             self.receive(cohort, parameters)
             logits = cohort.logits()
@@ -153,23 +153,23 @@ class StructureClient(NumPyClient):
         return self._state.save_if_asked(config, measured.answer(), self._makers)
 
     def snapshot(self) -> Snapshot:
-        """Give predictions and models of all clients as they are now."""
+        """Return predictions and models of all clients as they are now."""
         cohort = self._state.look(self._makers)
         return snapshot_of(cohort, shared=self.has_mean, classes=self._classes)
 
     def receive(self, cohort: StructureCohort, parameters: Parameters) -> None:
-        """Let the clients begin with what the server sent."""
+        """Start the clients from the server's models."""
         cohort.start_from(SharedModels.of_server(parameters, self.settings).models)
 
     def opened(self) -> AbstractContextManager[StructureCohort]:
-        """Work with the cohort; what changed counts when the block ends well."""
+        """Work with the cohort; keep changes only if the block ends without an error."""
         return self._state.opened(self._makers)
 
     def _start(self) -> Tensors:
         return StructureCohort(self.graphs, self.settings, device=self._device).tensors()
 
     def _build(self, tensors: Tensors) -> tuple[StructureCohort, Tensors]:
-        # Steps are counted on the CPU, where Adam wants them.
+        # Steps are counted on the CPU, as Adam requires.
         placed = {
             key: value if key.endswith("step") else value.to(self._device)
             for key, value in tensors.items()
@@ -178,7 +178,7 @@ class StructureClient(NumPyClient):
 
 
 class LocalClient(StructureClient):
-    """Clients that train alone (Local-GNN_k): no array travels."""
+    """Clients that train alone (Local-GNN_k): no array is sent."""
 
     has_mean = False
 
@@ -237,7 +237,7 @@ def training_answer(
 
 
 def initial_arrays(settings: StructureSettings) -> ArrayRecord:
-    """Give the models that a run starts from, for any Flower strategy's ``start``."""
+    """Return the models that a run starts from, for any Flower strategy's ``start``."""
     models = initial_models(settings)
     shares = [1.0] * len(models) if settings.graphs == OWN else None
     return SharedModels.of(models, shares).to_record().array_records[ARRAYS]
@@ -249,11 +249,11 @@ class StructureFedAvg(ReportedFedAvg):
     Parameters
     ----------
     settings : StructureSettings
-        What the clients have too.
+        The same settings as the clients'.
     num_nodes : int, optional
-        Nodes of all clients together: more than that no reply can weigh.
+        Number of all clients' nodes, the largest possible weight of a reply.
     **more
-        As for ``ReportedFedAvg``, but for the seed, which is the settings'.
+        As for ``ReportedFedAvg``; the seed is the settings'.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class StructureFedAvg(ReportedFedAvg):
         return super().fixed_settings() | self.settings._asdict()
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return what a SuperNode has said, and no more than there is."""
+        """Return the weight that a SuperNode declared, at most the number of all nodes."""
         limits = (
             super().most_examples(node, training=training),
             self.num_nodes if training else None,
@@ -276,11 +276,11 @@ class StructureFedAvg(ReportedFedAvg):
         return min((most for most in limits if most is not None), default=None)
 
     def first_arrays(self) -> ArrayRecord:
-        """Give what the first round sends."""
+        """Return the models of the first round."""
         return initial_arrays(self.settings)
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        """Turn Flower's means of what clients measured into the fields of a report."""
+        """Turn Flower's means of clients' measurements into the fields of a report."""
         reply = StructureMeasured.from_config(evaluated)
         return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
 
@@ -288,9 +288,10 @@ class StructureFedAvg(ReportedFedAvg):
 class SharewiseFedAvg(StructureFedAvg):
     """Means where not every client has a part in every array (Fed-GNNMLP, FedProto)."""
 
-    # Such an array ``a`` comes as a sum over the clients that have a part, with ``a-share``, how
-    # much they are; both are divided by ``num-examples``. Flower averages both, and their quotient
-    # is the mean. Where nobody had a part, the last mean stays.
+    # Such an array ``a`` is sent as a sum over the clients that have a part, with ``a-share``,
+    # their total weight; both are divided by ``num-examples``. Flower averages both, and their
+    # quotient
+    # is the mean. If nobody had a part, the last mean stays.
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
         """Average, then divide by the shares."""
@@ -311,7 +312,7 @@ class LocalTraining(StructureFedAvg):
     """The server's half for ``LocalClient``: collects what clients measure."""
 
     def first_arrays(self) -> ArrayRecord:
-        """Give no array."""
+        """Return an empty model."""
         return ArrayRecord()
 
 
@@ -322,7 +323,7 @@ class FedProto(SharewiseFedAvg):
     # paper's equation 6. A class that nobody has keeps its last prototype.
 
     def first_arrays(self) -> ArrayRecord:
-        """Give prototypes that nobody has yet."""
+        """Return the first prototypes, of which nobody has any."""
         k, h = self.settings.num_classes, self.settings.hidden
         nothing = SharedPrototypes(np.zeros((k, h), np.float32), np.zeros(k, np.float32))
         return nothing.to_record().array_records[ARRAYS]

@@ -443,7 +443,7 @@ def client(**changes: Any) -> SimpleNamespace:
         ({"x": X.double()}, "x is torch.float64 [6, 2] (torch.strided):"),
         ({"y": PLAIN["y"].float()}, "y is torch.float32 [6]:"),
         ({"edge_index": PAIRS + 4}, "edge_index[0, 4] is 6:"),
-        ({"edge_index": PAIRS[:, :1]}, "edge_index has not every edge once in both directions"),
+        ({"edge_index": PAIRS[:, :1]}, "edge_index must have every edge once in each direction"),
         ({"train_mask": mask(0)[:5]}, "train_mask is torch.bool [5]:"),
         ({"y": torch.full((6,), -1)}, "train_mask: node 0"),
         ({"val_mask": mask(0)}, "train_mask and val_mask overlap in 1 nodes, the first"),

@@ -97,7 +97,7 @@ def test_what_contradicts_what_a_holder_knows():
     for why, change in (
         (f"of our partners are said to be among {seen - 1}", {"contributors": seen - 1}),
         ("not in the sum as we sent it", {"kinds": np.where(own, 2, request.kinds).astype("u1")}),
-        ("both this and that is said", {"kinds": alone}),
+        ("is said to be in and out", {"kinds": alone}),
     ):
         with pytest.raises(RefusedError, match=why):
             host.unmask(replace(request, **change))

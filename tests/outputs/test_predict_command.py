@@ -129,7 +129,7 @@ REFUSED: dict[str, tuple[dict[str, Any] | None, Callable[[Path], None] | None, l
     "models' form cut short": ({}, cut("model.json"), [], "not models of a run"),
     "weights gone": ({}, gone("model.safetensors"), [], "not models of a run"),
     "no models": ({}, gone("model.*"), [], "no models"),
-    "no settings": ({}, gone("config.yaml"), [], "nobody knows what the run was"),
+    "no settings": ({}, gone("config.yaml"), [], "so the settings are not known"),
     "no form of data": ({}, gone("data.json"), [], "data.json:"),
     "form of data cut short": ({}, cut("data.json"), [], "data.json:"),
 }
