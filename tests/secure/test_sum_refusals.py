@@ -111,7 +111,7 @@ def test_shares_are_given_once_never_two_of_a_client_and_never_below_the_minimum
     twice = next(c for c in np.unique(partners) if (partners == c).sum() > 1)
     row, column = np.argwhere(partners == twice)[0]
     kinds[row, column] = MASK_KEY
-    why = f"both.*client {twice}"
+    why = f"client {twice} .*in and out"
     refused(why, host.unmask, replace(request, kinds=kinds), error=RefusedError)
     host.unmask(request)
     other = replace(request, kinds=np.where(request.kinds == SEED, MASK_KEY, SEED).astype("u1"))
