@@ -18,13 +18,13 @@ import torch
 from flwr.app import Context
 
 from benchmarks.measure import exponent, peak_bytes, run_part, say, summary
+from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.sources.generators import SparseGraph, csbm_sparse
 from flower_graph.models import build_server_model
 from flower_graph.ops.graph import gcn_adjacency
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 
 CLASSES, DEGREE, FEATURES, ACTIVE, HIDDEN = 7, 10.0, 512, 32, 16
 WARM_UP = 2  # rounds that are not counted: the first has no step, the second touches new memory

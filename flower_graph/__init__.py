@@ -47,45 +47,49 @@ if TYPE_CHECKING:
     from flower_graph.secure.sum.service import SecureSum
     from flower_graph.server.averaging import ReportedFedAvg
     from flower_graph.simulation import InProcessGrid
-    from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
-    from flower_graph.strategies.masked_embedding_averaging import (
+    from flower_graph.strategies.fed_sage.client import SageClient
+    from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+    from flower_graph.strategies.masked_embedding_averaging.baselines import (
         EgoFedAvg,
         EgoFedProx,
         EgoModelClient,
-        EgoNetworkClient,
-        EgoSettings,
-        MaskedEmbeddingAveraging,
         SelfTraining,
     )
-    from flower_graph.strategies.procrustes_alignment import (
+    from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+    from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoNetworkClient
+    from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
+    from flower_graph.strategies.procrustes_alignment.cohort_client import (
         EmbeddingClient,
-        LocalEmbedding,
-        ProcrustesAlignment,
         PublicNodeClient,
-        PublicSpace,
-        SecureConsensus,
-        SecureConsensusClient,
-        join_graph,
-        join_space,
-        learn_beside,
         public_rows,
     )
     from flower_graph.strategies.procrustes_alignment.evaluation import judge_embeddings
-    from flower_graph.strategies.split_gradient_relay import (
-        NodeClient,
-        SplitGradientRelay,
-        UserSettings,
+    from flower_graph.strategies.procrustes_alignment.joining import join_graph
+    from flower_graph.strategies.procrustes_alignment.newcomer import (
+        PublicSpace,
+        join_space,
+        learn_beside,
     )
-    from flower_graph.strategies.structure_fedavg import (
+    from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
+    from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+        SecureConsensusClient,
+    )
+    from flower_graph.strategies.procrustes_alignment.strategy import (
+        LocalEmbedding,
+        ProcrustesAlignment,
+    )
+    from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
+    from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
+    from flower_graph.strategies.split_gradient_relay.users import UserSettings
+    from flower_graph.strategies.structure_fedavg.networks import LearnerSettings, StructureSettings
+    from flower_graph.strategies.structure_fedavg.strategy import (
         FedProto,
-        LearnerSettings,
         LocalClient,
         LocalTraining,
         PrototypeClient,
         SharewiseFedAvg,
         StructureClient,
         StructureFedAvg,
-        StructureSettings,
         initial_arrays,
     )
     from flower_graph.wire.exchange import Exchange

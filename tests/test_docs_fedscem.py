@@ -11,13 +11,10 @@ import pytest
 from doc_helpers import DOCS, run_blocks
 from flwr.app import Context
 
+from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.checkpoint import load_client, round_folder
-from flower_graph.strategies.masked_embedding_averaging import (
-    EgoNetworkClient,
-    MaskedEmbeddingAveraging,
-)
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
 
 PAGE = DOCS / "fedscem.md"

@@ -20,6 +20,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from benchmarks.newcomers.common import FOLDER, START, Row, write
+from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.data.graph import Graph, take_rows
@@ -29,7 +30,6 @@ from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 
 DATA = {"cora": "Cora", "citeseer": "CiteSeer", "pubmed": "PubMed"}

@@ -10,35 +10,9 @@ from flower_graph.lazy import attach
 if TYPE_CHECKING:
     from flower_graph.method.base import Method, Partition
     from flower_graph.method.graph_method import GraphMethod, OwnGraphMethod
-    from flower_graph.method.load import (
-        list_configs,
-        load_config,
-        parse_overrides,
-        to_dict,
-        to_yaml,
-    )
-    from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
-    from flower_graph.method.registry import known_apps, method_of
-    from flower_graph.method.run import Run, load_run
-    from flower_graph.method.trust import TrustSection
+    from flower_graph.method.load import load_config
+    from flower_graph.method.registry import method_of
 
-__all__ = [
-    "GraphMethod",
-    "Method",
-    "ModuleFedAvg",
-    "ModuleMethod",
-    "OwnGraphMethod",
-    "Partition",
-    "Run",
-    "TrustSection",
-    "known_apps",
-    "list_configs",
-    "load_config",
-    "load_run",
-    "method_of",
-    "parse_overrides",
-    "to_dict",
-    "to_yaml",
-]
+__all__ = ["GraphMethod", "Method", "OwnGraphMethod", "Partition", "load_config", "method_of"]
 
 __getattr__ = attach(__name__)

@@ -32,7 +32,8 @@ from flower_graph.privacy.local import ClientNoise, client_noise, require_one_cl
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
-from flower_graph.strategies import fed_sage
+from flower_graph.strategies.fed_sage.client import SageClient
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 from flower_graph.strategies.masked_embedding_averaging.baselines import (
     EgoFedAvg,
     EgoFedProx,
@@ -65,8 +66,8 @@ SERVERS: dict[str, Callable[..., Server]] = {
     FEDSCEM: MaskedEmbeddingAveraging,
     "self-training": SelfTraining,
     **AVERAGES,
-    "local-sage": fed_sage.LocalSage,
-    "fed-sage": fed_sage.FedSage,
+    "local-sage": LocalSage,
+    "fed-sage": FedSage,
 }
 # Settings that FedSCem's strategy has, but no baseline
 OF_FEDSCEM = (
@@ -117,7 +118,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         if config.strategy.name in SAGE:
             averages = config.strategy.name == "fed-sage"
             settings = ego_settings(config, folder)
-            return fed_sage.SageClient(context, egos, settings, averages=averages, **how)
+            return SageClient(context, egos, settings, averages=averages, **how)
         if config.strategy.name in AVERAGING:
             require_one_client(config.privacy, [ego.client for ego in egos])
             return EgoModelClient(context, egos, **how)

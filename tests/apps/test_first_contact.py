@@ -12,10 +12,10 @@ import torch
 from federation import COMPARED, PERSONAL, one_fast
 from torch import nn
 
+from flower_graph import SplitGradientRelay
 from flower_graph.apps.cli.main import main
 from flower_graph.data import csbm
 from flower_graph.errors import DataError
-from flower_graph.strategies.split_gradient_relay import SplitGradientRelay
 
 SETTINGS = ("rounds=2", "device=cpu", "data.split=auto", "data.features=as-is")
 # A config of each method, and settings under which it is small

@@ -16,6 +16,7 @@ import torch
 from ego_helpers import CLASSES, SETTINGS
 from flwr.app import ArrayRecord, Context, RecordDict
 
+from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.audit.attacks import RecordingGrid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
@@ -23,10 +24,6 @@ from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.results import SumResult
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.strategies.masked_embedding_averaging import (
-    EgoNetworkClient,
-    MaskedEmbeddingAveraging,
-)
 from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_host
 from flower_graph.strategies.masked_embedding_averaging.messages import Layout
 from flower_graph.wire.keys import SUMS, TOTAL

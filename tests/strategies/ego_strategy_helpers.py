@@ -13,15 +13,12 @@ from federation import Federation, Word
 from flwr.app import Array, Context, Message
 from torch import Tensor
 
+from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import IN_PROCESS, StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import (
-    EgoNetworkClient,
-    MaskedEmbeddingAveraging,
-)
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
 from flower_graph.wire.keys import RING_WORD, SUMS, TOTAL
 

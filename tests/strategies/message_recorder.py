@@ -22,11 +22,11 @@ from sage_helpers import SETTINGS as SAGE_SETTINGS
 from sage_helpers import client_app as sage_app
 from sage_helpers import networks
 
+from flower_graph import FedSage, LocalSage, SageClient
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
 from flower_graph.strategies.masked_embedding_averaging.baselines import (
     EgoFedProx,
     EgoModelClient,

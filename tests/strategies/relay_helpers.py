@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.data import Data
 
+from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator, seeded
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 
 CLASSES, FEATURES = 3, 8
 # Of six rounds: (1 + cos) / 2 of so many parts of half a turn; the first of ten parts is one round

@@ -15,14 +15,10 @@ from sage_helpers import SETTINGS as SAGE
 from sage_helpers import run_sage
 from torch import Tensor
 
+from flower_graph import EgoFedAvg, EgoFedProx, EgoModelClient
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
-from flower_graph.strategies.masked_embedding_averaging import (
-    EgoFedAvg,
-    EgoFedProx,
-    EgoModelClient,
-)
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
     EgoCohort,

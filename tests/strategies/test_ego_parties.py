@@ -8,15 +8,12 @@ from ego_strategy_helpers import assert_same, faulty, run
 from federation import METHODS, Federation, round_of
 from flwr.app import Array, ArrayRecord, Message
 
+from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.errors import ConfigError, NoClientsError
 from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_proto
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import (
-    EgoNetworkClient,
-    MaskedEmbeddingAveraging,
-)
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
 from flower_graph.wire.keys import RING_WORD
 

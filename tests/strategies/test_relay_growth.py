@@ -14,11 +14,11 @@ from relay_helpers import FEATURES, small_graph, strategy_for
 from torch import Tensor, nn
 from torch_geometric.data import Data
 
+from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 
 WHOLE, OLD, ROUNDS = small_graph(24), 18, 4
 NEW = list(range(OLD, 24))

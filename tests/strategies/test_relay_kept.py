@@ -12,6 +12,7 @@ from flwr.app import Context
 from relay_helpers import CLASSES, FEATURES, run, small_graph, strategy_for
 from without_flower import Given, call_saved
 
+from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
@@ -22,7 +23,6 @@ from flower_graph.outputs.files import (
     write_outputs,
 )
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import NodeClient, SplitGradientRelay
 from flower_graph.strategies.split_gradient_relay.kept import server_models, user_models
 from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
 

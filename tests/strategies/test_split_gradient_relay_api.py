@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
+from flower_graph import SplitGradientRelay
 from flower_graph.audit.attacks import RecordingGrid, config_of, of_kind
 from flower_graph.errors import NoClientsError
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay import SplitGradientRelay
 
 # Flower's own loop -------------------------------------------------------------------------------
 
