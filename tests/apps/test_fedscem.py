@@ -12,7 +12,7 @@ from app_helpers import own_graph
 
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.method.load import load_config
-from flower_graph.strategies import fed_sage
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 from flower_graph.strategies.masked_embedding_averaging import baselines
 from flower_graph.strategies.masked_embedding_averaging import method as fedscem
 from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
@@ -23,8 +23,8 @@ SERVERS = {
     "self-training": baselines.SelfTraining,
     "fedavg": baselines.EgoFedAvg,
     "fedprox": baselines.EgoFedProx,
-    "local-sage": fed_sage.LocalSage,
-    "fed-sage": fed_sage.FedSage,
+    "local-sage": LocalSage,
+    "fed-sage": FedSage,
 }
 SAGE = ("local-sage", "fed-sage")
 
