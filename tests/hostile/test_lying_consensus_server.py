@@ -89,7 +89,7 @@ def nobody(entries: dict[str, Any], arrays: Any) -> None:
 
 LIES = [
     (old_round, "round 2 is not after 2"),
-    (other_places, "lays public nodes elsewhere"),
+    (other_places, "orders public nodes otherwise"),
     (another_node, "is not signed with its key"),
     (fewer, "there are claims of 6 parties, and 7 in the sums"),
     (own_means, "are not those that it shows to all"),
@@ -142,7 +142,7 @@ def test_who_lays_nodes_apart_reads_nothing() -> None:
     assert not hasattr(lying, "read")
     reasons = [entry["reason"] for entry in outcome.reports[0].rejected]
     # The first client's places are those of all; the length is not.
-    assert len([why for why in reasons if "lays public nodes elsewhere" in why]) == COUNT - 1
+    assert len([why for why in reasons if "orders public nodes otherwise" in why]) == COUNT - 1
     assert len([why for why in reasons if "another length" in why]) == 1
 
 
