@@ -385,7 +385,7 @@ def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
         assert report.answered == 2
         (entry,) = report.rejected
         assert entry["node"] == [*grid.contexts][1]
-        assert f"{folders[1] / 'data.safetensors'}: its SHA-256 is not that of" in entry["reason"]
+        assert f"{folders[1] / 'data.safetensors'}: its SHA-256" in entry["reason"]
     forget_run(grid.run.run_id)
 
 
@@ -527,5 +527,4 @@ def test_another_message_format_is_refused_by_name(
     grid = grid_of(config, folders_of(out))
     with pytest.raises(NoClientsError) as error:
         strategy_of(config, out).start(grid, num_rounds=1, timeout=5)
-    assert "speaks message format 3 (flower-graph 0.3.0), the server 2 (" in str(error.value)
-    assert "install the same version" in str(error.value)
+    assert re.search(r"format 3 .*0\.3\.0.* 2 ", str(error.value))

@@ -302,68 +302,27 @@ DENSE = torch.tensor([[1.0, 2], [3, 4]])
 SIGNED = torch.tensor([[0.0, -1], [0, 0], [0, 0]])
 
 
+ENDS = torch.tensor([[-1.0, -1], [1, 1]])
+HALVES = torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0.5]])
+
+
+# What each note names: the form, the largest value before, the share that is not 0
 @pytest.mark.parametrize(
     ("x", "how", "wanted", "notes"),
     [
         (DENSE, "as-is", DENSE, []),
-        (
-            DENSE,
-            "row",
-            DENSE / torch.tensor([[3.0], [7.0]]),
-            ["features row-normalised; before: largest value 4, 100 % of the entries non-zero"],
-        ),
-        (
-            SPARSE_COUNTS,
-            "presence",
-            (SPARSE_COUNTS != 0).float(),
-            ["features made 0 or 1; before: largest value 6, 25 % of the entries non-zero"],
-        ),
-        (
-            SPARSE_COUNTS,
-            "presence-row",
-            torch.tensor([[1.0, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0], [0.5, 0, 0, 0.5]]),
-            [
-                "features made 0 or 1; before: largest value 6, 25 % of the entries non-zero",
-                "features row-normalised; before: largest value 6, 25 % of the entries non-zero",
-            ],
-        ),
-        (
-            DENSE,
-            "standardise",
-            torch.tensor([[-1.0, -1], [1, 1]]),
-            [
-                "features standardised over all nodes; before: "
-                "largest value 4, 100 % of the entries non-zero"
-            ],
-        ),
+        (DENSE, "row", DENSE / torch.tensor([[3.0], [7.0]]), ["row.* 4, 100 %"]),
+        (SPARSE_COUNTS, "presence", (SPARSE_COUNTS != 0).float(), ["0 or 1.* 6, 25 %"]),
+        (SPARSE_COUNTS, "presence-row", HALVES, ["0 or 1.* 6, 25 %", "row.* 6, 25 %"]),
+        (DENSE, "standardise", ENDS, ["standardised.* 4, 100 %"]),
         (
             torch.tensor([[5.0, 1], [5, 3]]),
             "standardise",
             torch.tensor([[0.0, -1], [0, 1]]),
-            [
-                "features standardised over all nodes; before: "
-                "largest value 5, 100 % of the entries non-zero; "
-                "1 constant"
-            ],
+            ["standardised.* 5, 100 %.*1 constant"],
         ),
-        (
-            torch.eye(2),
-            "auto",
-            torch.eye(2),
-            [
-                "data.features=auto chose as-is: all entries are 0 or 1",
-            ],
-        ),
-        (
-            DENSE,
-            "auto",
-            torch.tensor([[-1.0, -1], [1, 1]]),
-            [
-                "data.features=auto chose standardise: more than a third of the entries are not 0",
-                "features standardised over all nodes; before: "
-                "largest value 4, 100 % of the entries non-zero",
-            ],
-        ),
+        (torch.eye(2), "auto", torch.eye(2), ["auto chose as-is"]),
+        (DENSE, "auto", ENDS, ["auto chose standardise", "standardised.* 4, 100 %"]),
     ],
 )
 def test_what_is_done_to_features_is_said(
@@ -371,7 +330,7 @@ def test_what_is_done_to_features_is_said(
 ) -> None:
     (found,), said, _ = prepare_features([x], how)
     torch.testing.assert_close(found, wanted)
-    assert list(said) == notes
+    assert all(re.search(note, one) for note, one in zip(notes, said, strict=True)), said
 
 
 @pytest.mark.parametrize(
@@ -418,10 +377,7 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path: Path) 
     assert len(load_folder(tmp_path, RATIOS, seed=0)) == 2
     with pytest.raises(DataError) as caught:
         load_folder(tmp_path, RATIOS, seed=0, features="presence")
-    assert str(caught.value).endswith(
-        "client 0: it has no edges, and all its 6 nodes have the same features once they are made "
-        "0 or 1 (data.features=as-is leaves them): no graph can be learnt"
-    )
+    assert re.search(r"client 0: .* 6 .*data\.features=as-is", str(caught.value))
 
 
 def test_an_unknown_form_of_features_names_the_nearest() -> None:

@@ -128,19 +128,6 @@ def test_figures_of_the_last_and_the_best_round(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_the_best_round_is_kept(tmp_path: Path) -> None:
-    outputs = ClientOutputs(_context(), tmp_path)
-    _ask(outputs, "begin", 0, keep="best")
-    assert outputs.keeps_best
-    for number in (1, 4):
-        _ask(outputs, "snapshot", number, best=number)
-    assert _ask(outputs, "finish", 9, best=4, keep="best") == ""
-    place = tmp_path / "clients" / "5"
-    assert _node(place) == 4
-    assert json.loads((place / "outputs.json").read_text(encoding="utf-8"))["round"] == 4
-    assert not (place / "snapshots").exists() and not outputs.keeps_best
-
-
 def test_a_candidate_becomes_the_snapshot(tmp_path: Path) -> None:
     outputs = ClientOutputs(_context(), tmp_path)
     _ask(outputs, "begin", 0, keep="best")
