@@ -57,7 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark as slow what starts processes of Flower's or needs data from outside the package.
 
-    Of the former one test each is marked ``fast``: `make test` has it too. What is marked
+    Of the former one run on Ray is marked ``fast``: `make test` has it too. What is marked
     ``release`` is slow as well, and `make test-slow` leaves it out.
     """
     for item in items:
