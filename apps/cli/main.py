@@ -103,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print all settings of a config")
     _add_config(show)
     _add_app(show)
+    _add_new_method(
+        commands.add_parser("new-method", help="write a method of your own to start from")
+    )
     _add_check(commands.add_parser("check", help="describe a graph, and try the methods on it"))
     _add_partition(commands.add_parser("partition", help="show which nodes each client gets"))
     _add_reproduce(commands.add_parser("reproduce", help="run the experiments of a paper's tables"))
@@ -232,6 +235,12 @@ def _add_audit(parser: argparse.ArgumentParser) -> None:
     _add_app(parser)
 
 
+def _add_new_method(parser: argparse.ArgumentParser) -> None:
+    help_name = "its name, of a Python module: NAME.py, NAME.yaml and test_NAME.py are written"
+    parser.add_argument("name", metavar="NAME", help=help_name)
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder; default: this one")
+
+
 def _add_identity(parser: argparse.ArgumentParser) -> None:
     action = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
     new = action.add_parser(
@@ -308,6 +317,7 @@ _COMMANDS = {
     "predict": "flower_graph.apps.cli.predict:predict_command",
     "list": f"{__name__}:_list",
     "show": f"{__name__}:_show",
+    "new-method": "flower_graph.apps.cli.new_method:new_method_command",
     "check": "flower_graph.apps.cli.check:check_command",
     "partition": "flower_graph.apps.cli.partition:partition_command",
     "reproduce": f"{__name__}:_reproduce",
