@@ -1,4 +1,4 @@
-"""The figures of a round, as a line of ``metrics.jsonl`` and as a line of the log."""
+"""The figures of a round, as lines of ``metrics.jsonl`` and of the log; the best round of a run."""
 
 from __future__ import annotations
 
@@ -89,6 +89,52 @@ class RoundReport:
         if metric == ACCURACY:
             return float(getattr(self, f"{role}_accuracy"))
         return self.scores.get(metric, {}).get(role, math.nan)
+
+
+@dataclass
+class BestRound:
+    """The first round of the best validation, and its state for checkpoints."""
+
+    number: int = 0
+    accuracy: float = -math.inf  # or another metric, if that decides
+    last: int = 0  # the last round that was reported
+    any_used: bool = False  # whether anything was aggregated in any round
+    # The best round at each checkpoint that a run may resume from
+    protected: list[int] = field(default_factory=list)
+
+    def see(self, server_round: int, accuracy: float) -> bool:
+        """Compare a round; return whether it is the best. NaN (nobody measured) never is."""
+        self.last = server_round
+        if not accuracy > self.accuracy:
+            return False
+        self.number, self.accuracy = server_round, accuracy
+        return True
+
+    def saving(self) -> dict[str, object]:
+        """Return the state for the checkpoint that is about to be completed."""
+        best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
+        return {**best, "any-used": self.any_used}
+
+    def saved(self) -> None:
+        """Record that the checkpoint is complete."""
+        self.protected = self._saved()
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.number = int(state["number"])
+        self.accuracy = float(state["accuracy"])
+        self.protected = list(state["protected"])
+        self.any_used = bool(state["any-used"])
+
+    def forget(self) -> None:
+        """Forget the best round, because clients have joined or left."""
+        self.number, self.accuracy, self.protected = 0, -math.inf, []
+
+    def _saved(self) -> list[int]:
+        from flower_graph.storage.checkpoint import KEPT  # not at the top: it loads torch
+
+        held = [one for one in self.protected if one != self.number]
+        return [*held, self.number][-KEPT:]
 
 
 def _score(metric: str, counts: Counts | None, place: int) -> float:

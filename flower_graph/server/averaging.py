@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from flower_graph.config.common import Robust
 from flower_graph.privacy.central import CentralNoise
-from flower_graph.records.rounds import RoundReport
+from flower_graph.records.rounds import BestRound, RoundReport
 from flower_graph.server.averaging_replies import (
     Combined,
     RoundSoFar,
@@ -36,7 +36,6 @@ from flower_graph.server.averaging_replies import (
     shared_arrays,
 )
 from flower_graph.server.membership import Membership, OneClientEach
-from flower_graph.server.outputs import BestRound
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.server.strategy_state import StrategyState, packed_models, unpacked_models

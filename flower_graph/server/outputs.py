@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE
 from flower_graph.config.rules import at_least, choice
@@ -22,7 +21,6 @@ from flower_graph.outputs.messages import (
     KeepReply,
     KeepRequest,
 )
-from flower_graph.storage.checkpoint import KEPT
 from flower_graph.wire.ledger import reply_bytes
 
 if TYPE_CHECKING:
@@ -45,50 +43,6 @@ class Wanted:
         choice(*SAVE).check("save", self.save)
         choice(*KEEP).check("keep", self.keep)
         at_least(0).check("every", self.every)
-
-
-@dataclass
-class BestRound:
-    """The first round of the best validation, and its state for checkpoints."""
-
-    number: int = 0
-    accuracy: float = -math.inf  # or another metric, if that decides
-    last: int = 0  # the last round that was reported
-    any_used: bool = False  # whether anything was aggregated in any round
-    # The best round at each checkpoint that a run may resume from
-    protected: list[int] = field(default_factory=list)
-
-    def see(self, server_round: int, accuracy: float) -> bool:
-        """Compare a round; return whether it is the best. NaN (nobody measured) never is."""
-        self.last = server_round
-        if not accuracy > self.accuracy:
-            return False
-        self.number, self.accuracy = server_round, accuracy
-        return True
-
-    def saving(self) -> dict[str, object]:
-        """Return the state for the checkpoint that is about to be completed."""
-        best = {"number": self.number, "accuracy": self.accuracy, "protected": self._saved()}
-        return {**best, "any-used": self.any_used}
-
-    def saved(self) -> None:
-        """Record that the checkpoint is complete."""
-        self.protected = self._saved()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from a checkpoint."""
-        self.number = int(state["number"])
-        self.accuracy = float(state["accuracy"])
-        self.protected = list(state["protected"])
-        self.any_used = bool(state["any-used"])
-
-    def forget(self) -> None:
-        """Forget the best round, because clients have joined or left."""
-        self.number, self.accuracy, self.protected = 0, -math.inf, []
-
-    def _saved(self) -> list[int]:
-        held = [one for one in self.protected if one != self.number]
-        return [*held, self.number][-KEPT:]
 
 
 class KeptOutputs:

@@ -20,8 +20,8 @@ from flower_graph.errors import NoClientsError
 from flower_graph.ops.counts import Counts
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.messages import KeepRequest
-from flower_graph.records.rounds import RoundReport, format_round
-from flower_graph.server.outputs import BestRound, KeptOutputs, Wanted
+from flower_graph.records.rounds import BestRound, RoundReport, format_round
+from flower_graph.server.outputs import KeptOutputs, Wanted
 from flower_graph.server.session import Session
 from flower_graph.wire.keys import ACCURACY, COUNTING
 
@@ -41,15 +41,11 @@ class RoundLoop(Strategy):
     _outputs: KeptOutputs | None  # None: nothing is kept
     usual_rounds: ClassVar = 100
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
+    counting = ""  # what of their predictions clients count; nothing for the accuracy alone
     num_classes: int = 0  # that clients predict, where predictions can be counted
     counts: Counts | None = None  # of predictions, in the round that was reported last
     _config = ConfigRecord()  # further entries of ``train`` messages
     _evaluate_config = ConfigRecord()  # ... and of ``evaluate`` messages
-
-    @property
-    def counting(self) -> str:
-        """What of their predictions clients are to count; nothing for the accuracy alone."""
-        return counting_of(self.metrics)
 
     @property
     def counted(self) -> tuple[int, str]:
@@ -229,7 +225,7 @@ class RoundLoop(Strategy):
             raise ValueError(f"num_rounds: {rounds} is not at least 1")
         at_least(0).check("patience", patience)
         SOME.check("metrics", metrics)
-        self.metrics = tuple(metrics)
+        self.metrics, self.counting = tuple(metrics), counting_of(metrics)
         if self.counting and not self.num_classes:
             raise ValueError(f"metrics: {[*metrics]}: {type(self).__name__} counts no predictions")
         wanted = Wanted(save, keep, every, output_dir)

@@ -21,8 +21,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from flwr.serverapp import Grid
 
 from flower_graph.records.participation import Participation
-from flower_graph.records.rounds import RoundReport
-from flower_graph.server.outputs import BestRound
+from flower_graph.records.rounds import BestRound, RoundReport
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.wire.exchange import Replies

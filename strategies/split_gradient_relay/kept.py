@@ -34,7 +34,7 @@ from flower_graph.strategies.split_gradient_relay.users import (
 from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:
-    from flower_graph.server.outputs import BestRound
+    from flower_graph.records.rounds import BestRound
 
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.split_gradient_relay.modules"
