@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -21,8 +22,9 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties import messages as of_parties
 from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.ring import SIGNED
+from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import messages as of_sums
+from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.results import SumResult
 from flower_graph.secure.sum.service import ARRAYS, MASKED_SUM, SecureSum
 from flower_graph.simulation import InProcessGrid
@@ -33,11 +35,9 @@ from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import CONFIG
 
 COUNT, LENGTH, SUMS, LIMIT = 6, 4096, 2, 100.0
-VICTIM = 0  # its partition
-SIGMA = 5.0
 HOW = ("one", "all", "replayed", "round", "run")
-# Of the form in which the server is trusted: a SuperNode with a key of its own is never asked
-NEVER_SENT = {of_sums.KeyRequest}
+AGREED = "agreed"  # to all, by a server that means it: it reads the sum by the same terms
+RINGS = {one.key: name for name, one in (RING.fields or {}).items()}
 
 
 class Cell(NamedTuple):
@@ -51,13 +51,15 @@ class Cell(NamedTuple):
         return f"{self.key} {self.how} {self.value}"
 
 
-def requests() -> dict[str, tuple[Any, str]]:
+def requests(trusted: bool = False) -> dict[str, tuple[Any, str]]:
     """Give every entry that a request of a sum declares: what reads it, and its attribute."""
     found: dict[str, tuple[Any, str]] = {}
-    for module in (of_sums, of_parties):
+    for module in (of_sums,) if trusted else (of_sums, of_parties):
         for one in vars(module).values():
             if isinstance(one, type) and issubclass(one, Declared) and one.down:
-                found |= {} if one in NEVER_SENT else _entries(one, one.layout)
+                # A SuperNode with a key of its own is never asked for such keys
+                is_sent = trusted or one is not of_sums.KeyRequest
+                found |= _entries(one, one.layout) if is_sent else {}
             elif isinstance(one, Part):
                 found |= _entries(one, one)
     return found
@@ -89,19 +91,19 @@ def others(value: Any) -> list[Any]:
 
 def cells(table: Table, key: str) -> list[Cell]:
     """Give all cells of an entry, one for each other value."""
-    reader, name = requests()[key]
+    reader, name = requests(table.trusted)[key]
     value = getattr(reader.from_config(table.honest(key)), name)
     made = range(len(others(value)))
     return [
         Cell(key, how, number)
-        for how in HOW
-        for number in (made if how in ("one", "all", "replayed") else (0,))
+        for how in ((*HOW, AGREED) if key in RINGS else HOW)
+        for number in (made if how in ("one", "all", "replayed", AGREED) else (0,))
     ]
 
 
 def other_value(key: str, entries: Mapping[str, Any], number: int) -> Any:
     """Write another value of an entry."""
-    reader, name = requests()[key]
+    reader, name = requests(True)[key] if key in requests(True) else requests()[key]
     message = reader.from_config(dict(entries))
     values = others(getattr(message, name))
     changed = values[number % len(values)]
@@ -124,7 +126,8 @@ class DeviatingGrid(InProcessGrid):
         self, cell: Cell | None, known: dict[str, list[Any]], often: Mapping[str, int]
     ) -> None:
         """Set what is told, with how often each entry comes in an honest run."""
-        self.cell, self.known, self.told = cell, known, 0
+        self.cell, self.known = cell, known
+        self.told = int(cell is not None and cell.how == AGREED)
         self.at = 0 if cell is None else min(1, often.get(cell.key, 1) - 1)
         self.came: dict[int, dict[str, list[Any]]] = {}  # honest values, by SuperNode
         self.answers: list[tuple[str, bool, int]] = []  # the victim's: type, whether an error, size
@@ -172,7 +175,7 @@ class DeviatingGrid(InProcessGrid):
             came.setdefault(key, []).append(value)
         if cell is None or len(came.get(cell.key, ())) != self.at + 1 or cell.key not in entries:
             return None
-        if cell.how != "all" and node != self.victim:
+        if cell.how == AGREED or (cell.how != "all" and node != self.victim):
             return None
         if cell.how == "round":
             value = came[cell.key][self.at - 1] if self.at else entries[cell.key]
@@ -234,8 +237,8 @@ class Had:
 class Table:
     """Runs cells, each with keys that have never been used."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._runs = folder, 0
+    def __init__(self, folder: Path, trusted: bool = False) -> None:
+        self._folder, self.trusted = folder, trusted
         self._pristine = folder / "keys"
         self._pristine.mkdir()
         write_keys(COUNT, self._pristine)
@@ -255,6 +258,14 @@ class Table:
             keys = shutil.copytree(self._pristine, Path(there) / "keys")
             return self._run(keys, cell, kind)
 
+    def _meant(self, cell: Cell | None) -> dict[str, Any]:
+        """Return what the server's own ring has otherwise."""
+        if cell is None or cell.how != AGREED:
+            return {}
+        value = RING.from_config(self.honest(cell.key))
+        name = RINGS[cell.key]
+        return {name: others(getattr(value, name))[cell.value]}
+
     def _run(self, keys: Path, cell: Cell | None, kind: int) -> Had:
         home: dict[int, int] = {}
         rounds = [0]
@@ -270,15 +281,24 @@ class Table:
             place = int(context.node_config["partition-id"])
             home[context.node_id] = place
             files = {"identity-key": f"key-{place}", "registry": "registry.json"}
+            files = {} if self.trusted else files
             context.node_config |= {key: str(keys / name) for key, name in files.items()}
             return Vectors(context, [2 * place, 2 * place + 1])
 
         grid = DeviatingGrid(make_client_app(client_fn), num_supernodes=COUNT)
         grid.begin(cell, self.known, self.often)
-        server = PartySums(keys / "registry.json")
-        # Whoever lies does not mind what is signed for the honest run
-        server._protocol._verify = lambda *_: None  # type: ignore[method-assign]
-        secure = SecureSum(Exchange(grid), limit=LIMIT, server=server, guard=True, timeout=20)
+        server: Any = None
+        if not self.trusted:
+            server = PartySums(keys / "registry.json")
+            # Whoever lies does not mind what is signed for the honest run
+            server._protocol._verify = lambda *_: None
+        fit, meant = Ring.fit, self._meant(cell)
+
+        def fitted(*args: Any, **more: Any) -> Ring:
+            return replace(fit(*args, **more), **meant)
+
+        with patch.object(Ring, "fit", fitted):
+            secure = SecureSum(Exchange(grid), limit=LIMIT, server=server, guard=True, timeout=20)
         totals: list[Any] = [None] * SUMS
         contributors: list[Any] = [None] * SUMS
         end = secure.result
@@ -306,94 +326,3 @@ class Table:
                 break
         grid.home = home
         return Had(totals, contributors, ended, grid)
-
-
-# What comes of it ---------------------------------------------------------------------------------
-
-
-def explained(had: Had, number: int, kind: int) -> tuple[bool, bool]:
-    """Say whether a sum is that of its contributors or of all others, and has the victim in it."""
-    total, who = had.totals[number], had.contributors[number]
-    victim = had.grid.home[had.grid.victim]
-    words = total.view(SIGNED[8 * total.itemsize]).astype(np.float64)
-    every = [p for p in who if p != victim]
-    for places in ([*every, victim], every):
-        whole = sum(vector(p, number, kind if p == victim else 0) for p in places)
-        if whole.shape == words.shape and np.corrcoef(whole, words)[0, 1] > 0.99999:
-            return True, victim in places
-    return False, False
-
-
-def statistics(words: Any, numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Give figures that are about normal, of variance one, where words tell nothing."""
-    bits = 8 * words.itemsize
-    unsigned = words.view(f"u{words.itemsize}").astype(np.uint64)
-    half = np.uint64(bits // 2)
-    low, high = unsigned & np.uint64((1 << bits // 2) - 1), unsigned >> half
-    ones = np.unpackbits(words.view(np.uint8)).reshape(words.size, -1).sum(1, dtype=np.int64)
-    reads = {
-        "whole": words.view(f"i{words.itemsize}").astype(np.float64) / 2.0 ** (bits - 1),
-        "low": low.astype(np.float64) / 2.0 ** (bits // 2 - 1) - 1,
-        "high": high.astype(np.float64) / 2.0 ** (bits // 2 - 1) - 1,
-    }
-    root = np.sqrt(words.size)
-    yield "ones", float((ones.mean() - bits / 2) / np.sqrt(bits / 4) * root)
-    for name, read in reads.items():
-        yield f"{name} mean", float(read.mean() * np.sqrt(3) * root)
-        yield f"{name} size", float((np.square(read).mean() - 1 / 3) / np.sqrt(4 / 45) * root)
-        yield f"{name} next", float((read[1:] * read[:-1]).mean() * 3 * root)
-        yield f"{name} equal", float((np.diff(np.sort(read)) == 0).sum() > words.size / 2) * 1e6
-        for what, given in numbers.items():
-            if given.size == read.size and read.std():
-                yield f"{name} with {what}", float(np.corrcoef(read, given)[0, 1] * root)
-
-
-def told_apart(one: Had, other: Had) -> list[str]:
-    """Name what tells the one vector of the victim from the other: figures, and whether it came."""
-    bits = {
-        "answers": [had.grid.answers for had in (one, other)],
-        "contributors": [had.contributors for had in (one, other)],
-        "end": [had.ended for had in (one, other)],
-        "views": [sorted(had.views) for had in (one, other)],
-    }
-    found = [name for name, (a, b) in bits.items() if a != b]
-    place = one.grid.home[one.grid.victim]
-    numbers = {}
-    for n in range(SUMS):
-        pair = vector(place, n), vector(place, n, 1)
-        numbers |= {f"{n}a": pair[0], f"{n}b": pair[1], f"{n}|b|": np.abs(pair[1])}
-    theirs = other.views
-    for name, words in one.views.items():
-        if name.startswith("sum") and sum_known(one, other, int(name[4:])):
-            continue
-        if name not in theirs or theirs[name].shape != words.shape:
-            continue
-        pairs = zip(statistics(words, numbers), statistics(theirs[name], numbers), strict=False)
-        for (what, a), (_, b) in pairs:
-            if abs(a - b) > SIGMA * np.sqrt(2):
-                found.append(f"{name}: {what} {a:.1f}, {b:.1f}")
-    return found
-
-
-def sum_known(one: Had, other: Had, number: int) -> bool:
-    """Whether a sum is just that of whoever is in it."""
-    pair = [(had, kind) for kind, had in enumerate((one, other)) if had.totals[number] is not None]
-    return all(explained(had, number, kind)[0] for had, kind in pair)
-
-
-def outcome(table: Table, cell: Cell) -> str:
-    """Run a cell and say what came of it: ``-`` where the value cannot be another."""
-    found: list[str] = []
-    for _ in range(2):  # figures that chance sends over the bound once, it does not send twice
-        one, other = table.run(cell, 0), table.run(cell, 1)
-        if not one.grid.told:
-            return "-"
-        found = told_apart(one, other)
-        if not found:
-            break
-    if found:
-        return "told apart: " + "; ".join(found[:4])
-    if one.grid.altered and all(one.grid.altered):
-        return "refused"
-    at = [n for n in range(SUMS) if one.totals[n] is not None and explained(one, n, 0)[1]]
-    return "summed" if len(at) == SUMS else "no readable sum"

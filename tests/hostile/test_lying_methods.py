@@ -1,0 +1,248 @@
+"""A server of the method that lies so that two of its sums tell what one SuperNode sent.
+
+PPFL-GNN's repeats its means and asks all but one again; FedSCem's, whose clients measure after the
+last round, has that round again without one. Of clients that trust it, it has what it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from party_helpers import write_keys
+from public_helpers import ToyModel
+from told_worlds import COUNT, TIMEOUT, VICTIM, egos_app, egos_server, public_app, public_server
+
+from flower_graph.client.state import forget_run
+from flower_graph.errors import NoClientsError
+from flower_graph.secure.parties import party_round
+from flower_graph.secure.sum.results import SumResult
+from flower_graph.secure.sum.stages import SumStages
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.masked_embedding_averaging import cohort_client, server_state
+from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
+from flower_graph.strategies.procrustes_alignment import secure_consensus_client
+from flower_graph.strategies.procrustes_alignment.server_state import CommonMean
+
+LONELY = 1  # who is left out with it
+SLOW = pytest.mark.slow
+STEADY = 7  # of what clients measure; the contrastive loss is there after a fusion alone
+
+
+class Restless(ToyModel):
+    """Moves a little each round, whatever it is told."""
+
+    def learn(self, rows: Any, targets: Any, server_round: int) -> float:
+        self.vectors = self.vectors * (1 + 0.001 * server_round)
+        self.rounds += 1
+        return 0.5
+
+
+class WithoutSome(InProcessGrid):
+    """Has all SuperNodes there, and without some from a round on."""
+
+    gone: Callable[[], bool]
+    who: tuple[int, ...] = (VICTIM,)
+
+    def get_node_ids(self) -> list[int]:
+        there = list(self.contexts.items())
+        if not self.gone():
+            return [node for node, _ in there]
+        return [node for node, one in there if one.node_config["partition-id"] not in self.who]
+
+
+class Repeats(CommonMean):
+    """Sends the means of the second sum again and again."""
+
+    def take(self, total: Any, contributors: Iterable[int]) -> None:
+        if self.made < 2:
+            super().take(total, contributors)
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    write_keys(COUNT, tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> list[SumResult]:
+    """Keep all sums that a server opens, which leaves out nobody whom it need not ask."""
+    opened = list[SumResult]()
+    end = SumStages.result
+
+    def noted(self: SumStages) -> Any:
+        found = end(self)
+        opened.extend([found] if isinstance(found, SumResult) else [])
+        return found
+
+    monkeypatch.setattr(SumStages, "result", noted)
+    monkeypatch.setattr(party_round, "choose", lambda present, *_, **__: present)
+    return opened
+
+
+def without(one: SumResult, other: SumResult) -> np.ndarray:
+    """Take one sum away from another, as signed words."""
+    words = (one.total[: other.total.size] - other.total).view(f"<i{one.total.itemsize}")
+    return words.astype(np.float64)
+
+
+def cosine(one: np.ndarray, other: np.ndarray) -> float:
+    return float(one.ravel() @ other.ravel() / np.linalg.norm(one) / np.linalg.norm(other))
+
+
+# PPFL-GNN -----------------------------------------------------------------------------------------
+
+
+def repeated_means(
+    keys: Path | None, who: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, dict[int, list[np.ndarray]]]:
+    """Repeat the means from the third round on, without some; give reports, and each one's rows."""
+    rows = dict[int, list[np.ndarray]]()
+    rotate = secure_consensus_client.rotate
+
+    def noted(request: Any, *more: Any) -> Any:
+        found = rotate(request, *more)
+        for client, one in found.items():
+            rows.setdefault(client // 2, []).append(one.vector)
+        return found
+
+    monkeypatch.setattr(secure_consensus_client, "rotate", noted)
+    grid = WithoutSome(public_app(0, keys, Restless), num_supernodes=COUNT)
+    strategy = public_server(keys)
+    strategy.mean = Repeats(0.3)
+    reports = list[Any]()
+    grid.gone, grid.who = lambda: len(reports) >= 3, who
+    try:
+        strategy.start(grid, num_rounds=5, timeout=TIMEOUT, on_round=reports.append)
+    finally:
+        forget_run(grid.run.run_id)
+    return reports, rows
+
+
+def test_repeated_means_without_one_tell_its_rows_where_the_server_is_trusted(
+    sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, rows = repeated_means(None, (VICTIM,), monkeypatch)
+    assert cosine(without(sums[2], sums[3]), rows[VICTIM][2]) > 0.99
+
+
+def test_repeated_means_without_one_give_no_second_sum(
+    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports, _ = repeated_means(keys, (VICTIM,), monkeypatch)
+    assert [bool(one.skipped) for one in reports] == [False] * 3 + [True] * 2
+    assert len(sums) == 3 and all(one.contributors.size == COUNT for one in sums)
+    assert any("differ-by" in entry["reason"] for entry in reports[3].rejected)
+
+
+@SLOW
+def test_repeated_means_without_two_tell_what_both_sent_together(
+    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the page, as is that rows that are turned to one mean resemble each other."""
+    reports, rows = repeated_means(keys, (VICTIM, LONELY), monkeypatch)
+    assert not any(one.skipped for one in reports)
+    own, other = rows[VICTIM][2], rows[LONELY][2]
+    told, mean = without(sums[2], sums[3])[: own.size], sum(one[2] for one in rows.values())
+    assert cosine(told, own + other) > 0.99
+    assert cosine(mean, own) < cosine(told, own) < 0.95
+
+
+# FedSCem ------------------------------------------------------------------------------------------
+
+
+def measured_again(
+    keys: Path | None, who: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, later: bool = False
+) -> tuple[str, np.ndarray]:
+    """Have the clients measure after the first round, and again without some.
+
+    Again is the same round again, of which nothing is trained any more; or a ``later`` one.
+    """
+    truth = dict[int, np.ndarray]()
+    add_up, request = cohort_client.add_up, server_state.EgoServerState.request
+    requests = EgoSession.requests
+
+    def noted(chosen: Any, h: Any, metrics: Any, writing: Any, *more: Any) -> Any:
+        if not writing.layout.slots:
+            words = writing.ring.encode(metrics[0])
+            place = int(chosen.batch.clients[0]) // 2
+            truth.setdefault(place, words.view(f"<i{words.itemsize}").astype(np.float64))
+        return add_up(chosen, h, metrics, writing, *more)
+
+    def last(self: Any, server_round: int, session: EgoSession) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "rounds", 1)
+            found = request(self, server_round, session)
+        return found if later else replace(found, server_round=min(2, server_round))
+
+    def layout(self: Any, server_round: int, session: EgoSession) -> Any:
+        slots = session.num_slots if server_round == 1 else 0
+        return server_state.Layout(slots, self.settings.hidden)
+
+    def asked(self: Any, server_round: int, base: Any, length: int) -> Any:
+        return requests(self, base.server_round, base, length)
+
+    monkeypatch.setattr(cohort_client, "add_up", noted)
+    monkeypatch.setattr(server_state.EgoServerState, "request", last)
+    monkeypatch.setattr(server_state.EgoServerState, "layout", layout)
+    monkeypatch.setattr(EgoSession, "requests", asked)
+    grid = WithoutSome(egos_app(0, keys), num_supernodes=COUNT)
+    strategy, reports = egos_server(keys), list[Any]()
+    grid.gone, grid.who = lambda: len(reports) >= 1, who
+    try:
+        with suppress(NoClientsError):  # all have refused
+            strategy.start(grid, num_rounds=3, timeout=TIMEOUT, on_round=reports.append)
+    finally:
+        forget_run(grid.run.run_id)
+    return " ".join(grid.tracebacks.values()), sum(truth[place] for place in who)[:STEADY]
+
+
+def of_measurements(sums: list[SumResult]) -> list[SumResult]:
+    return [one for one in sums if one.total.size == 10]
+
+
+def test_measurements_again_without_one_are_that_ones_where_the_server_is_trusted(
+    sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, truth = measured_again(None, (VICTIM,), monkeypatch)
+    one, other, *_ = of_measurements(sums)
+    assert np.array_equal(without(one, other)[:STEADY], truth) and np.count_nonzero(truth) > 4
+
+
+@pytest.mark.parametrize(
+    "who",
+    [pytest.param((VICTIM,), id="one"), pytest.param((VICTIM, LONELY), id="two", marks=SLOW)],
+)
+def test_measurements_again_without_some_are_not_told(
+    who: tuple[int, ...], keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without two as well: what has not changed is in no sum of others."""
+    refused, _ = measured_again(keys, who, monkeypatch)
+    assert [one.contributors.size for one in of_measurements(sums)] == [COUNT]
+    assert "a state enters one sum" in refused
+
+
+@SLOW
+def test_measurements_of_later_rounds_without_two_are_those_of_both_together(
+    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is on the page: models have changed by a step, and who is in the sum by two."""
+    _, truth = measured_again(keys, (VICTIM, LONELY), monkeypatch, later=True)
+    one, other, *_ = of_measurements(sums)
+    assert [each.contributors.size for each in (one, other)] == [COUNT, COUNT - 2]
+    assert cosine(without(one, other)[:STEADY], truth) > 0.95
+
+
+@SLOW
+def test_measurements_of_later_rounds_without_one_are_not_told(
+    keys: Path, sums: list[SumResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, _ = measured_again(keys, (VICTIM,), monkeypatch, later=True)
+    assert [one.contributors.size for one in of_measurements(sums)] == [COUNT]
+    assert "differ-by" in refused

@@ -1,0 +1,137 @@
+"""Every field of a method's own requests, told otherwise: FedSCem's with its alignment, PPFL-GNN's.
+
+nFedGNN's and FedGLS's servers see what clients send by design, so that no entry of a request can
+make it more readable; docs/security.md has the line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+from deviations import AGREED, HOW, RINGS
+from tells_otherwise import Cell
+from test_told_otherwise import PAGE
+from told_methods import World
+from told_worlds import WORLDS
+
+from flower_graph.secure.parties import alignment
+
+CLOSED = ("-", "refused", "no readable sum", "summed")
+HEADING = "#### Of a method's own requests"
+Get = Callable[[str], World]
+FAST = (
+    ("FedSCem", "ProvedEvaluateRequest.align-points", "run", 0),
+    ("PPFL-GNN", "SumOrder.slots", "one", 1),
+    ("PPFL-GNN", "Claims.claim-nodes", "one", 0),
+)
+SAMPLE = (
+    ("FedSCem", "EgoRequest.guard-bits", AGREED, 1),
+    ("FedSCem", "ProvedUnionRequest.align-cells", "one", 0),
+    ("FedSCem", "EgoEnrolment.alignment", "one", 2),
+    ("FedSCem, trusted", "EvaluateRequest.align-points", "replayed", 0),
+    ("PPFL-GNN", "PublicRequest.arrays/public", "one", 2),
+    ("PPFL-GNN, trusted", "SumOrder.slots", "one", 2),
+)  # fmt: skip
+# Of which CI runs all cells; all others wait for a release
+FIXED = {
+    "FedSCem": ("EgoRequest.contributors", "ProvedUnionRequest.align-holders"),
+    "PPFL-GNN": ("Claims.claim-means",),
+    "FedSCem, trusted": ("UnionRequest.align-cells",),
+    "PPFL-GNN, trusted": ("SumOrder.slots",),
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Get:
+    """Make each method's table when it is asked for."""
+    made = dict[str, World]()
+
+    def get(name: str) -> World:
+        if name not in made:
+            folder = tmp_path_factory.mktemp("told") / "keys"
+            folder.mkdir()
+            made[name] = WORLDS[name](folder)
+        return made[name]
+
+    return get
+
+
+def told_by_design(name: str) -> set[tuple[str, str]]:
+    """Read which entries of a method, told how, tell something, as the page has it."""
+    section = PAGE.read_text().split(f"{HEADING}\n", 1)[1].split("\n#", 1)[0]
+    rows = re.findall(r"^\| (.+?) \| (`.+?) \| (.+?) \|", section, re.MULTILINE)
+    return {
+        (key, how)
+        for who, keys, told in rows
+        for key in re.findall("`(.+?)`", keys)
+        for how in told.split(", ")
+        if name in who.split("; ")
+    }
+
+
+def check(world: World, name: str, cell: Cell) -> None:
+    found = world.outcome(cell)
+    assert found in CLOSED or (str(cell.entry), cell.how) in told_by_design(name), found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=() if one == "PPFL-GNN" else pytest.mark.slow) for one in WORLDS],
+)
+def test_the_table_has_every_entry_that_is_declared_and_every_one_that_is_sent(
+    name: str, world: Get
+) -> None:
+    one = world(name)
+    sent = {entry.key for entry in one.entries.values()}
+    assert set(one.entries) - set(one.known) == set(one.never)
+    # Of a ring that a method passes on as it is, and of checkpoints
+    assert one.keys - sent - one.below <= {*RINGS, "resume-round", "resume-attempt", "run-token"}
+    for key in one.known:
+        every = {*HOW, AGREED} if one.entries[key].key in RINGS else set(HOW)
+        assert {cell.how for cell in one.cells(key)} == every
+    assert {key for key, _ in told_by_design(name)} <= set(one.known)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "how", "value"),
+    [*FAST, *(pytest.param(*one, marks=pytest.mark.slow) for one in SAMPLE)],
+)
+def test_some_entries_told_otherwise(name: str, key: str, how: str, value: int, world: Get) -> None:
+    one = world(name)
+    check(one, name, Cell(one.entries[key], how, value))
+
+
+@pytest.mark.slow
+def test_the_table_would_find_a_key_holder_that_takes_anybodys_points(
+    world: Get, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alignment.VerifiedAlignmentClient, "_check_block", lambda *_: None)
+    one = world("FedSCem")
+    cell = Cell(one.entries["ProvedEvaluateRequest.align-points"], "run")
+    assert "no client blinded" in one.outcome(cell)
+
+
+FEW, ALL = pytest.mark.slow, pytest.mark.release
+EVERY = [(name, key) for name, kind in WORLDS.items() for key in kind.declared() - kind.never]
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        pytest.param(
+            *one, marks=pytest.mark.slow if one[1] in FIXED[one[0]] else pytest.mark.release
+        )
+        for one in sorted(EVERY)
+    ],
+)
+@pytest.mark.timeout(1200)
+def test_an_entry_told_otherwise(name: str, key: str, world: Get) -> None:
+    """Each cell is closed or on the page, and what is on the page is so."""
+    one = world(name)
+    found = {cell: one.outcome(cell) for cell in one.cells(key)}
+    told = {cell: what for cell, what in found.items() if what not in CLOSED}
+    assert {(str(cell.entry), cell.how) for cell in told} == {
+        listed for listed in told_by_design(name) if listed[0] == key
+    }, told
