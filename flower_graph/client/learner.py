@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -93,6 +95,12 @@ def training_loss(logits: Tensor, graph: GraphOnDevice) -> Tensor:
 def has_diverged(loss: Tensor, graph: GraphOnDevice) -> bool:
     """Whether the loss on the training nodes, if there are any, is NaN or infinite."""
     return not bool(loss.isfinite()) and bool(graph.masks["train"].any())
+
+
+def is_finite(module: nn.Module, sent: Mapping[str, NDArray[np.generic]]) -> bool:
+    """Whether what a client sends, and what its module keeps, are numbers."""
+    kept = all(bool(one.isfinite().all()) for one in module.parameters())
+    return kept and all(np.isfinite(values).all() for values in sent.values())
 
 
 def trained_parameters(module: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -24,6 +24,7 @@ from flower_graph.client.learner import (
     count_all,
     first_module,
     has_diverged,
+    is_finite,
     measure,
     placed_on,
     trained_parameters,
@@ -312,7 +313,7 @@ class ModuleClient(NumPyClient):
         weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
         for learner, local in zip(learners, self.graphs, strict=True):
             sent = self._numbers_of(learner)
-            if not all(np.isfinite(values).all() for values in sent.values()):
+            if not is_finite(learner.module, sent):
                 left_out[local.client] = "weights are not finite"
                 continue
             examples = self.examples(local)

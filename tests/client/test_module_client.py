@@ -203,12 +203,13 @@ def test_a_personal_method_with_extras():
     assert not (one == other).all()
 
 
-def test_a_client_that_diverges_is_named():
+@pytest.mark.parametrize("local", [(), ("*",)])
+def test_a_client_that_diverges_is_named(local: tuple[str, ...]):
     class Breaks(ModuleClient):
         def loss(self, module: nn.Module, graph: Any) -> Tensor:
             return super().loss(module, graph) * (torch.nan if graph.client == 21 else 1.0)
 
-    strategy, reports = run(1, 1, client=Breaks)
+    strategy, reports = run(1, 1, client=Breaks, settings=SETTINGS._replace(local=local))
     assert reports[0].rejected[0]["reason"] == "client 21: weights are not finite"
     assert all(torch.as_tensor(v).isfinite().all() for v in strategy.weights().values())
 
@@ -226,6 +227,7 @@ def test_who_diverged_has_no_predictions() -> None:
     make = partial(models.GCN, FEATURES, 5, CLASSES)
     client = ModuleClient(context, GRAPHS, make, settings, classes="abcd")
     for server_round in (1, 2):
-        client.fit([], {"server-round": server_round})
+        with pytest.raises(ValueError, match="not finite"):
+            client.fit([], {"server-round": server_round})
         client.evaluate([], {"server-round": server_round})
     assert client.snapshot().predictions is None
