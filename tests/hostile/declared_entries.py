@@ -124,7 +124,7 @@ def others(entry: Entry, value: Any) -> list[Any]:
         return [value / 2, value * 2 + 1]
     if isinstance(value, str):  # what the declaration names, and what it does not
         words = re.findall(r"`([\w-]+)`", entry.field.says if entry.field else "")
-        return [*words, value[::-1]]
+        return [*words, value[::-1] or "another"]
     if isinstance(value, list):
         turned = [1 - one if one in (0, 1) else one + 1 for one in value]
         return [turned, value[:-1], value[::-1]]
