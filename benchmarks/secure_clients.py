@@ -186,7 +186,7 @@ class PlayedParty(Played):
         promised = [commit(RUN, party, seed) for party, seed in enumerate(seeds)]
         promised[OWN] = bound.commitment.tobytes()
         numbers, rows = np.arange(self.m), rows_of(promised, self.m, -1)
-        terms = DROPOUT, self.corrupt, self.trust.minimum, self.trust.differ_by
+        terms = DROPOUT, self.corrupt, self.trust.minimum, self.trust.differ_by, LIMIT
         request = RevealRequest(RUN, 0, *terms, numbers, rows, none_declared())
         seeds[OWN] = self.say("epoch", "sum_reveal", request)["reveal-seed"]
         shown = rows_of(seeds, self.m, -1)

@@ -30,7 +30,7 @@ from flower_graph.secure.sum.partners import plan
 from flower_graph.secure.sum.results import Skipped
 from flower_graph.secure.sum.server import SumServer
 
-LENGTH, DROPOUT = 16, 0.3
+LENGTH, DROPOUT, LIMIT = 16, 0.3, 1.0
 BEGIN = 100  # parties that begin the epoch by themselves
 # Of six a server that may lie can do without one, and then leaves out another, which is too many
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (10, 20)
@@ -81,7 +81,7 @@ class Untrusted:
         self.hosts = {i: PartyClient(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
         for i, party in self.hosts.items():
             server.take_binding(i, party.bind())
-        for i, shown in server.reveal_requests().items():
+        for i, shown in server.reveal_requests(LIMIT).items():
             party = self.hosts[i]
             if i < BEGIN:
                 server.take_seed(i, party.reveal(shown))
@@ -115,7 +115,8 @@ class Untrusted:
         """Let a party answer."""
         party = self.hosts[node]
         if stage == "mask":
-            return party.mask(*request, vector, TERMS, os.urandom(STATE_BYTES))
+            party.receive(*request, TERMS.ring)
+            return party.mask(vector, TERMS, os.urandom(STATE_BYTES))
         if stage == "list":
             return party.sign_list(request)
         return party.prepare(request) if stage == "prepare" else party.unmask(*request)

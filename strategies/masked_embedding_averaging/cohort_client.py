@@ -282,7 +282,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
             run, now = pad_run(host), round_terms(request.server_round, request.ring, order)
             if self.trust is not None:
-                check_request(request, aligner)
+                check_request(request, host, aligner)
             with self._kept.opened(self._makers(request.settings)) as (cohort, tensors):
                 chosen = cohort.choose(request.clients.tolist())
                 place = torch.tensor(chosen.places)

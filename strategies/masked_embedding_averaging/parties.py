@@ -43,16 +43,18 @@ def add_proved_table(
     party: PartyClient, aligner: VerifiedAlignmentClient, config: Config
 ) -> MaskedReply:
     """Check the key-holders' answers, and add the table of tokens to a masked sum."""
-    union = ProvedUnionRequest.from_config(config)
+    union, mask = ProvedUnionRequest.from_config(config), MaskRequest.from_config(config)
+    party.receive(mask, Ready.from_config(config), None)
     aligner.finish_verified(union)
     # Two sums of tables in one alignment, one of them without us, differ by our table.
     Journal(party.trust.journal).contribute(union.epoch, TABLE, party.trust.run)
     table = aligner.sketch(union.cells, aligner.finished)
-    mask, ready = MaskRequest.from_config(config), Ready.from_config(config)
-    return party.mask(mask, ready, table, union_terms(union.epoch), digest_of([table]))
+    return party.mask(table, union_terms(union.epoch), digest_of([table]))
 
 
-def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None:
+def check_request(
+    request: EgoRequest, party: PartyClient, aligner: VerifiedAlignmentClient
+) -> None:
     """Refuse requests that contradict what the clients have agreed on."""
     if request.mask is None or request.ready is None or request.ring is None:
         raise RefusedError("a vector is asked for without masks: nothing is sent")
@@ -63,3 +65,4 @@ def check_request(request: EgoRequest, aligner: VerifiedAlignmentClient) -> None
             f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
             "aligned here: two sums over different clients could differ by a single client's vector"
         )
+    party.receive(request.mask, request.ready, request.ring)

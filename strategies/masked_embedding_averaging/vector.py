@@ -242,9 +242,7 @@ def put_masks(
     if request.mask is None:
         return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
     if isinstance(host, PartyClient):
-        assert request.ready is not None  # the client has checked it
-        content = digest_of([np.array(request.is_last), state])
-        reply = host.mask(request.mask, request.ready, total, terms, content)
+        reply = host.mask(total, terms, digest_of([np.array(request.is_last), state]))
     else:
         reply = host.mask(request.mask, present, total, terms)
     reply.left_out.update(left_out)

@@ -119,3 +119,68 @@ def test_pads_are_those_of_one_sum_as_masks_are() -> None:
     contexts = [one.pad_context(b"a run") for one in (terms, *others)]
     contexts.append(terms.pad_context(b"another run"))
     assert len(set(contexts)) == len(contexts) == 9
+
+
+class TellsOneALimit(TellsOneOtherwise):
+    """Tells the victim a tenth of the limit in some entries, and notes all that it answers."""
+
+    lies: tuple[str, ...] = ()
+
+    def push_messages(self, messages: Any) -> Any:
+        self.answers: list[Any] = getattr(self, "answers", [])
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        replies = list(super().pull_messages(message_ids))
+        victim = sorted(self.get_node_ids())[0]
+        for reply in (one for one in replies if one.metadata.src_node_id == victim):
+            said: Any = reply.error.reason.split(":")[0] if reply.has_error() else None
+            if said is None:
+                config = reply.content.config_records.get(CONFIG, {})
+                said = {
+                    key: len(v) if isinstance(v, bytes) else type(v) for key, v in config.items()
+                }
+            self.answers.append((reply.metadata.message_type, said))
+        return replies
+
+    def _tell(self, message: Message) -> None:
+        config = message.content.config_records.get(CONFIG, {})
+        for key in config.keys() & {*self.lies}:
+            config[key] = float(config[key]) / 10  # type: ignore[arg-type]
+            self.told += 1
+
+
+@pytest.mark.parametrize("lies", [("limit",), ("reveal-limit",), ("limit", "reveal-limit")])
+def test_another_limit_for_one_supernode_tells_no_bit(
+    lies: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Whether its numbers are below the limit that it is told or above, it answers the same."""
+    seen, sums = [], []
+    registry, keys = write_keys(COUNT, tmp_path)
+    for size in (1.0, 20.0):
+
+        class Sized(SecureSumClient):
+            def vectors(self, config: Any) -> Any:
+                scale = size if self.context.node_id == victim else 1.0  # noqa: B023
+                return {client: scale * vector(client) for client in self.clients}
+
+        def client_fn(context: Any) -> Sized:
+            place = context.node_config["partition-id"]
+            files = {"identity-key": str(keys[place]), "registry": str(registry)}
+            context.node_config |= files
+            return Sized(context, [2 * place, 2 * place + 1])
+
+        grid = TellsOneALimit(make_client_app(client_fn), num_supernodes=COUNT)
+        victim, grid.lies = sorted(grid.get_node_ids())[0], lies
+        server = PartySums(registry)
+        server._protocol._verify = lambda *_: None  # type: ignore[method-assign]
+        secure = SecureSum(Exchange(grid), limit=100.0, server=server, timeout=20)
+        sums.append(secure.sum(1, LENGTH))
+        assert grid.told
+        seen.append(grid.answers)
+        for file in tmp_path.glob("*.journal"):  # the other run is another world
+            file.unlink()
+    assert seen[0] == seen[1]
+    assert any(isinstance(said, str) for _, said in seen[0])  # it has refused
+    for one in sums:
+        assert isinstance(one, Skipped) or one.contributors.size == 2 * COUNT - 2

@@ -181,9 +181,7 @@ def test_a_round_key_of_the_servers_own_is_refused(world):
     keys = np.array(request.round_keys)
     keys[0] = np.frombuffer(new_key()[1], np.uint8)
     with pytest.raises(RefusedError, match="signed"):
-        world.parties[node].mask(
-            replace(request, round_keys=keys), ready, world.words[0], TERMS, STATE
-        )
+        world.parties[node].receive(replace(request, round_keys=keys), ready, TERMS.ring)
 
 
 def to_lists(world, number=0):
@@ -319,10 +317,12 @@ def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
     before = world.parties[VICTIM].to_bytes()
     requests = world.server.mask_requests(0, LENGTH, 64, TERMS)
     party, (request, ready) = world.parties[VICTIM], requests[VICTIM]
-    party.mask(request, ready, world.words[3], TERMS, STATE)
+    party.receive(request, ready, TERMS.ring)
+    party.mask(world.words[3], TERMS, STATE)
     again = type(party).from_bytes(before, party.trust)
+    again.receive(request, ready, TERMS.ring)
     with pytest.raises(RefusedError, match="after 0"):
-        again.mask(request, ready, world.words[3], TERMS, STATE)
+        again.mask(world.words[3], TERMS, STATE)
 
 
 # Rounds that come again ---------------------------------------------------------------------------

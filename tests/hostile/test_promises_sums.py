@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from party_helpers import PartyWorld
-from sum_helpers import LENGTH, TERMS, World, wire
+from sum_helpers import LENGTH, RING, TERMS, World, wire
 
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import RefusedError
@@ -144,7 +144,8 @@ def test_who_was_ready_is_signed_too(tmp_path):
         if seen[place]:
             lie = replace(request, live=kept[None], **fewer)
             told = replace(ready, ready=seen, signatures=ready.signatures[kept])
-            replies[node] = world.parties[node].mask(lie, told, world.words[place], TERMS, STATE)
+            world.parties[node].receive(lie, told, TERMS.ring)
+            replies[node] = world.parties[node].mask(world.words[place], TERMS, STATE)
     assert len(replies) == 12
     both = np.ones(12, bool)
     both[[0, 11]] = False
@@ -174,7 +175,7 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
     server = world.server
     for node, party in world.parties.items():
         server.take_binding(node, wire(party.bind()))
-    server.reveal_requests()
+    server.reveal_requests(RING.limit)
     other = copy.deepcopy(server)
     other._number, other._request = 1, replace(server._request, number=1)
     of = {node: other if node >= 1006 else server for node in world.parties}
@@ -194,4 +195,4 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
         one.keys[node - 1000] = signed.signature
     request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"8.*partners"):
-        world.parties[1000].mask(request, ready, world.words[0], TERMS, STATE)
+        world.parties[1000].receive(request, ready, TERMS.ring)

@@ -86,7 +86,7 @@ class PartyWorld:
         server = self.server
         for node, party in self.parties.items():
             server.take_binding(node, wire(party.bind()))
-        for node, request in server.reveal_requests().items():
+        for node, request in server.reveal_requests(RING.limit).items():
             reply = self.restart(node).reveal(self.send(node, request))
             if node not in lost:
                 server.take_seed(node, wire(reply))
@@ -104,7 +104,9 @@ class PartyWorld:
             total = self.words[node - 1000]
             request, ready = self.send(node, request), self.send(node, ready)
             state = self.states.get(node) or os.urandom(STATE_BYTES)
-            reply = self.restart(node).mask(request, ready, total, TERMS, state)
+            party = self.restart(node)
+            party.receive(request, ready, TERMS.ring)
+            reply = party.mask(total, TERMS, state)
             if node not in lost:
                 self.server.take_masked(node, wire(reply))
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from party_helpers import PartyWorld
-from sum_helpers import TERMS
+from sum_helpers import RING, TERMS
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, StateLostError
 from flower_graph.secure.parties.identity import Identity
@@ -78,7 +78,7 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
     read(world, 1004, registry)
     party = world.parties[1004]
     for step in (
-        lambda: party.mask(*requests[1004], world.words[4], TERMS, bytes(16)),
+        lambda: party.receive(*requests[1004], TERMS.ring),
         lambda: party.prepare(None),
         lambda: party.sign_list(None),
         lambda: party.unmask(None, None),
@@ -91,7 +91,7 @@ def test_a_server_with_the_old_version_gets_nothing_of_who_has_the_new_one(world
         if node != 1004:
             world.server.take_binding(node, one.bind())
     world.server.forget(1004)
-    request = world.server.reveal_requests()[1005]
+    request = world.server.reveal_requests(RING.limit)[1005]
     read(world, 1005, registry)
     with pytest.raises(RefusedError, match="party 3"):
         world.parties[1005].reveal(request)
@@ -103,6 +103,6 @@ def test_a_seed_that_was_shown_serves_no_list_of_another_version(world):
     seed = party._seed
     for node, one in world.parties.items():
         world.server.take_binding(node, one.bind())
-    party.reveal(world.server.reveal_requests()[1004])
+    party.reveal(world.server.reveal_requests(RING.limit)[1004])
     read(world, 1004, world.server.registry.without(3))
     assert world.parties[1004]._seed != seed

@@ -69,7 +69,7 @@ def test_the_graph_is_symmetric_and_of_all_seeds(tmp_path):
 @pytest.mark.parametrize("corrupt", [0.0, 0.1])
 def test_partners_on_a_list_are_counted_as_the_graph_has_them(n, corrupt):
     order = np.random.default_rng(n).permutation(n)
-    epoch = Epoch(0, np.arange(n), 0.3, corrupt, 5, 2, none_declared(), bytes(32), order)
+    epoch = Epoch(0, np.arange(n), 0.3, corrupt, 5, 2, 1.0, none_declared(), bytes(32), order)
     for present in np.random.default_rng(0).random((20, n)) < 0.75:
         enough = present[epoch.partners].sum(1) >= epoch.threshold
         if present.sum() >= 5 and enough[present].all():

@@ -33,7 +33,7 @@ from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
-DOMAIN = b"flower-graph epoch 1"
+DOMAIN = b"flower-graph epoch 2"
 # So many lists of commitments a party answers in a run. Whoever shows a list, sees the graph that
 # it gives, and shows another, has so many draws.
 MOST_LISTS = 8
@@ -55,6 +55,7 @@ class Epoch:
     corrupt: float
     minimum: int  # parties in a sum
     differ_by: int  # parties that two sums differ by, unless they are of the same ones
+    limit: float  # largest size of a number in their sums
     declared: Integers  # [b, 2] clients that are to be aligned, ascending, and the points of each
     digest: bytes  # the hash of all this, of run and registry, of all commitments and seeds
     order: Integers  # [n] the circle that follows from it: the parties' indices in its order
@@ -84,14 +85,14 @@ class Epoch:
         for party, (seed, promised) in zip(parties.tolist(), both, strict=True):
             if commit(shown.run_id, party, seed) != promised:
                 raise RefusedError(f"party {party} has committed to another seed of the graph")
-        terms = shown.dropout, shown.corrupt, shown.minimum, shown.differ_by
-        head = struct.pack("<qqqdd", shown.number, *terms[2:], *terms[:2])
-        numbers = parties.astype("<i8").tobytes(), shown.declared.astype("<i8").tobytes()
+        shares, numbers = (shown.dropout, shown.corrupt), (shown.minimum, shown.differ_by)
+        head = struct.pack("<qqqddd", shown.number, *numbers, *shares, shown.limit)
+        who = parties.astype("<i8").tobytes(), shown.declared.astype("<i8").tobytes()
         rows = commitments.tobytes(), seeds.tobytes()
-        parts = framed(DOMAIN, shown.run_id, registry, head, *numbers, *rows)
-        digest = hashlib.sha256(parts).digest()
+        digest = hashlib.sha256(framed(DOMAIN, shown.run_id, registry, head, *who, *rows)).digest()
         circle_of = hashlib.shake_128(framed(DOMAIN, b"circle", digest)).digest(8 * parties.size)
-        return cls(shown.number, parties, *terms, shown.declared, digest, order_by(circle_of))
+        terms = *shares, *numbers, shown.limit, shown.declared
+        return cls(shown.number, parties, *terms, digest, order_by(circle_of))
 
     @property
     def id(self) -> bytes:
@@ -264,7 +265,7 @@ def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.g
     """Write what a list of commitments and an epoch have alike."""
     return {
         f"{name}/whole": np.array([head.number, head.minimum, head.differ_by], np.int64),
-        f"{name}/real": np.array([head.dropout, head.corrupt]),
+        f"{name}/real": np.array([head.dropout, head.corrupt, head.limit]),
         f"{name}/parties": np.ascontiguousarray(head.parties),
         f"{name}/declared": np.ascontiguousarray(head.declared),
     }
@@ -274,13 +275,14 @@ def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.g
 def read_head(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, Any]:
     """Read what ``write_head`` wrote."""
     number, minimum, differ_by = arrays[f"{name}/whole"].tolist()
-    dropout, corrupt = arrays[f"{name}/real"].tolist()
+    dropout, corrupt, limit = arrays[f"{name}/real"].tolist()
     return {
         "number": number,
         "minimum": minimum,
         "differ_by": differ_by,
         "dropout": dropout,
         "corrupt": corrupt,
+        "limit": limit,
         "parties": arrays[f"{name}/parties"],
         "declared": arrays[f"{name}/declared"],
     }

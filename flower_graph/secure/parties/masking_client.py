@@ -16,8 +16,10 @@ from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindRequest, Ready
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer, bound
+from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.masking_client import MaskingClient
-from flower_graph.secure.sum.messages import MaskRequest
+from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
@@ -109,9 +111,20 @@ class MaskingParty(PartyActions, MaskingClient):
     def _asked(self, request: MaskRequest) -> list[int]:
         return super()._asked(request) if self.trust is None else list(self.clients)
 
-    def _beside(
-        self, config: Config, present: list[int], state: Iterable[ArrayLike]
-    ) -> dict[str, object]:
+    def _receive(self, host: Any, config: Config, request: MaskRequest, ring: Ring) -> None:
+        if self.trust is not None:
+            host.receive(request, Ready.from_config(config), ring)
+
+    def _masked(
+        self,
+        host: Any,
+        request: MaskRequest,
+        present: list[int],
+        total: RingArray,
+        terms: SumTerms,
+        state: Iterable[ArrayLike],
+    ) -> MaskedReply:
         if self.trust is None:
-            return super()._beside(config, present, state)
-        return {"ready": Ready.from_config(config), "state": digest_of(state)}
+            return super()._masked(host, request, present, total, terms, state)
+        reply: MaskedReply = host.mask(total, terms, digest_of(state))
+        return reply

@@ -84,6 +84,7 @@ class RevealRequest(Message, down="sum_reveal"):
     differ_by: Annotated[
         int, Whole("reveal-differ-by", "parties that two sums differ by at least", least=1)
     ]
+    limit: Annotated[float, Real("reveal-limit", "largest size of a number in their sums")]
     parties: Annotated[Integers, Clients("reveal-parties", "whose they are, ascending", shape="n")]
     commitments: Annotated[Bytes, Block("reveal-commitments", "of all", shape=f"n {SEED_BYTES}")]
     declared: Annotated[

@@ -49,8 +49,8 @@ from flower_graph.secure.parties.messages import (
     SignedKey,
 )
 from flower_graph.secure.parties.trust import DIFFER_BY
-from flower_graph.secure.ring import RingArray
-from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.secure.sum.client import Received, SumClient
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     MASK_KEY,
@@ -97,6 +97,7 @@ class PartyClient:
         self._signed: dict[int, MASKS] = {}
         self._terms: dict[int, bytes] = {}  # what the sum is of, hashed
         self._sent: dict[int, tuple[str, bytes]] = {}  # its purpose, and the state that was sent
+        self._received: tuple[Received, Ready, Ring | None] | None = None  # of the sum to be masked
 
     @property
     def party(self) -> int:
@@ -194,16 +195,13 @@ class PartyClient:
         signature = self.trust.identity.sign(ROUND_KEY, *key)
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
 
-    def mask(
-        self,
-        request: MaskRequest,
-        ready: Ready,
-        total: RingArray,
-        terms: SumTerms,
-        state: bytes,
-    ) -> MaskedReply:
-        """Mask the own sum, once it is checked who is ready and that the keys are theirs."""
-        # state: what the sum was made of, as digest_of names it: no sum of others has it
+    def receive(self, request: MaskRequest, ready: Ready, ring: Ring | None) -> None:
+        """Check what a server tells of a sum: all that it can be asked of before there is a vector.
+
+        Whether a party answers must not tell what its vector is like to a server that told it
+        other terms than the rest. So nobody makes a vector before this was called.
+        """
+        # ring: of the vector; None where words are no numbers
         epoch, sums = self._begun()
         index = epoch.index(self.party)
         epoch.check_present(ready.ready, "are ready")
@@ -212,18 +210,33 @@ class PartyClient:
             raise RefusedError("the partners who are ready are not those of the list")
         if ready.signatures.shape[0] != request.round_keys.shape[0]:
             raise RefusedError("a partner's round key is not signed")
-        who = set_of(epoch.parties[ready.ready].tolist())
-        Journal(self.trust.journal).check_state(terms.purpose, state, who, LIST, self.trust.run)
-        terms.check_guard(max(len(epoch.points), epoch.minimum))
-        reply = sums.mask(request, [self.party], total, terms)
+        if ring is not None and ring.limit != epoch.limit:
+            raise RefusedError(
+                f"limit is {ring.limit}, and all have agreed on {epoch.limit} for this epoch"
+            )
+        came = sums.receive(request, [self.party])
         # A packet that opens shows that the key beside it is the partner's. One that does not may
         # be the partner's fault or the server's: the partner's signature tells.
         live = epoch.parties[row[ready.ready[row]]].tolist()
-        for partner in {dealer for _, dealer in reply.refused.tolist()}:
+        for partner in {dealer for _, dealer in came.refused.tolist()}:
             at = live.index(partner)
             signed = epoch.key_parts(request.server_round, request.round_keys[at].tobytes())
             if not self._verify(partner, ready.signatures[at], ROUND_KEY, signed):
                 raise RefusedError(f"the round key of party {partner} is not the one it signed")
+        self._received = came, ready, ring
+
+    def mask(self, total: RingArray, terms: SumTerms, state: bytes) -> MaskedReply:
+        """Mask the own sum, once it is received what the server tells of it."""
+        # state: what the sum was made of, as digest_of names it: no sum of others has it
+        epoch, sums = self._begun()
+        assert self._received is not None  # whoever makes a vector has called ``receive``
+        (came, ready, ring), self._received = self._received, None
+        assert terms.ring == ring
+        request = came.request
+        who = set_of(epoch.parties[ready.ready].tolist())
+        Journal(self.trust.journal).check_state(terms.purpose, state, who, LIST, self.trust.run)
+        terms.check_guard(max(len(epoch.points), epoch.minimum))
+        reply = sums.mask_received(came, total, terms)
         # Who repeats a round with one fewer learns that one: on the disk before it leaves.
         self._mark = Journal(self.trust.journal).continue_run(
             request.server_round, self._mark, self.trust.runs, self.trust.run

@@ -165,8 +165,11 @@ class PartyServer:
         """How many lists of commitments were shown; parties answer ``MOST_LISTS``."""
         return self._number + 1
 
-    def reveal_requests(self, present: Collection[int] | None = None) -> dict[int, RevealRequest]:
+    def reveal_requests(
+        self, limit: float, present: Collection[int] | None = None
+    ) -> dict[int, RevealRequest]:
         """Show all present parties the same list of commitments; nobody if they are too few."""
+        # limit: largest size of a number in the sums
         parties = [party for party in self.parties if present is None or party in present]
         if len(parties) < self.minimum:
             return {}
@@ -183,6 +186,7 @@ class PartyServer:
             self.corrupt,
             fewest_in_a_sum(len(parties), self.dropout, self.corrupt, self.minimum),
             self._differ_by,
+            limit,
             numbers,
             rows,
             np.array(sorted(points), np.int64).reshape(-1, 2),

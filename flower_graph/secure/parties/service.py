@@ -233,7 +233,7 @@ class PartySums(SumServer):
             self._fresh.clear()
             self._open.clear()
 
-    def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
+    def begin(self, server_round: int, send: Send, nodes: Collection[int], limit: float) -> bool:
         """Begin an epoch if a party has joined; return whether one has begun."""
         server = self._protocol
         self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
@@ -246,7 +246,7 @@ class PartySums(SumServer):
                 return False
             old = {server.homes[party] for party in present - self._fresh}
             present &= self._bind(server_round, send, old) | self._fresh
-            if not (lists := server.reveal_requests(present)):
+            if not (lists := server.reveal_requests(limit, present)):
                 return False
             self._fresh -= present  # whatever comes of it, these seeds are shown
             self._exchange(send, server_round, "sum_reveal", lists, RevealReply, server.take_seed)

@@ -13,6 +13,7 @@ refused, as is a round that is not newer than the last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,18 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.partners import LEAST_CLIENTS
 from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
+
+
+class Received(NamedTuple):
+    """What partners sealed for a round, opened."""
+
+    kept: ClientRound
+    request: MaskRequest
+    rows: Integers  # [p] of the request's clients
+    is_present: NDArray[np.bool_]  # [p] who of them is to be in the sum
+    held: Bytes  # as ``ClientRound`` has them
+    has: NDArray[np.bool_]
+    refused: Integers  # [n, 2] own client and partner whose packet does not open
 
 
 class SumClient:
@@ -106,12 +119,13 @@ class SumClient:
         self, request: MaskRequest, present: Sequence[int], total: RingArray, terms: SumTerms
     ) -> MaskedReply:
         """Mask the sum of some clients' vectors; ``terms`` say what it is of."""
-        # total [L]
+        return self.mask_received(self.receive(request, present), total, terms)
+
+    def receive(self, request: MaskRequest, present: Sequence[int]) -> Received:
+        """Open what partners sealed for the clients that are to be in a sum."""
         kept = self._round(request.run_id, request.server_round)
         if kept.is_masked:
             raise RefusedError(f"round {kept.number} is masked already: no mask is used twice")
-        terms.check_guard(kept.minimum)
-        _check_total(request, total)
         rows = kept.rows(request.clients)
         is_present = np.isin(request.clients, np.array(present, np.int64))
         if not 0 < is_present.sum() == len(present):
@@ -123,12 +137,21 @@ class SumClient:
                 f"client {request.clients[few][0]}: fewer than {kept.threshold} of its partners "
                 f"take part in round {kept.number}"
             )
-        kept.held, kept.has = held, has
+        return Received(kept, request, rows, is_present, held, has, refused)
+
+    def mask_received(self, came: Received, total: RingArray, terms: SumTerms) -> MaskedReply:
+        """Mask a sum, as ``mask`` does, once what partners sealed is opened."""
+        # total [L]
+        kept, request, rows, is_present = came.kept, came.request, came.rows, came.is_present
+        terms.check_guard(kept.minimum)
+        _check_total(request, total)
+        kept.held, kept.has = came.held, came.has
         kept.live[rows], kept.sent[rows] = request.live, is_present
         masked = np.array(total)
         bound = terms.digest(request.length, request.word, kept.threshold, kept.minimum)
         add_streams(masked, self._masks(kept, request, rows, rows[is_present], bound))
-        return MaskedReply(self.run_id, kept.number, request.clients[is_present], masked, refused)
+        clients = request.clients[is_present]
+        return MaskedReply(self.run_id, kept.number, clients, masked, came.refused)
 
     def unmask_and_prepare(self, config: Mapping[str, object]) -> dict[str, object]:
         """Reveal shares of one sum, prepare the next, or both, as the request's entries ask."""

@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 from numpy.typing import ArrayLike, NDArray
 
 from flower_graph.errors import StateLostError
-from flower_graph.secure.ring import encode_sum
+from flower_graph.secure.ring import Ring, RingArray, encode_sum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
 from flower_graph.secure.sum.partners import least_clients
@@ -56,13 +56,14 @@ class MaskingClient(NumPyClient):
         # state: what the vectors were made of, if not the vectors: it enters one sum
         request, ring = MaskRequest.from_config(config), RING.from_config(config)
         host, clients = self.keys(), self._asked(request)
+        self._receive(host, config, request, ring)
         total, left_out = encode_sum(ring, vectors, clients, request.length)
         present = [client for client in clients if client not in left_out]
         if not present:
             raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
         state = (vectors[client] for client in sorted(vectors)) if state is None else state
-        terms, beside = SumTerms(purpose, ring, detail), self._beside(config, present, state)
-        reply: MaskedReply = host.mask(request, total=total, terms=terms, **beside)
+        terms = SumTerms(purpose, ring, detail)
+        reply = self._masked(host, request, present, total, terms, state)
         reply.left_out = left_out
         self._keep(host)
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
@@ -71,11 +72,21 @@ class MaskingClient(NumPyClient):
         """Return the clients whose vectors are asked for."""
         return [int(client) for client in request.clients]
 
-    def _beside(
-        self, config: Config, present: list[int], state: Iterable[ArrayLike]
-    ) -> dict[str, object]:
-        """Return what ``SumClient.mask`` takes besides the sum: the clients in it."""
-        return {"present": present}
+    def _receive(self, host: Any, config: Config, request: MaskRequest, ring: Ring) -> None:
+        """Check what is told of a sum before there is a vector; a trusted server needs it not."""
+
+    def _masked(
+        self,
+        host: Any,
+        request: MaskRequest,
+        present: list[int],
+        total: RingArray,
+        terms: SumTerms,
+        state: Iterable[ArrayLike],
+    ) -> MaskedReply:
+        """Mask the sum of the clients in it."""
+        reply: MaskedReply = host.mask(request, present, total, terms)
+        return reply
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of one sum, prepare the next, or both."""

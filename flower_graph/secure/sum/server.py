@@ -136,8 +136,9 @@ class SumServer:
     def renew(self) -> None:
         """Read anew who may take part; here every client that enrols may."""
 
-    def begin(self, server_round: int, send: Send, nodes: Collection[int]) -> bool:
+    def begin(self, server_round: int, send: Send, nodes: Collection[int], limit: float) -> bool:
         """Have clients agree on who takes part; return whether they began anew, here never."""
+        # limit: largest size of a number, which they agree on, too
         return False
 
     def sign(self, number: int, server_round: int, send: Send) -> None:

@@ -58,6 +58,7 @@ class SumStages:
         self.number = first - 1  # of the newest sum
         self._unmasked = self.number  # of the sum that was unmasked last
         self.clients: list[int] = []  # that it was made ready for; none if none is ready
+        self._limit = limit
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
         self._ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
 
@@ -68,7 +69,7 @@ class SumStages:
 
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
         """Have clients agree on who takes part, if need be; return whether they began anew."""
-        begun = self.server.begin(server_round, self._send, nodes)
+        begun = self.server.begin(server_round, self._send, nodes, self._limit)
         if begun:
             self.give_up()
         return begun
