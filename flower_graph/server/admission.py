@@ -6,16 +6,14 @@ nothing else: not by the SuperNodes' ids, nor by the order of their answers.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from flower_graph.data.folders.members import MEMBERS, Member
-from flower_graph.errors import MembershipError
 from flower_graph.records.participation import ranges
 
-OWN = "give each SuperNode a partition-id or a data-folder of its own"
 REMEDY = (
-    f"{OWN}; if they have, one of them lies: write the node-id of each authenticated SuperNode "
+    "if they have, one of them lies: write the node-id of each authenticated SuperNode "
     f"beside its clients in {MEMBERS} of the server-folder, or use a registry"
 )
 
@@ -64,50 +62,6 @@ class Admission:
         if self._by_node.get(node, owner) is not owner or owner.node not in (None, node):
             return f"clients {ranges(clients)} are another SuperNode's by {MEMBERS}"
         return ""
-
-
-def sorted_out(
-    claims: Mapping[int, Collection[int]], holders: Mapping[int, int], *, is_first: bool
-) -> dict[int, str]:
-    """Return the SuperNodes that may not enrol, since others claim the same clients.
-
-    Parameters
-    ----------
-    claims : mapping of int to collection of int
-        The clients that each SuperNode says it hosts.
-    holders : mapping of int to int
-        The SuperNode of each client whose SuperNode is enrolled or claims it again.
-    is_first : bool
-        Whether nobody is enrolled yet.
-
-    Returns
-    -------
-    dict of int to str
-        SuperNode to reason.
-
-    Raises
-    ------
-    MembershipError
-        If two claim one client at the first enrolment; it names both.
-    """
-    refused = {}
-    for node, clients in claims.items():
-        taken = [client for client in clients if holders.get(client, node) != node]
-        if taken:
-            other = holders[taken[0]]
-            refused[node] = f"client {taken[0]} is hosted by node {other} already: {OWN}"
-    first = dict[int, int]()
-    doubles = dict[int, str]()
-    for node in sorted(claims.keys() - refused.keys()):
-        for client in claims[node]:
-            other = first.setdefault(client, node)
-            if other == node:
-                continue
-            words = f"client {client} is claimed by node {other} and by node {node}: {REMEDY}"
-            if is_first:
-                raise MembershipError(words)
-            doubles |= {other: words, node: words}
-    return refused | doubles
 
 
 def too_many(

@@ -14,7 +14,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
-from flower_graph.server.admission import Admission, sorted_out, too_many
+from flower_graph.records.claims import sorted_out
+from flower_graph.server.admission import REMEDY, Admission, too_many
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected
@@ -200,7 +201,7 @@ class Membership:
         back = {
             c: node for node, local in claims.items() for c in local if self.bound.get(c) == node
         }
-        refused |= sorted_out(claims, back | holders, is_first=is_first)
+        refused |= sorted_out(claims, back | holders, is_first=is_first, remedy=REMEDY)
         return refused | self._too_many(
             {node: local for node, local in claims.items() if node not in refused}, connected
         )

@@ -8,7 +8,7 @@ from doc_helpers import DOCS, run_blocks
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import MalformedReplyError
+from flower_graph.errors import MalformedReplyError, MembershipError
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.results import Cause, Skipped
 from flower_graph.secure.sum.service import SecureSum
@@ -91,6 +91,48 @@ def test_a_node_that_lost_its_state_is_left_out_and_too_few_skip():
         context.state.clear()
     assert isinstance(secure.sum(3, 2), Skipped)
     assert isinstance(make(1, 1)[1].sum(1, 2), Skipped)
+
+
+def doubled(nodes, claim):
+    """Make a federation whose SuperNodes say by turns which clients they host."""
+
+    def client_fn(context):
+        return Numbered(context, claim[context.node_config["partition-id"]])
+
+    grid = InProcessGrid(make_client_app(client_fn), num_supernodes=nodes)
+    return grid, SecureSum(Exchange(grid), limit=1000.0)
+
+
+@pytest.mark.parametrize("claimant", [0, 2])
+def test_two_supernodes_that_claim_one_client_stop_the_first_enrolment(claimant):
+    """Neither ids nor order decide whose it is; the error names both, and the registry."""
+    claims = [[0, 1], [2, 3], [4, 5]]
+    claims[claimant] = [2, 3]
+    grid, secure = doubled(3, claims)
+    with pytest.raises(MembershipError, match="registry") as error:
+        secure.sum(1, 2)
+    for place in (1, claimant):
+        assert str(list(grid.contexts)[place]) in str(error.value)
+
+
+def test_doubles_that_come_later_are_both_left_out_and_named():
+    grid, secure = doubled(6, [[0], [1], [2], [3], [3], [1]])
+    later = {node: grid.contexts.pop(node) for node in list(grid.contexts)[3:]}
+    assert secure.sum(1, 2).contributors.tolist() == [0, 1, 2]
+    grid.contexts |= later
+    for number in (2, 3):
+        assert secure.sum(number, 2).contributors.tolist() == [0, 1, 2]
+    assert {entry.node_id for entry in secure.rejected} == set(later)
+
+
+def test_that_sums_are_not_kept_apart_is_said_once_when_the_first_begins(caplog):
+    _, secure = make(4, 1)
+    secure.prepare(1)
+    assert [one.getMessage() for one in caplog.records if "keeps no sums apart" in one.message]
+    caplog.clear()
+    secure.sum(1, 2)
+    secure.sum(2, 2)
+    assert not caplog.records
 
 
 def test_in_four_steps_with_some_of_the_nodes():

@@ -8,6 +8,7 @@ shares secrets with whom is in ``partners.py``.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -32,6 +33,7 @@ from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import RUN_BYTES
 
+LOG = logging.getLogger(__name__)
 Keys = Any  # left open: what a SuperNode enrols with: here a KeyReply
 Asked = Message | tuple[Message, ...]  # a request, with what goes beside it
 Send = Callable[..., Any]  # as ``Session.send``
@@ -95,6 +97,7 @@ class SumServer:
         self._rounds: dict[int, SumRound] = {}
         self._unopened: dict[int, Skipped] = {}  # rounds with too few clients to begin
         self._last = -1
+        self._warned = False  # of what sums over time tell
 
     @property
     def fewest_nodes(self) -> int:
@@ -215,6 +218,7 @@ class SumServer:
         if strangers := [client for client in chosen if client not in self._members]:
             raise ValueError(f"client {strangers[0]} is not enrolled")
         self._last = server_round
+        self._warn_of_differences()
         self.tick()
         self._keep_newest()
         m = len(chosen)
@@ -283,6 +287,16 @@ class SumServer:
             max(2, threshold + 1, m - vanished),
             self._blame,
         )
+
+    def _warn_of_differences(self) -> None:
+        """Say, when the first sum begins, that a trusted server keeps no sums apart."""
+        if not self._warned:
+            self._warned = True
+            LOG.warning(
+                "the server is trusted (semi-honest) and keeps no sums apart: who takes part in "
+                "a round is summed, and two sums tell what those sent together who are in one of "
+                "them alone, a single client too (docs/security.md, What sums over time tell)"
+            )
 
     def _round(self, server_round: int) -> SumRound:
         if server_round not in self._rounds:

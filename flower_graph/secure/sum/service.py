@@ -6,18 +6,21 @@ the protocol's messages travel. ``docs/secure-sum.md`` has an example.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, UnreadableSumError
+from flower_graph.records.claims import sorted_out
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskedReply
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.server import Keys, SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, merged
 from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
 from flower_graph.wire.arrays import decode_array
@@ -25,6 +28,10 @@ from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
+
+LOG = logging.getLogger(__name__)
+REMEDY = "if they have, one of them lies: use a registry (PartySums)"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -181,42 +188,66 @@ class SecureSum(SumStages):
         request = question(self.server.run_id).to_record()
         requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
 
-        def read(node: int, content: RecordDict) -> None:
+        def read(node: int, content: RecordDict) -> Keys:
             reply = kind.read(content)
             expected = reply.clients if hosted is None else list(hosted[node])
             if (strange := np.setdiff1d(reply.clients, expected)).size:
                 raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")
-            homes = self.server.homes
-            before = {homes[c] for c in reply.clients.tolist() if c in homes} & gone
-            if len(before) == 1 and self.server.knows(old := next(iter(before)), reply):
-                self.server.move(old, node)
-            else:
-                self.server.enroll(node, reply, before)
-            gone.difference_update(before)
-            self._enrolled.add(node)
+            self.server.check_keys(node, reply)
+            return reply
 
         if requests:
-            self._ask(
+            replies = self._ask(
                 requests,
                 server_round,
                 read,
                 message_type=f"train.{action}",
                 max_reply_bytes=setup_bytes(),
             )
+            self._admit(replies.values, gone)
         for old in gone:
             self.server.forget(old)
         self._enrolled &= nodes
+
+    def _admit(self, answers: Mapping[int, Keys], gone: set[int]) -> None:
+        """Enrol SuperNodes that have shown their keys, but for those that claim others' clients."""
+        server, homes = self.server, self.server.homes
+        claims: dict[int, list[int]] = {n: keys.clients.tolist() for n, keys in answers.items()}
+        before = {n: {homes[c] for c in local if c in homes} & gone for n, local in claims.items()}
+        # Whoever has the keys of one that is gone is that one
+        back = {
+            node: next(iter(old))
+            for node, old in before.items()
+            if len(old) == 1 and server.knows(next(iter(old)), answers[node])
+        }
+        holders = {client: node for client, node in homes.items() if node not in gone}
+        holders |= {client: node for node in back for client in claims[node]}
+        refused = sorted_out(claims, holders, is_first=not self._enrolled, remedy=REMEDY)
+        for node in sorted(answers.keys() - refused.keys()):
+            try:
+                if node in back:
+                    server.move(back[node], node)
+                else:
+                    server.enroll(node, answers[node], before[node])
+            except MalformedReplyError as error:
+                refused[node] = str(error)
+            else:
+                gone -= before[node]
+                self._enrolled.add(node)
+        for node, reason in refused.items():
+            LOG.warning("node %d takes no part in the sum: %s", node, reason)
+            self.rejected.append(Rejected(node, reason))
 
     def _ask(
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
-        read: Callable[[int, RecordDict], None],
+        read: Callable[[int, RecordDict], T],
         *,
         message_type: str,
         max_reply_bytes: int,
-    ) -> Replies[None]:
-        replies: Replies[None] = self._exchange.send(
+    ) -> Replies[T]:
+        replies: Replies[T] = self._exchange.send(
             requests,
             message_type=message_type,
             server_round=server_round,
