@@ -84,10 +84,15 @@ def _names(text: str) -> list[str]:
 
 
 def _kept(path: Path, here: dict[str, Any]) -> dict[str, Any]:
-    """Return the earlier results if they are of this machine, these versions, this format."""
+    """Return the earlier results if they are of such a machine, these versions, this format."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    same = found.get("machine") == here and found.get("format") == FORMAT
+    same = found.get("format") == FORMAT and _coarse(found["machine"]) == _coarse(here)
     return {"format": FORMAT, "machine": here, "parts": found["parts"] if same else {}}
+
+
+def _coarse(machine: dict[str, Any]) -> dict[str, Any]:
+    """Give a machine with its memory in GiB: another start of it has some pages more or fewer."""
+    return machine | {"memory-bytes": round(machine["memory-bytes"] / 2**30)}
 
 
 if __name__ == "__main__":
