@@ -52,7 +52,9 @@ def sorted_out(
             other = first.setdefault(client, node)
             if other == node:
                 continue
-            words = f"client {client} is claimed by node {other} and by node {node}: {OWN}; {remedy}"
+            words = (
+                f"client {client} is claimed by node {other} and by node {node}: {OWN}; {remedy}"
+            )
             if is_first:
                 raise MembershipError(words)
             doubles |= {other: words, node: words}
