@@ -14,9 +14,9 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
-from flower_graph.records.claims import sorted_out
 from flower_graph.server.admission import REMEDY, Admission, too_many
 from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.claims import sorted_out
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected
 from flower_graph.wire.fields import Resume

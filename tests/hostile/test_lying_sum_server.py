@@ -241,7 +241,7 @@ def test_two_lists_to_two_halves_open_nothing(world):
             kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
             count = int(listed.sum())
             request = UnmaskRequest(epoch.id, 0, count, epoch.parties[[place]], kinds)
-            with pytest.raises(RefusedError, match="otherwise"):
+            with pytest.raises(RefusedError, match="something else"):
                 world.parties[1000 + place].unmask(request, Signatures(columns, signatures))
 
 

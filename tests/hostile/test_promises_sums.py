@@ -165,7 +165,7 @@ def test_who_was_ready_is_signed_too(tmp_path):
         kinds = np.where(both[row], SEED, np.where(ready[row], MASK_KEY, NOTHING)).astype(np.uint8)
         parties = epoch.parties[[place]]
         told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None])
-        with pytest.raises(RefusedError, match="otherwise"):
+        with pytest.raises(RefusedError, match="something else"):
             world.parties[node].unmask(told, Signatures(columns, server.lists[row[columns]]))
 
 

@@ -16,7 +16,6 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, UnreadableSumError
-from flower_graph.records.claims import sorted_out
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskedReply
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
@@ -24,6 +23,7 @@ from flower_graph.secure.sum.server import Keys, SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, merged
 from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
 from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.claims import sorted_out
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM
