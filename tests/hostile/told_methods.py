@@ -79,8 +79,12 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
     def masking(kind: Any) -> Callable[..., Any]:
         mask = kind.mask
 
-        def noted(self: Any, request: Any, second: Any, total: Any, terms: Any, *more: Any) -> Any:
-            reply = mask(self, request, second, total, terms, *more)
+        def noted(self: Any, *given: Any) -> Any:
+            # A party has received the request before, and is given the state behind the terms
+            is_party = isinstance(self, PartyClient)
+            request = self._received[0].request if is_party else given[0]
+            total, terms = given[:2] if is_party else given[2:]
+            reply = mask(self, *given)
             numbers = before_pads.pop() if before_pads else total
             digest = terms.digest(request.length, request.word, 0, 0)
             one = Masked(tuple(self.clients), digest, np.array(total), np.array(numbers))
@@ -113,32 +117,12 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
             (blinded, "multiply", multiplying),
             (PartyServer, "_verify", lambda *_: None),
             (os, "fsync", lambda _: None),  # journals are written often
+            (os, "fdatasync", lambda _: None),
         ):
             stack.enter_context(patch.object(owner, name, new))
-        # Of parties, what the party masks; the keys beneath are its own
         for kind in (PartyClient, SumClient):
-            stack.enter_context(patch.object(kind, "mask", _outermost(masking(kind), kind.mask)))
+            stack.enter_context(patch.object(kind, "mask", masking(kind)))
         yield
-
-
-_INSIDE: list[int] = []
-
-
-def _outermost(noted: Callable[..., Any], mask: Callable[..., Any]) -> Callable[..., Any]:
-    """Note what the outermost call masks alone."""
-
-    def call(self: Any, *args: Any, **more: Any) -> Any:
-        if _INSIDE:
-            return mask(self, *args, **more)
-        _INSIDE.append(1)
-        try:
-            named = [more.pop(name) for name in ("ready", "present", "total", "terms", "state")
-                     if name in more]  # fmt: skip
-            return noted(self, *args, *named, **more)
-        finally:
-            _INSIDE.pop()
-
-    return call
 
 
 # A method's table ---------------------------------------------------------------------------------
