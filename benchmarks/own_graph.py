@@ -106,7 +106,9 @@ BASELINES = {
     LOCAL_EGO: Tried("fedscem/own-graph", ("strategy.name=self-training",)),
     FED_EGO: Tried("fedscem/own-graph", ("strategy.name=fedavg", TO_THE_END)),
     LOCAL_GAT: Tried("ppfl/own-graph", ("strategy.name=local", *JUDGED_ONCE), GAT_STEPS),
-    CNFGNN: Tried("nfedgnn/own-graph", ("strategy.average_every=1",), RELAY),
+    CNFGNN: Tried(
+        "nfedgnn/own-graph", ("strategy.share=averaged", "strategy.average_every=1"), RELAY
+    ),
 }
 TRIED = {**METHODS, **BASELINES}
 CHOSEN = (*METHODS, REGRESSION, CENTRAL)  # of the others there is what ships alone

@@ -79,7 +79,9 @@ if TYPE_CHECKING:
         ProcrustesAlignment,
     )
     from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
+    from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
     from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
+    from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
     from flower_graph.strategies.split_gradient_relay.users import UserSettings
     from flower_graph.strategies.structure_fedavg.networks import LearnerSettings, StructureSettings
     from flower_graph.strategies.structure_fedavg.strategy import (
@@ -96,6 +98,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClientGraph",
+    "CommonLayerClient",
     "Consensus",
     "EgoFedAvg",
     "EgoFedProx",
@@ -139,6 +142,7 @@ __all__ = [
     "StructureFedAvg",
     "StructureSettings",
     "SumServer",
+    "SummedGradientRelay",
     "UserSettings",
     "align_pairs",
     "alignment_precision",

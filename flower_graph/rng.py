@@ -6,7 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio
+MIXING = (
+    (np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
+    (np.uint64(27), np.uint64(0x94D049BB133111EB)),
+)
 
 
 def derive_seed(seed: int, *labels: str | int) -> int:
@@ -36,3 +43,30 @@ def seeded(device: torch.device, seed: int, *labels: str | int) -> Iterator[None
             with torch.cuda.device(one):
                 torch.cuda.manual_seed(number)
         yield
+
+
+def chances(numbers: torch.Tensor, seed: int, *labels: str | int) -> torch.Tensor:
+    """Draw a number from 0 to below 1 for each of some whole numbers, which alone decides it.
+
+    Parameters
+    ----------
+    numbers : Tensor
+        Whole numbers of any shape, each less than 2^63.
+    seed : int
+        As in ``derive_seed``.
+    *labels : str or int
+        As in ``derive_seed``.
+
+    Returns
+    -------
+    Tensor
+        Float32 of the same shape: multiples of 2^-24.
+    """
+    # The mixing of SplitMix64 (Steele, Lea and Flood, 2014): a generator for each of a million
+    # would take seconds.
+    z = numbers.cpu().numpy().astype(np.uint64) * GOLDEN + np.uint64(derive_seed(seed, *labels))
+    for shift, factor in MIXING:
+        z = (z ^ (z >> shift)) * factor
+    z ^= z >> np.uint64(31)
+    drawn = (z >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
+    return torch.from_numpy(drawn).to(numbers.device)

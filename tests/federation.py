@@ -107,7 +107,12 @@ METHODS = {
 PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
 # What of a method is a path of its own through the server or the client
 VARIANTS = {
-    "nfedgnn, averaged": METHODS["nfedgnn"].with_("strategy.average_every=2"),
+    "nfedgnn, averaged": METHODS["nfedgnn"].with_(
+        "strategy.share=averaged", "strategy.average_every=2"
+    ),
+    "nfedgnn, summed": METHODS["nfedgnn"].with_(
+        "strategy.share=summed", "strategy.reg_weight=null", final="train.add_up"
+    ),
     "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
     "fedscem, blinded": METHODS["fedscem"].with_("strategy.alignment=polynomial"),
     "fedscem, secure, untrusted": METHODS["fedscem"].with_("strategy.trust=malicious-server"),

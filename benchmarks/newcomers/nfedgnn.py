@@ -77,7 +77,7 @@ class Held:
             server,
             latent_size=server.latent_size,
             user_bias=model.user_bias,
-            reg_weight=how.reg_weight,
+            reg_weight=how.smoothness,
             learning_rate=how.learning_rate,
             weight_decay=how.weight_decay,
             seed=self.config.seed,

@@ -31,7 +31,7 @@ from flower_graph.secure.align.limits import (
 from flower_graph.secure.parties.trust import DIFFER_BY, MALICIOUS_SERVER, TRUST, differ_by
 from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
 
-__all__ = ["Permits"]
+__all__ = ["ALLOW_TRUST", "PLAIN", "Permits"]
 
 MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip"
 ALLOW_TRUST, DATA = "allow-trust", "data"

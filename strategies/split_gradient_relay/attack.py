@@ -32,8 +32,9 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.scores import Finding, Floats, guesses, top
 from flower_graph.data.sources.datasets import cached_data
+from flower_graph.errors import ConfigError
 from flower_graph.ops.adam import BETAS, EPS
-from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
+from flower_graph.strategies.split_gradient_relay.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.messages import read_settings
 from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
@@ -266,9 +267,17 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         "any message.",
     )
 
+    def refuse(self, config: NFedGNNConfig) -> None:
+        """Refuse the form whose users have one layer."""
+        if config.strategy.share == SUMMED:
+            raise ConfigError(
+                f"strategy.share: {SUMMED} has no audit; must be one of {OWN}, {AVERAGED}",
+                key="strategy.share",
+            )
+
     def counterparts(self, config: NFedGNNConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
         """Leave noise out where weights are averaged: they get none, so it is refused beside."""
-        return [[], [NO_NOISE]] if config.strategy.average_every else [[], [NO_NOISE], *noisy]
+        return [[], [NO_NOISE]] if config.strategy.share != OWN else [[], [NO_NOISE], *noisy]
 
     def supernodes(self, clients: int) -> int:
         """Put all users on one SuperNode: messages have a row for each, wherever they are."""

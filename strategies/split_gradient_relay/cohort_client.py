@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -92,7 +93,72 @@ class ChosenUsers:
         return None if same else place
 
 
-class NodeClient(NumPyClient):
+class UsersClient(NumPyClient):
+    """What the clients' halves of all forms share: users' features, and who is where.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; the users' weights live behind it (``flower_graph.client.state``).
+    x : Tensor
+        ``[n_c, f]`` the users' features, dense or sparse CSR.
+    users : Tensor
+        ``[n_c]`` the users' numbers in the server's graph.
+    user_model : Module, optional
+        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
+        the paper's linear map. It runs without dropout; put dropout into the server's model.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    output_dir : Path, optional
+        The run's output folder, for what is kept after the run (``flower_graph.outputs.client``).
+    """
+
+    actions: tuple[str, ...] = ("finish",)
+    _state: CohortState[Any]
+
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        user_model: nn.Module | None = None,
+        device: str = "cpu",
+        output_dir: Path | None = None,
+    ) -> None:
+        if x.shape[0] != users.numel() or users.numel() == 0:
+            raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
+        check_rows(x)
+        self.users, self._context = users.long().cpu(), context
+        self.outputs = ClientOutputs(context, output_dir)
+        self._x, self._model, self._device = x, user_model, resolve_device(device)
+
+    def _weight_shape(self, latent_size: int, bias: bool) -> list[int]:
+        """Return the shape of one user's weights as they are added up."""
+        if self._model is not None:
+            return [sum(p.numel() for p in self._model.parameters()), 1]
+        return [self._x.shape[1] + int(bias), latent_size]
+
+    def _pack(self, x: Tensor, bias: bool) -> ActiveRows:
+        if x.layout == torch.sparse_csr:
+            parts = x.crow_indices(), x.col_indices(), x.values(), x.shape[1]
+            return pack_csr(*parts, bias=bias).to(self._device)
+        return pack(x, bias=bias).to(self._device)
+
+    def _places(self, users: NDArray[np.generic]) -> Tensor:
+        """Turn user numbers into places in this client; refuse users of others."""
+        wanted = torch.from_numpy(np.ascontiguousarray(users))
+        if torch.equal(wanted, self.users):
+            return torch.arange(wanted.numel())
+        order = torch.argsort(self.users)
+        result = torch.searchsorted(self.users[order], wanted).clamp(max=order.numel() - 1)
+        place = order[result]
+        if not torch.equal(self.users[place], wanted):
+            raise ValueError("the message names users that this client does not host")
+        return place
+
+
+class NodeClient(UsersClient):
     """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
 
     Parameters
@@ -115,8 +181,6 @@ class NodeClient(NumPyClient):
         The run's output folder, for what is kept after the run (``flower_graph.outputs.client``).
     """
 
-    actions = ("finish",)
-
     def __init__(
         self,
         context: Context,
@@ -128,12 +192,9 @@ class NodeClient(NumPyClient):
         checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
     ) -> None:
-        if x.shape[0] != users.numel() or users.numel() == 0:
-            raise ValueError(f"x has {x.shape[0]} rows for {users.numel()} users; give one each")
-        check_rows(x)
-        self.users, self._context = users.long().cpu(), context
-        self.outputs = ClientOutputs(context, output_dir)
-        self._x, self._model, self._device = x, user_model, resolve_device(device)
+        super().__init__(
+            context, x, users, user_model=user_model, device=device, output_dir=output_dir
+        )
         self._state = CohortState[Opened](
             context,
             "node-client",
@@ -152,7 +213,9 @@ class NodeClient(NumPyClient):
             self._state.begin(enrolment.resume)  # all have come since that checkpoint
         else:
             self._restore(enrolment)
-        shape, handled = self._weight_shape(enrolment.settings), self._state.processed(makers)
+        settings = enrolment.settings
+        shape = self._weight_shape(settings.latent_size, settings.bias)
+        handled = self._state.processed(makers)
         return EnrolmentReply(self.users.numpy(), shape, handled).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -245,12 +308,6 @@ class NodeClient(NumPyClient):
             users.step(request)
             yield users
 
-    def _weight_shape(self, settings: UserSettings) -> list[int]:
-        """Return the shape of one user's weights as they are averaged."""
-        if self._model is not None:
-            return [sum(p.numel() for p in self._model.parameters()), 1]
-        return [self._x.shape[1] + int(settings.bias), settings.latent_size]
-
     def _makers(self, settings: UserSettings) -> Makers[Opened]:
         def start() -> Tensors:
             never = torch.zeros(self.users.numel(), dtype=torch.int32)
@@ -274,23 +331,4 @@ class NodeClient(NumPyClient):
         return LinearCohort(self._rows(settings), settings, tensors)
 
     def _rows(self, settings: UserSettings) -> ActiveRows:
-        return self._state.store.once(lambda: self._pack(settings.bias))
-
-    def _pack(self, bias: bool) -> ActiveRows:
-        x = self._x
-        if x.layout == torch.sparse_csr:
-            parts = x.crow_indices(), x.col_indices(), x.values(), x.shape[1]
-            return pack_csr(*parts, bias=bias).to(self._device)
-        return pack(x, bias=bias).to(self._device)
-
-    def _places(self, users: NDArray[np.generic]) -> Tensor:
-        """Turn user numbers into places in this client; refuse users of others."""
-        wanted = torch.from_numpy(np.ascontiguousarray(users))
-        if torch.equal(wanted, self.users):
-            return torch.arange(wanted.numel())
-        order = torch.argsort(self.users)
-        result = torch.searchsorted(self.users[order], wanted).clamp(max=order.numel() - 1)
-        place = order[result]
-        if not torch.equal(self.users[place], wanted):
-            raise ValueError("the message names users that this client does not host")
-        return place
+        return self._state.store.once(lambda: self._pack(self._x, settings.bias))

@@ -19,7 +19,10 @@ from flower_graph.errors import ConfigError
 APP = "nfedgnn"
 STRATEGIES = ("split-gradient-relay",)
 MODELS = ("gcn", "gat", "sage")
+# What users have of each other's first layers: nothing, means every few rounds, or one for all
+OWN, AVERAGED, SUMMED = SHARES = ("own", "averaged", "summed")
 AVERAGE_OVER = ("holders", "all")
+SMOOTHNESS = 100.0  # the paper's lambda
 STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of both when training diverges
 SCHEDULES = ("constant", "cosine", "warmup-cosine")
 
@@ -53,8 +56,11 @@ class StrategyConfig(StrategySection):
 
     name: str = setting("split-gradient-relay", choice(*STRATEGIES), help="the only one")
     participation: float = setting(1.0, SHARE, help="share of the users asked each round")
-    reg_weight: float = setting(
-        100.0, NOT_NEGATIVE, help="weight λ of the smoothness of neighbouring latent vectors"
+    reg_weight: float | None = setting(
+        None,
+        NOT_NEGATIVE,
+        help="weight λ of the smoothness of neighbouring latent vectors; null: the paper's 100, "
+        "with `summed` 0",
     )
     learning_rate: float = setting(0.1, ABOVE_ZERO, help="Adam's step size, on both sides")
     schedule: str = setting(
@@ -76,26 +82,78 @@ class StrategyConfig(StrategySection):
         help="how much of the exponential average of its weights the server keeps in a round; "
         "with that it predicts and is evaluated. 0: with the weights themselves",
     )
+    share: str = setting(
+        OWN,
+        choice(*SHARES),
+        help="`own`: each user has a first layer of its own; `averaged`: their means, too, every "
+        "`average_every` rounds; `summed`: all have the same, and step with the sum of their "
+        "gradients, as one network in one place would",
+    )
     average_every: int = setting(
-        0, at_least(0), help="rounds between averages of the users' weights; 0: never"
+        0, at_least(0), help="rounds between averages, at least 1; `averaged` only"
     )
     average_over: str = setting(
-        "holders", choice(*AVERAGE_OVER), help="who counts in a feature row's mean"
+        "holders", choice(*AVERAGE_OVER), help="who counts in a feature row's mean; `averaged` only"
+    )
+    sketch: int | None = setting(
+        None,
+        at_least(1),
+        help="numbers into which users hash their features, by the run's seed; null: none are "
+        "hashed; `summed` only",
     )
     newcomers_alone: int = setting(
         0, at_least(0), help="rounds in which those whom `data.add` brings train alone, all frozen"
     )
 
+    @property
+    def smoothness(self) -> float:
+        """The weight λ that holds."""
+        if self.reg_weight is not None:
+            return self.reg_weight
+        return 0.0 if self.share == SUMMED else SMOOTHNESS
+
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
-        if self.average_every > 0 and self.average_over == "all" and self.participation < 1:
+        if self.share != AVERAGED:
+            self._refuse_averages()
+        elif not self.average_every:
+            raise ConfigError(
+                f"strategy.average_every: 0 is not allowed with strategy.share={AVERAGED}: set the "
+                "rounds between two averages",
+                key="strategy.average_every",
+            )
+        elif self.average_over == "all" and self.participation < 1:
             raise ConfigError(
                 f"strategy.participation: {self.participation} is not allowed with "
                 "strategy.average_over=all, which averages the weights of all users: set "
-                "strategy.participation=1, strategy.average_over=holders or "
-                "strategy.average_every=0",
+                "strategy.participation=1, strategy.average_over=holders or strategy.share=own",
                 key="strategy.participation",
             )
+        if self.share != SUMMED and self.sketch is not None:
+            raise ConfigError(
+                f"strategy.sketch: {self.sketch} is not allowed with strategy.share={self.share}: "
+                f"set strategy.share={SUMMED}",
+                key="strategy.sketch",
+            )
+        if self.share == SUMMED and self.newcomers_alone:
+            raise ConfigError(
+                f"strategy.newcomers_alone: {self.newcomers_alone} is not allowed with "
+                f"strategy.share={SUMMED}: newcomers have the first layer of all others",
+                key="strategy.newcomers_alone",
+            )
+
+    def _refuse_averages(self) -> None:
+        """Refuse settings of averages where there are none."""
+        for key, value, usual in (
+            ("average_every", self.average_every, 0),
+            ("average_over", self.average_over, "holders"),
+        ):
+            if value != usual:
+                raise ConfigError(
+                    f"strategy.{key}: {value} is not allowed with strategy.share={self.share}: set "
+                    f"strategy.share={AVERAGED}",
+                    key=f"strategy.{key}",
+                )
 
 
 @dataclass
@@ -116,7 +174,7 @@ class NFedGNNConfig(RunConfig):
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()
         self.privacy.require_averaging(self.strategy.name, ())
-        if self.strategy.average_every:
-            every = self.strategy.average_every
-            why = "the weights that users then send get no noise"
-            self.privacy.refuse_with(f"strategy.average_every={every}", why)
+        sent = {AVERAGED: "the weights", SUMMED: "the sums of gradients"}
+        if (share := self.strategy.share) in sent:
+            why = f"{sent[share]} that users then send get no noise"
+            self.privacy.refuse_with(f"strategy.share={share}", why)

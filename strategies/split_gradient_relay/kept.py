@@ -150,3 +150,15 @@ def user_models(
     arguments = {"features": features, "latent_size": settings.latent_size, "bias": bias}
     shared = {"linear.weight": begun.T}
     return SavedModels(f"{MODULES}.UserModel", arguments, list(users), shared, own, kept)
+
+
+def common_model(users: Sequence[int], weight: Tensor, bias: bool) -> SavedModels:
+    """Give the linear map that all users have."""
+    # weight [f, h], with a bias its last row
+    weight = weight.detach().cpu()
+    features = weight.shape[0] - int(bias)
+    shared = {"linear.weight": weight[:features].T.contiguous()}
+    if bias:
+        shared["linear.bias"] = weight[features].clone()
+    arguments = {"features": features, "latent_size": weight.shape[1], "bias": bias}
+    return SavedModels(f"{MODULES}.UserModel", arguments, list(users), shared, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Context
@@ -23,20 +23,30 @@ from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import take_rows
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import first_layer_bytes
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
+from flower_graph.method.permits import ALLOW_TRUST, PLAIN
 from flower_graph.models import build_server_model
+from flower_graph.ops.sketch import sketched
 from flower_graph.privacy.local import PrivateRows, client_noise
-from flower_graph.storage.places import PARTITION, PARTITIONS
-from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
-from flower_graph.strategies.split_gradient_relay.config import APP, STEADYING, NFedGNNConfig
+from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient, UsersClient
+from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
+from flower_graph.strategies.split_gradient_relay.config import (
+    APP,
+    STEADYING,
+    SUMMED,
+    NFedGNNConfig,
+)
 from flower_graph.strategies.split_gradient_relay.newcomers import (
     hosted_by,
     users_graph,
     users_left,
 )
+from flower_graph.strategies.split_gradient_relay.relay_strategy import RelayStrategy
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
+from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
@@ -44,7 +54,7 @@ if TYPE_CHECKING:
     from flower_graph.strategies.split_gradient_relay.attack import RelayAudit
 
 
-class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
+class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
     """Every node of the graph is a client."""
 
     name = APP
@@ -55,11 +65,11 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         "nFedGNN smooths over edges: at homophily 0.1 it was 7 to 64 points below logistic "
         "regression on the features (docs/results/heat-map); try strategy.reg_weight=0"
     )
-    tables = ("nfedgnn", "nfedgnn-steady", "heat-map")
+    tables = ("nfedgnn", "nfedgnn-summed", "nfedgnn-steady", "heat-map")
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
-    ) -> SplitGradientRelay:
+    ) -> RelayStrategy[Any, Any]:
         """Build the server's half."""
         data = users_graph(config) if folder is None else _server_data(folder)
         model = build_server_model(
@@ -71,37 +81,48 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
             seed=config.seed,
         )
         how = config.strategy
-        strategy = SplitGradientRelay(
-            data,
-            model,
-            latent_size=model.latent_size,
-            user_bias=config.model.user_bias,
-            reg_weight=how.reg_weight,
-            learning_rate=how.learning_rate,
-            weight_decay=how.weight_decay,
-            schedule=how.schedule,
-            gradient_norm=how.gradient_norm,
-            server_average=how.server_average,
-            participation=how.participation,
-            average_every=how.average_every,
-            average_over=how.average_over,
-            seed=config.seed,
-            device=config.device,
-            min_nodes=how.min_nodes,
+        common: dict[str, Any] = {
+            "latent_size": model.latent_size,
+            "user_bias": config.model.user_bias,
+            "reg_weight": how.smoothness,
+            "learning_rate": how.learning_rate,
+            "weight_decay": how.weight_decay,
+            "schedule": how.schedule,
+            "gradient_norm": how.gradient_norm,
+            "server_average": how.server_average,
+            "participation": how.participation,
+            "seed": config.seed,
+            "device": config.device,
+            "min_nodes": how.min_nodes,
             **checkpoint_settings(config, out),
-        )
+        }
+        strategy: RelayStrategy[Any, Any]
+        if how.share == SUMMED:
+            dropout = config.model.dropout
+            strategy = SummedGradientRelay(data, model, feature_dropout=dropout, **common)
+        else:
+            averages: dict[str, Any] = {
+                "average_every": how.average_every,
+                "average_over": how.average_over,
+            }
+            strategy = SplitGradientRelay(data, model, **averages, **common)
         if config.data.add is not None or config.data.remove:
             left = users_left(config, data.y.numel(), getattr(data, "names", None))
             strategy.grow(data, left=left, alone=how.newcomers_alone)
         return strategy
 
-    def build_client(self, config: NFedGNNConfig, context: Context, out: Path | None) -> NodeClient:
+    def build_client(
+        self, config: NFedGNNConfig, context: Context, out: Path | None
+    ) -> UsersClient:
         """Build the client of one SuperNode: its share of the users, assigned by its partition."""
+        if config.strategy.share == SUMMED:
+            refuse_open_sums(context)
         x, users = hosted_users(config, context)
+        if config.strategy.sketch is not None:
+            x = sketched(x, config.strategy.sketch, config.seed)
         saved = None if out is None else out / CHECKPOINTS
-        return NodeClient(
-            context, x, users, device=config.device, checkpoint_dir=saved, output_dir=out
-        )
+        kind = CommonLayerClient if config.strategy.share == SUMMED else NodeClient
+        return kind(context, x, users, device=config.device, checkpoint_dir=saved, output_dir=out)
 
     def predict_beside(
         self, run: Left[NFedGNNConfig], graph: NewGraph, client: int | None
@@ -137,7 +158,8 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
         size = model.hidden * (model.heads if model.name == "gat" else 1)
         # Averaged over all, one matrix stands for the users of a cohort.
-        is_shared = config.strategy.average_every and config.strategy.average_over == "all"
+        # So does the layer that all have.
+        is_shared = config.strategy.average_over == "all" or config.strategy.share == SUMMED
         return 0 if is_shared else first_layer_bytes(entries, size)
 
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
@@ -153,7 +175,10 @@ class NFedGNN(Method[NFedGNNConfig, SplitGradientRelay]):
         return [PrivateRows(noise)] if noise else []
 
     def final_figures(
-        self, config: NFedGNNConfig, strategy: SplitGradientRelay, folder: RunFolder | None = None
+        self,
+        config: NFedGNNConfig,
+        strategy: RelayStrategy[Any, Any],
+        folder: RunFolder | None = None,
     ) -> dict[str, object]:
         """Give the payload with the last gradients, which travel after the last round's report."""
         return {"bytes": strategy.users.ledger.payload}
@@ -183,6 +208,19 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     left = torch.tensor(users_left(config, graph.num_nodes, graph.names), dtype=torch.int64)
     users = users[~torch.isin(users, left)]
     return take_rows(graph.x, users), users
+
+
+def refuse_open_sums(context: Context) -> None:
+    """Refuse, in a deployment, to show the server sums of gradients, unless the node allows it."""
+    if DATA_FOLDER not in context.node_config:
+        return
+    allowed = str(context.node_config.get(ALLOW_TRUST, ""))
+    if PLAIN not in allowed.split(","):
+        raise RefusedError(
+            f"strategy.share={SUMMED} would show the server each SuperNode's sum of gradients, of "
+            f"which one user's is its features; {ALLOW_TRUST} in this SuperNode's node config does "
+            f"not have {PLAIN}"
+        )
 
 
 def _server_data(folder: RunFolder) -> SimpleNamespace:

@@ -135,8 +135,22 @@ class RelayServer:
         self, server_round: int, learning_rate: float, *, is_frozen: bool = False
     ) -> tuple[Losses, Tensor]:
         """Step ``theta_s`` once, unless it is frozen; compute every latent vector's gradient."""
-        latent = self.latent.detach().requires_grad_()
-        train = self.masks["train"] & self.known
+        result = self.gradients(server_round, self.latent, self.known)
+        if not is_frozen:
+            self.move(server_round, learning_rate)
+        return result
+
+    def move(self, server_round: int, learning_rate: float) -> None:
+        """Step ``theta_s`` with the gradients that were computed last."""
+        self.optimizer.lr = learning_rate
+        self.optimizer.step()
+        self._average(server_round)
+
+    def gradients(self, server_round: int, latent: Tensor, heard: Tensor) -> tuple[Losses, Tensor]:
+        """Compute the loss over the users that were heard, and every latent vector's gradient."""
+        # latent [n, h], heard [n]
+        latent = latent.detach().requires_grad_()
+        train = self.masks["train"] & heard
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
             logits = self.model(latent, self.edges)
@@ -162,10 +176,6 @@ class RelayServer:
         loss.backward()
         if self.gradient_norm:
             clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
-        if not is_frozen:
-            self.optimizer.lr = learning_rate
-            self.optimizer.step()
-            self._average(server_round)
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 

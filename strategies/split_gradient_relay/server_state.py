@@ -88,8 +88,64 @@ class Roster:
         return np.flatnonzero(~self.left)
 
 
-class RelayServerState:
+class RelayBook:
+    """What the servers of all forms keep of users between two rounds: who is there, and bytes."""
+
+    settings: Any  # what every user is told, ``latent_size`` among it
+
+    def __init__(self, num_users: int) -> None:
+        self.weight_shape = (0, 0)
+        self.ledger = ByteLedger()
+        self._round = 0  # the last
+        self._begin(Roster.of(num_users))
+
+    def _begin(self, roster: Roster) -> None:
+        """Take users for whom nothing waits yet."""
+        self.roster = roster
+        # Of each user: rounds that it answered, and its payload up and down
+        self.traffic = np.zeros((roster.size, 3), np.int64)
+
+    def grow(self, roster: Roster) -> None:
+        """Take the users with which a run is to go on."""
+        self._begin(roster)
+
+    def begin_anew(self, users: NDArray[np.int64]) -> bool:
+        """Forget what waits for users who have lost their state; return whether they had any."""
+        raise NotImplementedError
+
+    def unhosted(self, hosted: Mapping[int, Iterable[int]]) -> dict[int, str]:
+        """Return the users that no SuperNode hosts, with that as the reason."""
+        users = set(np.flatnonzero(~self.roster.left).tolist()).difference(*hosted.values())
+        return dict.fromkeys(users, "no SuperNode hosts it")
+
+    def state_dict(self) -> dict[str, object]:
+        """Return everything that lasts between rounds, but for who hosts whom."""
+        return {
+            "round": self._round,
+            "joined": torch.from_numpy(self.roster.joined),
+            "left": torch.from_numpy(self.roster.left),
+            "traffic": torch.from_numpy(self.traffic),
+            "ledger": self.ledger.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned: nothing waits for newcomers and who has left."""
+        self._round = int(state["round"])
+        joined, left = state["joined"].numpy(), state["left"].numpy()
+        self._begin(self.roster.resumed(joined, left, self._round))
+        self._restore(self.traffic, state["traffic"])
+        self.ledger.load_state_dict(state["ledger"])
+
+    def _restore(self, held: NDArray[Any], saved: torch.Tensor) -> None:
+        """Put what was saved of users into rows; newcomers and who has left have nothing."""
+        held[: len(saved)] = saved.numpy()
+        held[self.roster.left] = 0
+
+
+class RelayServerState(RelayBook):
     """Users, gradients and averaged weights between two rounds."""
+
+    settings: UserSettings
 
     def __init__(
         self, num_users: int, settings: UserSettings, *, participation: float, average_every: int
@@ -101,22 +157,17 @@ class RelayServerState:
         if settings.average_over == "all" and participation < 1:
             raise ValueError("average_over: 'all' needs participation 1, all users step together")
         self.settings, self.average_every = settings, average_every
-        self.weight_shape = (0, 0)
-        self.ledger = ByteLedger()
-        self._round = 0  # the last
         self._learning_rate = 0.0  # with which users take their gradients: of the last round
         self._average: NDArray[np.float32] | None = None
         self._average_round = 0
-        self._begin(Roster.of(num_users))
+        super().__init__(num_users)
 
     def _begin(self, roster: Roster) -> None:
-        """Take users for whom nothing waits yet."""
-        self.roster, count = roster, roster.size
+        super()._begin(roster)
+        count = roster.size
         self._gradient = np.zeros((count, self.settings.latent_size), np.float32)
         self._gradient_round = np.zeros(count, np.int64)  # 0: none waits
         self._has_average = np.zeros(count, np.int64)  # round of the mean each user has
-        # Of each user: rounds that it answered, and its payload up and down
-        self.traffic = np.zeros((count, 3), np.int64)
 
     def grow(self, roster: Roster) -> None:
         """Take the users with which a run is to go on."""
@@ -125,7 +176,7 @@ class RelayServerState:
                 "average_over: 'all' moves all users' weights together from the first round on; "
                 "let nobody join or leave, or average over 'holders'"
             )
-        self._begin(roster)
+        super().grow(roster)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
         """Forget what waits for users who have lost their state; return whether they had any."""
@@ -184,11 +235,6 @@ class RelayServerState:
         weights = math.prod(self.weight_shape) + self.weight_shape[0] if averages else 0
         return reply_bytes(latent + weights)
 
-    def unhosted(self, hosted: Mapping[int, Iterable[int]]) -> dict[int, str]:
-        """Return the users that no SuperNode hosts, with that as the reason."""
-        users = set(np.flatnonzero(~self.roster.left).tolist()).difference(*hosted.values())
-        return dict.fromkeys(users, "no SuperNode hosts it")
-
     def delivered(self, answered: Mapping[int, RelayRequest]) -> None:
         """Note that these requests arrived, and count what each user of them was sent."""
         # Payload is what a user alone would be sent, whatever its cohort shares: its gradient, and
@@ -245,43 +291,30 @@ class RelayServerState:
     def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds, but for who hosts whom."""
         average = self._average
-        return {
-            "round": self._round,
-            "joined": torch.from_numpy(self.roster.joined),
-            "left": torch.from_numpy(self.roster.left),
-            "traffic": torch.from_numpy(self.traffic),
+        return super().state_dict() | {
             "gradient": torch.from_numpy(self._gradient),
             "gradient-round": torch.from_numpy(self._gradient_round),
             "learning-rate": self._learning_rate,
             "average": None if average is None else torch.from_numpy(average),
             "average-round": self._average_round,
             "has-average": torch.from_numpy(self._has_average),
-            "ledger": self.ledger.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` returned: nothing waits for newcomers and who has left."""
-        self._round = int(state["round"])
-        joined, left = state["joined"].numpy(), state["left"].numpy()
-        self._begin(self.roster.resumed(joined, left, self._round))
-        for name, held in (
-            ("gradient", self._gradient),
-            ("gradient-round", self._gradient_round),
-            ("has-average", self._has_average),
-            ("traffic", self.traffic),
-        ):
-            held[: joined.size] = state[name].numpy()
-            held[self.roster.left] = 0
+        super().load_state_dict(state)
+        self._restore(self._gradient, state["gradient"])
+        self._restore(self._gradient_round, state["gradient-round"])
+        self._restore(self._has_average, state["has-average"])
         self._learning_rate = float(state["learning-rate"])
         self._average = None if state["average"] is None else state["average"].numpy()
         self._average_round = int(state["average-round"])
-        self.ledger.load_state_dict(state["ledger"])
 
 
 class RelayMembership(Membership):
     """Which users each SuperNode hosts; their weights are of one shape."""
 
-    def __init__(self, state: RelayServerState) -> None:
+    def __init__(self, state: RelayBook) -> None:
         super().__init__()
         self.state = state
 

@@ -28,24 +28,20 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
-from torch import Tensor, nn
+from flwr.app import RecordDict
+from torch import nn
 
-from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
+from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
-from flower_graph.outputs.files import Snapshot
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.strategies.split_gradient_relay.config import SCHEDULES, StrategyConfig
-from flower_graph.strategies.split_gradient_relay.kept import server_snapshot, user_lines
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
+from flower_graph.strategies.split_gradient_relay.relay_strategy import RelayStrategy
 from flower_graph.strategies.split_gradient_relay.server_model import (
     RelayServer,
     ServerData,
@@ -54,16 +50,14 @@ from flower_graph.strategies.split_gradient_relay.server_model import (
 from flower_graph.strategies.split_gradient_relay.server_state import (
     RelayMembership,
     RelayServerState,
-    Roster,
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
-from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Replies
 
 USUAL = StrategyConfig()  # where the defaults stand
 
 
-class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
+class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
     """Server of nFedGNN, for clients that answer as ``NodeClient`` does.
 
     Parameters
@@ -113,7 +107,7 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
     last ones (``messages.py`` beside this file).
     """
 
-    usual_rounds = 200
+    users: RelayServerState
 
     def __init__(
         self,
@@ -122,7 +116,7 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
         *,
         latent_size: int,
         user_bias: bool = False,
-        reg_weight: float = USUAL.reg_weight,
+        reg_weight: float = USUAL.smoothness,
         learning_rate: float = USUAL.learning_rate,
         weight_decay: float = USUAL.weight_decay,
         schedule: str = USUAL.schedule,
@@ -152,7 +146,6 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
             device=resolve_device(device),
         )
         self.num_classes = self.server.num_classes
-        self._right_in_best: Tensor | None = None  # in the best round
         self.users = RelayServerState(
             self.server.num_nodes,
             UserSettings(latent_size, user_bias, weight_decay, seed, average_over),
@@ -169,48 +162,6 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
                 checkpoint_every=checkpoint_every,
             )
         )
-
-    def grow(self, data: ServerData, *, left: Sequence[int] = (), alone: int = 0) -> None:
-        """Go on with other users: the next ``start`` is to be with ``resume=True``.
-
-        Parameters
-        ----------
-        data : Data
-            The grown graph. The users so far are its first nodes, in their order; newcomers follow.
-        left : sequence of int
-            Users that have left, of all that ever were: they keep their numbers, and nothing else.
-        alone : int
-            Rounds in which the newcomers alone train: the server's model and the others are frozen.
-
-        Raises
-        ------
-        ValueError
-            If the users' weights are averaged over ``"all"``, or a number is impossible.
-
-        Notes
-        -----
-        Old users keep weights, optimiser and latent vector. Newcomers begin from the last mean if
-        weights are averaged, else from the seed's. What was stored of users that left is removed
-        from the checkpoints as the run goes on; what the others have learnt from them stays.
-        """
-        at_least(0).check("alone", alone)
-        if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
-            raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
-        self.users.grow(Roster.grown(int(data.y.shape[0]), left, alone))
-        self.server.take(data, left)
-
-    def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse to run twice but to go on; the server has a model, which it evaluates itself."""
-        if self.session.is_open and not resume:
-            raise ValueError("this strategy has run already: build a new one, or resume the run")
-        if "evaluate_config" in given:
-            raise ValueError("evaluate_config: the server evaluates, clients are not asked")
-
-    def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        """Take over the server model's initial ``state_dict``."""
-        if initial_arrays is not None:
-            for model in (self.server.model, self.server.eval_model):
-                model.load_state_dict(initial_arrays.to_torch_state_dict())
 
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
@@ -250,18 +201,8 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy(), rate)
         self.users.average(server_round, list(replies.values.values()))
         unhosted = self.users.unhosted(self.session.members.clients)
-        accuracy = self.server.accuracy()
-        server = self.server
-        self.counts = counted(server.said, server.y, server.masks, self.counting)
-        return self.report(
-            server_round,
-            self.session.participation(self.session.clients_of(answered), left_out=unhosted),
-            accuracy,
-            loss=losses.total,
-            cross_entropy=losses.cross_entropy,
-            regulariser=losses.regulariser,
-            bytes=self.users.ledger.payload,
-        )
+        who = self.session.participation(self.session.clients_of(answered), left_out=unhosted)
+        return self.measure(server_round, who, losses)
 
     def saw_best(self) -> None:
         """Keep whose class is right in the best round so far."""
@@ -276,54 +217,3 @@ class SplitGradientRelay(RoundStrategy[RelayRequest, RelayReply]):
     def fixed_settings(self) -> dict[str, object]:
         """Return what may not change when a run is resumed."""
         return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
-
-    def _resume(self) -> int:
-        """Go on from a checkpoint, which from now on has nothing of users that left."""
-        last, roster = super()._resume(), self.users.roster
-        if roster.is_change:
-            # What was the best is of other users; nobody needs what is held of it.
-            self.best.forget()
-            self._right_in_best = None
-        if roster.is_change and roster.left.any():
-            self.session.checkpoints.rewrite(last, self._saved())
-        return last
-
-    def state(self) -> dict[str, object]:
-        """Return the server's model and what waits for users."""
-        return {
-            "server": self.server.state_dict(),
-            "book": self.users.state_dict(),
-            "right-then": self._right_in_best,
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state`` returned."""
-        self.users.load_state_dict(state["book"])
-        self.server.load_state_dict(state["server"])
-        self._right_in_best = state.get("right-then")
-
-    def learnt(self) -> ArrayRecord:
-        """Return the server's model."""
-        state = self.server.eval_model.state_dict()
-        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
-
-    def weights(self) -> dict[str, Tensor]:
-        """Return what the last report was made with.
-
-        Returns
-        -------
-        dict of str to Tensor
-            ``server.<name>``: the parameters and buffers of the server's model, as its
-            ``state_dict`` names and shapes them; ``latent`` ``[n, h]``: each user's latent vector,
-            zeros for one that never answered.
-        """
-        model = {f"server.{name}": t for name, t in self.server.eval_model.state_dict().items()}
-        return model | {"latent": self.server.latent}
-
-    def snapshot(self) -> Snapshot:
-        """Return predictions and latent vectors of all who have answered, and the server's half."""
-        return server_snapshot(self.server)
-
-    def figures(self) -> Iterator[list[str]]:
-        """Give the lines of ``clients.csv``: of each user that is there, last and best round."""
-        return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,23 @@ class UserSettings(NamedTuple):
     average_over: str
 
 
-def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
+class LinearSettings(Protocol):
+    """What of the settings decides the first weights of a linear map."""
+
+    @property
+    def latent_size(self) -> int:
+        """Length of the latent vector."""
+
+    @property
+    def bias(self) -> bool:
+        """Whether the map has a bias."""
+
+    @property
+    def seed(self) -> int:
+        """The run's seed."""
+
+
+def shared_linear_weight(num_features: int, settings: LinearSettings) -> Tensor:
     """Draw the weights that every user starts from."""
     weight = torch.empty(num_features, settings.latent_size)
     nn.init.xavier_uniform_(weight, generator=generator(settings.seed, "user-model"))

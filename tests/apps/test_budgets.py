@@ -175,7 +175,11 @@ def test_noise_that_does_not_fit_the_masked_sum(make: Make) -> None:
 @pytest.mark.parametrize(
     ("app", "overrides", "named"),
     [
-        ("nfedgnn", ("strategy.average_every=2",), "strategy.average_every=2"),
+        (
+            "nfedgnn",
+            ("strategy.share=averaged", "strategy.average_every=2"),
+            "strategy.share=averaged",
+        ),
         ("nfedgnn", ("checkpoint_every=2",), "checkpoint_every: 2.*rounds"),
         ("nfedgnn", ("privacy.form=central",), "privacy.form"),
         ("fedscem", ("checkpoint_every=2",), "checkpoint_every: 2"),

@@ -61,7 +61,7 @@ YAML = {
 }
 MakeConfig = Callable[..., RunConfig]
 RUNS: dict[str, tuple[str, list[str], int, list[str]]] = {
-    "nfedgnn": ("nfedgnn", ["strategy.average_every=2"], 90, []),
+    "nfedgnn": ("nfedgnn", ["strategy.share=averaged", "strategy.average_every=2"], 90, []),
     "nfedgnn, three SuperNodes": ("nfedgnn", [], 3, []),
     "fedscem": ("fedscem", [], 5, []),
     "fedscem, two SuperNodes": ("fedscem", [], 2, []),

@@ -28,6 +28,8 @@ from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
+AVERAGED = ["strategy.share=averaged"]
+OVER_ALL = [*AVERAGED, "strategy.average_over=all"]
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -83,8 +85,11 @@ def test_a_run_writes_everything(config_of: MakeConfig, tmp_path: Path) -> None:
     [
         (["model.name=sage"], 8),
         (["model.name=gat", "model.heads=3", "strategy.learning_rate=0.01"], 12),
-        (["strategy.participation=0.5", "strategy.average_every=2"], 4),
-        (["strategy.average_every=1", "strategy.average_over=all", "model.user_bias=true"], 4),
+        (["strategy.participation=0.5", *AVERAGED, "strategy.average_every=2"], 4),
+        (
+            [*OVER_ALL, "strategy.average_every=1", "model.user_bias=true"],
+            4,
+        ),
         (["data.split=random", "data.ratios=[0.5,0.2,0.3]"], 4),
         (["data.features=as-is", "device=cpu", "strategy.reg_weight=0"], 4),
     ],

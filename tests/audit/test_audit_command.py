@@ -79,7 +79,9 @@ def test_every_method_has_its_counterparts() -> None:
     noise = "noise, epsilon 10"
     assert labels("quickstart") == ["no noise", noise]
     assert labels("quickstart", "privacy.epsilon=2") == ["noise, epsilon 2", "no noise", noise]
-    assert labels("quickstart", "strategy.average_every=5") == ["no noise"]
+    assert labels("quickstart", "strategy.share=averaged", "strategy.average_every=5") == [
+        "no noise"
+    ]
     assert labels("ppfl/cora-linqs-gat") == ["no noise", noise, "secure sum"]
     secure = "strategy.alignment=secure"
     assert labels("ppfl/cora-linqs-gat", secure) == ["secure sum", "no noise", noise]

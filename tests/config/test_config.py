@@ -337,9 +337,21 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         ("quickstart", "data.active=513", "at least 513 (data.active)"),
         (
             "quickstart",
-            "strategy.average_over=all strategy.participation=0.5 strategy.average_every=2",
+            "strategy.share=averaged strategy.average_every=2 strategy.average_over=all "
+            "strategy.participation=0.5",
             "strategy.participation: 0.5",
         ),
+        ("quickstart", "strategy.average_every=2", "strategy.average_every: 2"),
+        ("quickstart", "strategy.average_every=2", "strategy.share=averaged"),
+        ("quickstart", "strategy.average_over=all", "strategy.average_over: all"),
+        ("quickstart", "strategy.share=averaged", "strategy.average_every: 0"),
+        (
+            "quickstart",
+            "strategy.share=summed strategy.newcomers_alone=2",
+            "strategy.newcomers_alone: 2",
+        ),
+        ("quickstart", "strategy.share=summed privacy.epsilon=5", "strategy.share=summed"),
+        ("quickstart", "strategy.sketch=64", "strategy.sketch: 64"),
         ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
         ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
         ("fedscem/cora", "strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),
@@ -373,8 +385,7 @@ def test_settings_that_do_not_go_together(config: str, overrides: str, said: str
     [
         ("quickstart", "rounds=1 model.dropout=0 strategy.reg_weight=0 strategy.participation=1"),
         ("quickstart", "data.ratios=[0.48,0.32,0.2] data.homophily=1 data.active=512"),
-        # Harmless: nothing is averaged.
-        ("quickstart", "device=cuda:3 strategy.average_over=all strategy.participation=0.5"),
+        ("quickstart", "device=cuda:3 strategy.share=summed strategy.participation=0.5"),
         ("fedscem/cora", "partition.clients=2 partition.ratios=[1,0,0] strategy.mu=0"),
         ("fedscem/cora", "strategy.dropout=0 strategy.participation=1 strategy.resolution=32"),
         ("fedscem/cora", "partition.clients=1 strategy.aggregation=plain"),

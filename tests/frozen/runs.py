@@ -128,8 +128,10 @@ def _run(
 def _nfedgnn() -> list[Run]:
     """Split gradient relay: models, smoothness, averaging, participation, noise."""
     gat, sage = "model.name=gat model.heads=2", "model.name=sage"
-    averaged = "strategy.average_every=2 strategy.average_over=holders"
-    cnfgnn = "strategy.average_every=1 strategy.average_over=all strategy.reg_weight=0"
+    averaged = "strategy.share=averaged strategy.average_every=2 strategy.average_over=holders"
+    over_all = "strategy.share=averaged strategy.average_over=all strategy.average_every="
+    cnfgnn = f"{over_all}1 strategy.reg_weight=0"
+    summed = "strategy.share=summed strategy.reg_weight=null"
     bundled = Run("nfedgnn/bundled", "run", "quickstart", ("rounds=2", "device=cpu"), (), 2)
     seeds = Run(
         "nfedgnn/seeds", "run", "nfedgnn/cora", (*NFEDGNN, "rounds=2"), ("--seeds", "1,2"), 1
@@ -146,8 +148,12 @@ def _nfedgnn() -> list[Run]:
         _run("nfedgnn", "averaged", averaged),
         _run("nfedgnn", "averaged-gat", averaged, gat),
         _run("nfedgnn", "cnfgnn", cnfgnn),
-        _run("nfedgnn", "averaged-over-all-sage", "strategy.average_every=2", sage,
-             "strategy.average_over=all"),
+        _run("nfedgnn", "averaged-over-all-sage", f"{over_all}2", sage),
+        _run("nfedgnn", "summed", summed),
+        _run("nfedgnn", "summed-gat", summed, gat),
+        _run("nfedgnn", "summed-sage-sketch", summed, sage, "strategy.sketch=8"),
+        _run("nfedgnn", "resumed-summed", "checkpoint_every=1", summed,
+             "strategy.participation=0.5", again=True),
         _run("nfedgnn", "participation", "strategy.participation=0.5"),
         _run("nfedgnn", "participation-averaged", "strategy.participation=0.5", averaged),
         _run("nfedgnn", "ratios", "data.ratios=[0.5,0.2,0.3]", "data.features=as-is"),

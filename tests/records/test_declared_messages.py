@@ -23,6 +23,7 @@ from flower_graph.strategies.masked_embedding_averaging import messages as ego
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.procrustes_alignment import messages as public
 from flower_graph.strategies.procrustes_alignment.claims import Claims
+from flower_graph.strategies.split_gradient_relay import common_messages as common
 from flower_graph.strategies.split_gradient_relay import messages as relay
 from flower_graph.strategies.structure_fedavg import messages as structure
 from flower_graph.wire import codec, fields
@@ -46,6 +47,7 @@ VALUES: dict[type, dict[str, Any]] = {
     sage.Generators: {"rows": np.array([0, 2, 3]), "missing": np.array([1, 5, 2, 2, 1])},
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
+    common.CommonEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     Claims: {
         "counts": np.array([1, 0, 2]),
         "nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])],
@@ -69,6 +71,9 @@ KNOWN: dict[type, dict[str, Any]] = {
     public.SumOrder: {"sizes": [2, 1]},
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
+    common.CommonEnrolment: {"num_nodes": 100},
+    common.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
+    common.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"shapes": SHAPES},
     sage.PeerGradients: {"a": 2, "shapes": SHAPES},
     ego.EgoReply: {"L": 3},
@@ -80,7 +85,7 @@ KNOWN: dict[type, dict[str, Any]] = {
     CountReply: {"classes": 2, "counting": "confusion"},
 }
 # With fields that depend on one another: their own tests have them
-BY_HAND = (public.PublicRequest, public.PublicReply)
+BY_HAND = (public.PublicRequest, public.PublicReply, common.LatentRequest)
 
 
 def declared(base: type = Message) -> Iterator[type]:

@@ -22,7 +22,7 @@ from sage_helpers import SETTINGS as SAGE_SETTINGS
 from sage_helpers import client_app as sage_app
 from sage_helpers import networks
 
-from flower_graph import FedSage, LocalSage, SageClient
+from flower_graph import CommonLayerClient, FedSage, LocalSage, SageClient, SummedGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum
@@ -129,6 +129,34 @@ def relay(see: Recorder, folder: Path) -> None:
     strategy.start(see.grid(now, num_supernodes=2), num_rounds=5, timeout=5, resume=True)
 
 
+def summed(see: Recorder, folder: Path) -> None:
+    data = relay_helpers.small_graph(12)
+
+    def client_fn(context: Context) -> CommonLayerClient:
+        return CommonLayerClient(
+            context, *relay_helpers.assigned(data, context), checkpoint_dir=folder
+        )
+
+    model = {"kind": SummedGradientRelay, "feature_dropout": 0.5, **saving(folder)}
+    for rounds, resume in ((3, False), (4, True)):
+        grid, asked = see.grid(make_client_app(client_fn), num_supernodes=2), list[int]()
+        nodes = list(grid.get_node_ids())
+
+        def connected(nodes: list[int] = nodes, asked: list[int] = asked) -> list[int]:
+            asked.append(1)
+            return nodes if len(asked) > 2 else nodes[:1]  # one comes late
+
+        if not resume:
+            grid.get_node_ids = connected  # type: ignore[method-assign]
+        strategy = relay_helpers.strategy_for(data, **model)
+        strategy.start(grid, num_rounds=rounds, timeout=5, resume=resume)
+    grown = relay_helpers.small_graph(14)
+    strategy.grow(grown)
+    data = grown
+    grid = see.grid(make_client_app(client_fn), num_supernodes=2)
+    strategy.start(grid, num_rounds=5, timeout=5, resume=True)
+
+
 def egos(see: Recorder, folder: Path) -> None:
     shapes: list[dict[str, Any]] = [
         {"alignment": "psi"},
@@ -212,6 +240,7 @@ def sums(see: Recorder, folder: Path) -> None:
 
 RUNS: dict[str, Callable[[Recorder, Path], None]] = {
     "nFedGNN": relay,
+    "nFedGNN, summed": summed,
     "FedSCem": egos,
     "FedAvg and FedProx": ego_models,
     "LocalSage+ and FedSage+": sages,

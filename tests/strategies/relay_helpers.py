@@ -57,13 +57,15 @@ def client_app(data: Data, *, mods: Any = None, train_mods: Any = None, **option
     return make_client_app(client_fn, mods=mods, train_mods=train_mods)
 
 
-def strategy_for(data: Data, model: str = "gcn", **options: Any) -> SplitGradientRelay:
+def strategy_for(
+    data: Data, model: str = "gcn", *, kind: Any = SplitGradientRelay, **options: Any
+) -> Any:
     settings: dict[str, Any] = {"reg_weight": 1.0, "learning_rate": 0.05, "seed": 3, **options}
     dropout = settings.pop("dropout", 0.5)
     server = build_server_model(
         model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=settings["seed"]
     )
-    return SplitGradientRelay(data, server, latent_size=server.latent_size, **settings)
+    return kind(data, server, latent_size=server.latent_size, **settings)
 
 
 @dataclass

@@ -1,0 +1,205 @@
+"""The users that one SuperNode hosts, where all users have one first layer.
+
+A message brings the sum that the last step is taken with; a SuperNode that has missed one gets a
+copy first. What it brings is taken once, however often it comes.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from flower_graph.client.cohort_state import CohortState, Makers
+from flower_graph.client.state import Tensors
+from flower_graph.errors import StateLostError
+from flower_graph.outputs.client import Snapshot
+from flower_graph.strategies.split_gradient_relay.cohort_client import UsersClient
+from flower_graph.strategies.split_gradient_relay.common_layer import (
+    LINEAR,
+    CommonLayer,
+    CommonSettings,
+    Layer,
+    LinearLayer,
+    ModuleLayer,
+)
+from flower_graph.strategies.split_gradient_relay.common_messages import (
+    Advance,
+    CommonEnrolment,
+    CommonQuestion,
+    CopyReply,
+    CopyRequest,
+    GradientRequest,
+    LatentReply,
+    LatentRequest,
+    SumReply,
+)
+from flower_graph.strategies.split_gradient_relay.kept import common_model
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
+
+LOG = logging.getLogger(__name__)
+SETTINGS = "common-settings"  # in Context.state, where the run keeps something
+
+
+class CommonLayerClient(UsersClient):
+    """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context; the layer and its optimiser live behind it.
+    x : Tensor
+        ``[n_c, f]`` the users' features, dense or sparse CSR.
+    users : Tensor
+        ``[n_c]`` the users' numbers in the server's graph.
+    user_model : Module, optional
+        As of ``NodeClient``; the same for all users.
+    device : str
+        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
+    checkpoint_dir : Path, optional
+        Where to save the layer when the server asks for a checkpoint.
+    output_dir : Path, optional
+        The run's output folder, for what is kept after the run.
+    """
+
+    actions = ("finish", "add_up", "copy_layer")
+
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        user_model: nn.Module | None = None,
+        device: str = "cpu",
+        checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
+    ) -> None:
+        super().__init__(
+            context, x, users, user_model=user_model, device=device, output_dir=output_dir
+        )
+        self._state = CohortState[CommonLayer](
+            context, "common-layer", self.users, checkpoint_dir, key="users"
+        )
+
+    def get_properties(self, config: Config) -> Config:
+        """Say which users are here; load a checkpoint first if the server resumes a run."""
+        question = CommonQuestion.from_config(config)
+        settings, resume, before = question.settings, question.resume, question.before
+        makers = self._makers(settings)
+        if before is not None and int(self.users.min()) >= before:
+            self._state.begin(resume)  # all have come since that checkpoint
+        else:
+            # The layer is everybody's, whoever came or went since.
+            self._state.restore(resume, makers, lambda saved, *_: saved if before else None)
+        handled = self._state.processed(makers)
+        layer_round = self._state.look(makers).round if handled else 0
+        shape = self._weight_shape(settings.latent_size, settings.bias)
+        return CommonEnrolment(self.users.numpy(), shape, handled, layer_round).to_config()
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Take the last step, then answer with latent vectors."""
+        request = LatentRequest.from_numpy(parameters, config)
+        settings, advance = request.settings, request.advance
+        if self.outputs.is_on and SETTINGS not in self._context.state:
+            self._context.state[SETTINGS] = ConfigRecord(settings._asdict())
+        makers = self._makers(settings)
+        with self._state.opened(makers) as layer:
+            self._advance(layer, advance)
+            reply = LatentReply(request.server_round, layer.round)
+            if request.trains:
+                place = self._unless_all(request.users)
+                reply.latent = _array(layer.forward(place, request.server_round))
+            if request.measured.size:
+                reply.measured = _array(layer.forward(self._unless_all(request.measured)))
+        if request.checkpoint:
+            saved = request.server_round - 1, request.run
+            reply.not_saved = self._state.save(*saved, makers)
+        return reply.to_numpy(request.users.size)
+
+    def add_up(self, parameters: Parameters, config: Config) -> Answer:
+        """Add up the gradients of this round by the layer's weights."""
+        request = GradientRequest.from_numpy(parameters, config)
+        layer = self._state.look(self._makers(request.settings))
+        if layer.round != request.layer_round:
+            raise StateLostError(
+                f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
+            )
+        gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
+        total = layer.gradient(place, gradient, request.server_round)
+        answer = SumReply(request.server_round, total.float().cpu().numpy())
+        return answer.to_numpy(request.users.size)
+
+    def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
+        """Give a copy of the layer, for SuperNodes that have missed a step."""
+        layer = self._state.look(self._makers(CopyRequest.from_config(config).settings))
+        data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
+        return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        """Forget the run."""
+        self._state.drop()
+        self._context.state.pop(SETTINGS, None)
+        return [], self.users.numel(), {}
+
+    def snapshot(self) -> Snapshot:
+        """Give the layer as it is now; it predicts nothing without the server's half."""
+        if self._model is not None:
+            LOG.warning("user_model: a module of your own is saved in checkpoints alone")
+            return Snapshot(None, [])
+        said = self._context.state.config_records.get(SETTINGS)
+        if said is None:
+            raise StateLostError("what was kept of this run is not here")
+        settings = CommonSettings(**said)  # type: ignore[arg-type]
+        weight = self._state.look(self._makers(settings)).weights[LINEAR]
+        return Snapshot(None, [common_model(self.users.tolist(), weight, settings.bias)])
+
+    def _advance(self, layer: CommonLayer, advance: Advance) -> None:
+        """Bring the layer to its last step, if it is not there already."""
+        if layer.round == advance.layer_round:
+            return
+        if layer.round != advance.before and advance.copy is not None:
+            self._take(layer, load(advance.copy.tobytes()))
+        if advance.has_total and layer.round == advance.before:
+            assert advance.total is not None
+            total = torch.from_numpy(advance.total)
+            layer.step(total, advance.layer_round, advance.learning_rate)
+        if layer.round != advance.layer_round:
+            raise StateLostError(
+                f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
+            )
+
+    def _take(self, layer: CommonLayer, copy: Tensors) -> None:
+        for name, tensor in layer.tensors.items():
+            if name not in copy or copy[name].shape != tensor.shape:
+                raise ValueError(f"the copy of the layer does not fit: {name}")
+            tensor.copy_(copy[name])
+
+    def _makers(self, settings: CommonSettings) -> Makers[CommonLayer]:
+        layer = self._state.store.once(lambda: self._layer(settings))
+
+        def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
+            placed = {name: t.to(self._device) for name, t in tensors.items()}
+            return CommonLayer(layer, settings, placed), placed
+
+        return Makers(lambda: CommonLayer.start(layer), build)
+
+    def _layer(self, settings: CommonSettings) -> Layer:
+        if self._model is not None:
+            return ModuleLayer(self._x.to(self._device), self.users, self._model)
+        return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
+
+    def _unless_all(self, users: np.ndarray) -> Tensor | None:
+        """Return places of users; ``None`` where all are meant in their order: the fast path."""
+        place = self._places(users)
+        is_all = torch.equal(place, torch.arange(self.users.numel()))
+        return None if is_all else place
+
+
+def _array(latent: Tensor) -> np.ndarray:
+    return latent.cpu().numpy()

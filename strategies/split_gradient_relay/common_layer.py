@@ -1,0 +1,236 @@
+"""One first layer that all users have: the users of one SuperNode, as tensors.
+
+User ``i`` sends ``x'_i = W x_i`` and is answered ``g_i``; the gradient of the loss by ``W`` is the
+sum of all ``x_i g_i^T``. A SuperNode adds up those of its users. Whoever takes Adam's step with the
+sum over all SuperNodes has the weights that one network in one place would have.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+
+from flower_graph.ops.active_rows import ActiveRows, take
+from flower_graph.ops.adam import Adam
+from flower_graph.rng import chances
+from flower_graph.strategies.split_gradient_relay.users import Tensors, shared_linear_weight
+
+STATE = ("weight", "exp-avg", "exp-avg-sq")  # of each parameter; in a state, beside ``step``
+MOMENTS = (("", ""), ("_sq", "-sq"))  # how the last two are called in Adam's state
+STEP, ROUND = "step", "round"  # how many were taken; of which round the last was
+LINEAR = "linear"  # the one parameter of a linear layer
+FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
+
+
+class CommonSettings(NamedTuple):
+    """What the server tells every user about the common layer: the same in all rounds.
+
+    Attributes
+    ----------
+    latent_size : int
+        Length of the latent vector, ``h``.
+    bias : bool
+        Whether the linear map has a bias.
+    weight_decay : float
+        Adam's, as in ``torch.optim.Adam``.
+    seed : int
+        The run's seed: of the first weights, and of what users drop.
+    dropout : float
+        Share of its features that a user drops in training.
+    """
+
+    latent_size: int
+    bias: bool
+    weight_decay: float
+    seed: int
+    dropout: float
+
+
+class Dropped(NamedTuple):
+    """Whose features are dropped at random, and for which round."""
+
+    rate: float
+    seed: int
+    server_round: int
+
+    def scale(self, user: Tensor, feature: Tensor) -> Tensor:
+        """Give what multiplies features of users: 0, or what makes up for those that are 0."""
+        # A draw for each user and round, whoever hosts it: chances are those of the numbers.
+        numbers = user.long() * FEATURES_OF_A_USER + feature.long()
+        drawn = chances(numbers, self.seed, "feature-dropout", self.server_round)
+        return (drawn >= self.rate).float() / (1 - self.rate)
+
+
+class LinearLayer:
+    """A linear map ``[f, h]`` that all users have; a bias is its last row."""
+
+    def __init__(self, rows: ActiveRows, numbers: Tensor, settings: CommonSettings) -> None:
+        # numbers [n]: the users' in the server's graph
+        device = rows.value.device
+        self.rows, self.numbers, self.settings = rows, numbers.to(device), settings
+        order = torch.argsort(rows.feature, stable=True)
+        ptr = torch.zeros(rows.num_features + 1, dtype=torch.int32, device=device)
+        ptr[1:] = torch.bincount(rows.feature.long(), minlength=rows.num_features).cumsum(0)
+        self._by_feature = order, rows.user[order], ptr
+        self._last: tuple[Dropped | None, Tensor] = None, rows.value
+
+    def start(self) -> dict[str, Tensor]:
+        """Draw the first weights."""
+        count = self.rows.num_features - int(self.settings.bias)
+        return {LINEAR: shared_linear_weight(count, self.settings)}
+
+    def forward(
+        self, weights: Tensors, users: Tensor | None = None, dropped: Dropped | None = None
+    ) -> Tensor:
+        """Return latent vectors ``[p, h]`` of some users or all."""
+        rows, value, weight = self.rows, self._values(dropped), weights[LINEAR]
+        if users is not None:
+            rows, place = take(rows, users)
+            value = value[place]
+        if not value.numel():
+            return weight.new_zeros(rows.num_users, weight.shape[1])
+        return _weighted_sums(rows.feature, rows.ptr, value, weight)
+
+    def gradient(
+        self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
+    ) -> Tensor:
+        """Add up the users' gradients, ``[f, h]``, in double precision."""
+        # gradient [p, h], by the users' latent vectors; those of all others are 0
+        rows, (order, user, ptr), value = self.rows, self._by_feature, self._values(dropped)
+        size = rows.num_users, gradient.shape[1]
+        every = torch.zeros(size, dtype=torch.float64, device=value.device)
+        every[users.to(value.device)] = gradient.to(every)
+        if not value.numel():
+            return every.new_zeros(rows.num_features, every.shape[1])
+        return _weighted_sums(user, ptr, value[order].double(), every)
+
+    def _values(self, dropped: Dropped | None) -> Tensor:
+        """Give all users' features, row by row, without those that are dropped."""
+        if dropped is None:
+            return self.rows.value
+        if self._last[0] != dropped:  # asked for twice a round
+            rows = self.rows
+            value = rows.value * dropped.scale(self.numbers[rows.user.long()], rows.feature)
+            if self.settings.bias:
+                value[rows.feature == rows.num_features - 1] = 1
+            self._last = dropped, value
+        return self._last[1]
+
+
+def _weighted_sums(index: Tensor, ptr: Tensor, value: Tensor, rows: Tensor) -> Tensor:
+    """Add up rows by groups, each row times its value."""
+    return embedding_bag(
+        index, rows, ptr, mode="sum", per_sample_weights=value, include_last_offset=True
+    )
+
+
+class ModuleLayer:
+    """Any module from one user's features to its latent vector, the same for all users."""
+
+    def __init__(self, x: Tensor, numbers: Tensor, module: nn.Module) -> None:
+        # x [n, f], numbers [n]
+        self.x, self.numbers = x, numbers.to(x.device)
+        self._module = copy.deepcopy(module).eval().to(x.device)
+
+    def start(self) -> dict[str, Tensor]:
+        """Give the module's first weights."""
+        named = self._module.named_parameters()
+        return {name: parameter.detach().clone() for name, parameter in named}
+
+    def forward(
+        self, weights: Tensors, users: Tensor | None = None, dropped: Dropped | None = None
+    ) -> Tensor:
+        """Return latent vectors ``[p, h]`` of some users or all."""
+        users = torch.arange(self.x.shape[0]) if users is None else users
+        with torch.no_grad():
+            return self._call(weights, users, dropped)
+
+    def gradient(
+        self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
+    ) -> Tensor:
+        """Add up the users' gradients, all parameters one behind the other, ``[f, 1]``."""
+        # In double precision, as the sum is of many small numbers.
+        double = {name: w.double().requires_grad_() for name, w in weights.items()}
+        latent = self._call(double, users, dropped)
+        parts = torch.autograd.grad(
+            latent, list(double.values()), gradient.to(latent), materialize_grads=True
+        )
+        return torch.cat([part.reshape(-1) for part in parts])[:, None]
+
+    def _call(self, weights: Tensors, users: Tensor, dropped: Dropped | None) -> Tensor:
+        x = self.x[users]
+        if dropped is not None:
+            feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
+            x = x * dropped.scale(self.numbers[users][:, None].expand_as(x), feature)
+        x = x.to(next(iter(weights.values())).dtype)
+        return torch.func.functional_call(self._module, weights, (x,))  # type: ignore[no-any-return]
+
+
+Layer = LinearLayer | ModuleLayer
+
+
+class CommonLayer:
+    """The weights that all users have, Adam's moments, and the round of the last step."""
+
+    def __init__(self, layer: Layer, settings: CommonSettings, tensors: Tensors) -> None:
+        self.layer, self.settings, self.tensors = layer, settings, tensors
+
+    @staticmethod
+    def start(layer: Layer) -> Tensors:
+        """Make the tensors before the first step."""
+        result: Tensors = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
+        for name, weight in layer.start().items():
+            parts = weight, torch.zeros_like(weight), torch.zeros_like(weight)
+            result |= {f"{part}.{name}": t for part, t in zip(STATE, parts, strict=True)}
+        return result
+
+    @property
+    def round(self) -> int:
+        """The round of the last step; 0 before the first."""
+        return int(self.tensors[ROUND])
+
+    @property
+    def weights(self) -> Tensors:
+        """The weights by their names."""
+        return {name: self.tensors[f"weight.{name}"] for name in self._names}
+
+    @property
+    def _names(self) -> list[str]:
+        named = [key.partition(".") for key in self.tensors]
+        return [name for part, _, name in named if part == "weight"]
+
+    def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
+        """Return latent vectors, with dropout where there is a round to draw it for."""
+        return self.layer.forward(self.weights, users, self._dropped(server_round))
+
+    def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
+        """Add up the gradients by the weights of some users, who have dropped as in ``forward``."""
+        dropped = self._dropped(server_round)
+        return self.layer.gradient(self.weights, users, gradient, dropped)
+
+    def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
+        """Take Adam's step with the sum of all users' gradients, in place."""
+        weights = list(self.weights.values())
+        adam = Adam(weights, lr=learning_rate, weight_decay=self.settings.weight_decay)
+        sizes = [weight.numel() for weight in weights]
+        for place, (name, part) in enumerate(
+            zip(self._names, total.reshape(-1).split(sizes), strict=True)
+        ):
+            weights[place].grad = part.reshape(weights[place].shape).to(weights[place])
+            moments = {f"exp_avg{end}": self.tensors[f"exp-avg{to}.{name}"] for end, to in MOMENTS}
+            adam.state[place] = {"step": self.tensors[STEP].clone(), **moments}
+        adam.step()
+        adam.zero_grad()
+        self.tensors[STEP] += 1
+        self.tensors[ROUND].fill_(server_round)
+
+    def _dropped(self, server_round: int) -> Dropped | None:
+        if not server_round or not self.settings.dropout:
+            return None
+        return Dropped(self.settings.dropout, self.settings.seed, server_round)

@@ -1,0 +1,202 @@
+"""Messages of nFedGNN whose users have one first layer: latents up, gradients down, sums up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from flwr.app import RecordDict
+
+from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
+from flower_graph.strategies.split_gradient_relay.messages import EnrolmentReply, EnrolmentRequest
+from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.codec import Message, Part, Tensor
+from flower_graph.wire.fields import Block, Bytes, Exact, Flag, NotSaved, Real, Saves, Token, Whole
+from flower_graph.wire.keys import SERVER_ROUND, USERS
+
+SETTINGS = Part(
+    make=CommonSettings,
+    fields={
+        "latent_size": Whole("latent-size", "`h`"),
+        "bias": Flag("user-bias", "whether the linear map has a bias"),
+        "weight_decay": Real("weight-decay", "of the users' Adam"),
+        "seed": Whole("seed", "of the first weights, and of what users drop"),
+        "dropout": Real("dropout", "share of its features that a user drops in training"),
+    },
+)
+Settings = Annotated[CommonSettings, SETTINGS]
+LayerRound = Annotated[
+    int, Whole("layer-round", "round of the last step of the layer that is here; 0 before", least=0)
+]
+
+
+@dataclass
+class CommonQuestion(EnrolmentRequest, down="query"):
+    """Server to client: who is there, as without a common layer."""
+
+    settings: Settings  # type: ignore[assignment]
+
+
+@dataclass
+class CommonEnrolment(EnrolmentReply, up="query"):
+    """Client to server: the users it hosts, and of which round its layer is."""
+
+    layer_round: LayerRound = 0
+
+
+@dataclass
+class Advance(Message):
+    """Server to client: what brings the layer to its last step; each is taken once."""
+
+    layer_round: Annotated[
+        int, Whole("layer-round", "round of the last step; 0: none was taken", least=0)
+    ] = 0
+    before: Annotated[
+        int, Whole("layer-before", "round of the step before that, which the sum goes on from")
+    ] = 0
+    learning_rate: Annotated[float, Real("learning-rate", "of that step")] = 0.0
+    has_total: Annotated[bool, Flag("has-total", "whether the sum comes along")] = False
+    total: Annotated[
+        FloatArray | None,
+        Tensor(
+            "total/gradient",
+            "sum of the users' gradients of that round by the layer's weights, over all SuperNodes",
+            shape="f w",
+            when="has_total",
+        ),
+    ] = None
+    copy: Annotated[
+        Bytes | None,
+        Block(
+            "layer-copy",
+            "weights and optimiser of another SuperNode, in safetensors' form, for one that has "
+            "missed a step",
+            shape="b 4",
+            optional=True,
+        ),
+    ] = None
+
+
+@dataclass
+class LatentRequest(Message, down="train"):
+    """Server to client: the sum of an earlier round; asks for latent vectors of this one."""
+
+    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
+    users: Annotated[IntArray, Exact(USERS, "who takes part, in order", shape="p")]
+    measured: Annotated[
+        IntArray,
+        Exact("measured", "whose latent vector is wanted without dropout, in order", shape="m"),
+    ]
+    settings: Settings
+    advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
+    trains: Annotated[
+        bool, Flag("trains", "whether latent vectors with dropout are wanted, of `users`")
+    ] = True
+    checkpoint: Saves = False
+    run: Token = ""
+
+    @property
+    def clients(self) -> IntArray:
+        """Whom it asks."""
+        return self.users
+
+
+@dataclass
+class LatentReply(Message, up="train"):
+    """Client to server: latent vectors for training, and others to be measured."""
+
+    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
+    layer_round: LayerRound
+    latent: Annotated[
+        FloatArray | None,
+        Tensor(
+            "arrays/relay",
+            "with `trains`: latent vectors, with dropout, in the order of `users`",
+            shape="p h",
+            when="trains",
+        ),
+    ] = None
+    measured: Annotated[
+        FloatArray | None,
+        Tensor(
+            "arrays/measured",
+            "latent vectors without dropout, in the order of `measured`, if that has any",
+            shape="m h",
+            when="measures",
+        ),
+    ] = None
+    not_saved: NotSaved = ""
+
+    @classmethod
+    def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
+        """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
+        sizes: dict[str, Any] = {
+            "p": request.users.size,
+            "m": request.measured.size,
+            "h": request.settings.latent_size,
+        }
+        return cls.read(
+            content,
+            server_round=request.server_round,
+            layer_round=request.advance.layer_round,
+            trains=request.trains,
+            measures=bool(request.measured.size),
+            **sizes,
+        )
+
+
+@dataclass
+class GradientRequest(Message, down="train.add_up"):
+    """Server to client: the gradients by the latent vectors of this round; asks for their sum."""
+
+    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
+    users: Annotated[IntArray, Exact(USERS, "whose they are, in order", shape="p")]
+    gradient: Annotated[
+        FloatArray,
+        Tensor(
+            "arrays/relay",
+            "gradient of the loss by the latent vector that each user has sent in this round",
+            shape="p h",
+        ),
+    ]
+    layer_round: LayerRound
+    settings: Settings
+
+    @property
+    def clients(self) -> IntArray:
+        """Whom it asks."""
+        return self.users
+
+
+@dataclass
+class SumReply(Message, up="train.add_up"):
+    """Client to server: the sum over its users of their gradients by the layer's weights."""
+
+    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
+    total: Annotated[
+        FloatArray,
+        Tensor("arrays/sum", "as one user's weights lie", shape="f w", per="p"),
+    ]
+
+    @classmethod
+    def from_record(
+        cls, content: RecordDict, request: GradientRequest, shape: tuple[int, int]
+    ) -> SumReply:
+        """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
+        (f, w), p = shape, request.users.size
+        return cls.read(content, server_round=request.server_round, f=f, w=w, p=p)
+
+
+@dataclass
+class CopyRequest(Message, down="train.copy_layer"):
+    """Server to client: asks for a copy of the layer, for those who have missed a step."""
+
+    settings: Settings
+
+
+@dataclass
+class CopyReply(Message, up="train.copy_layer"):
+    """Client to server: weights and optimiser."""
+
+    layer_round: LayerRound
+    copy: Annotated[Bytes, Block("layer-copy", "in safetensors' form", shape="b 4")]

@@ -1,0 +1,161 @@
+"""What the server keeps where all users have one first layer: who has which step, and bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
+from flower_graph.strategies.split_gradient_relay.common_messages import (
+    Advance,
+    CommonEnrolment,
+    CommonQuestion,
+    LatentRequest,
+)
+from flower_graph.strategies.split_gradient_relay.messages import EnrolmentReply
+from flower_graph.strategies.split_gradient_relay.server_state import (
+    ANSWERED,
+    DOWN,
+    UP,
+    RelayBook,
+    RelayMembership,
+    Roster,
+)
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.fields import Bytes
+
+LOG = logging.getLogger(__name__)
+NUMBER = 4  # bytes of one
+NEVER = -1  # the round of no step
+
+
+class CommonBook(RelayBook):
+    """Users, the last step of their layer, and which SuperNode has taken it."""
+
+    settings: CommonSettings
+
+    def __init__(self, num_users: int, settings: CommonSettings) -> None:
+        super().__init__(num_users)
+        self.settings = settings
+        self.last, self.before = 0, NEVER  # rounds of the last two steps; 0: the first weights
+        self.total: NDArray[np.floating] | None = None  # [f, w] that the last was taken with
+        self._learning_rate = 0.0  # of it
+        self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
+
+    def _begin(self, roster: Roster) -> None:
+        super()._begin(roster)
+        self._has_answered = np.zeros(roster.size, bool)
+
+    def begin_anew(self, users: NDArray[np.int64]) -> bool:
+        """Note that users have lost their state; return whether they had any."""
+        had = bool(self._has_answered[users].any())
+        self._has_answered[users] = False
+        return had
+
+    # The last step
+
+    def made(self, server_round: int, total: NDArray[np.floating], learning_rate: float) -> None:
+        """Keep the sum of a round's gradients, with which everybody is to step."""
+        self.last, self.before = server_round, self.last
+        self.total, self._learning_rate = total, learning_rate
+
+    def can_go_on(self, node: int) -> bool:
+        """Whether a SuperNode has the last step, or can take it with the sum."""
+        at = self.at.get(node, 0)
+        return at == self.last or (at == self.before and self.total is not None)
+
+    def go_back(self, nodes: Collection[int]) -> None:
+        """Go on from the newest layer that somebody has who is there."""
+        newest = max(self.at.get(node, 0) for node in nodes)
+        LOG.warning(
+            "nobody who is there has the users' layer of round %d: they go on from that of round "
+            "%d",
+            self.last,
+            newest,
+        )
+        self.last, self.before, self.total = newest, NEVER, None
+
+    def advance(self, node: int, copied: int = NEVER, copy: Bytes | None = None) -> Advance:
+        """Write what brings a SuperNode to the last step, by a copy if it needs one."""
+        at = self.at.get(node, 0)
+        copy = None if self.can_go_on(node) else copy
+        has_total = self.total is not None and self.before in (at, copied) and at != self.last
+        return Advance(
+            self.last,
+            self.before,
+            self._learning_rate,
+            has_total,
+            self.total if has_total else None,
+            copy,
+        )
+
+    # What travelled
+
+    def took_step(self, node: int, request: LatentRequest) -> None:
+        """Note that a SuperNode has the last step, and count what it was sent and sent back."""
+        advance, size = request.advance, self.settings.latent_size * NUMBER
+        self.at[node] = advance.layer_round
+        users, measured = request.users, request.measured
+        self._has_answered[users] = self._has_answered[measured] = True
+        for kind, sent in (("sum", advance.total), ("copy", advance.copy)):
+            if sent is not None:
+                self.ledger.count("down", kind, sent.nbytes)
+                self.traffic[measured, DOWN] += sent.nbytes // max(1, measured.size)
+        if measured.size:
+            self.ledger.count("up", "measured", measured.size * size)
+            self.traffic[measured, UP] += size
+
+    def used(self, users: IntArray) -> None:
+        """Count latent vectors with which a round was trained, and the gradients that answer."""
+        size = self.settings.latent_size * NUMBER
+        self.ledger.count("up", "latent", users.size * size)
+        self.ledger.count("down", "gradient", users.size * size)
+        self.traffic[users, ANSWERED] += 1
+        self.traffic[users, UP] += size
+        self.traffic[users, DOWN] += size
+
+    def added_up(self, users: IntArray, nbytes: int) -> None:
+        """Count a SuperNode's sum of its users' gradients."""
+        self.ledger.count("up", "sum", nbytes)
+        self.traffic[users, UP] += nbytes // users.size
+
+    def state_dict(self) -> dict[str, object]:
+        """Return everything that lasts between rounds, but for who hosts whom."""
+        return super().state_dict() | {"layer-round": self.last}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned: every SuperNode has the last step."""
+        super().load_state_dict(state)
+        self.last, self.before, self.total = int(state["layer-round"]), NEVER, None
+
+    def ended(self, server_round: int) -> None:
+        """Note the last round."""
+        self._round = server_round
+
+
+class CommonMembership(RelayMembership):
+    """Which users each SuperNode hosts, and of which round its layer is."""
+
+    state: CommonBook
+
+    def question(self) -> RecordDict:
+        """Ask for users, under settings that stay the same in a run."""
+        resume, before = self.resume, self.state.roster.before
+        return CommonQuestion(
+            self.state.settings, resume, before if resume.server_round else None
+        ).to_record()
+
+    def read(self, node: int, content: RecordDict) -> CommonEnrolment:
+        """Read a reply; users are nodes of the server's graph."""
+        return CommonEnrolment.read(content, num_nodes=self.state.roster.size)
+
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        """Note of which round its layer is, besides the rest."""
+        super().enrolled(node, answer)
+        assert isinstance(answer, CommonEnrolment)
+        self.state.at[node] = answer.layer_round

@@ -1,0 +1,156 @@
+"""What the servers of all forms of nFedGNN share: the model, and what it says of the users."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from flwr.app import Array, ArrayRecord
+from torch import Tensor
+
+from flower_graph.config.rules import at_least
+from flower_graph.outputs.files import Snapshot
+from flower_graph.records.participation import Participation
+from flower_graph.records.rounds import RoundReport
+from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
+from flower_graph.strategies.split_gradient_relay.kept import server_snapshot, user_lines
+from flower_graph.strategies.split_gradient_relay.server_model import (
+    Losses,
+    RelayServer,
+    ServerData,
+)
+from flower_graph.strategies.split_gradient_relay.server_state import RelayBook, Roster
+from flower_graph.wire.counts import counted
+
+LOG = logging.getLogger(__name__)
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A", bound=Answer)
+
+
+class RelayStrategy(RoundStrategy[Q, A]):
+    """What the servers of all forms share: the model, and what it says of the users."""
+
+    usual_rounds = 200
+    server: RelayServer
+    users: RelayBook
+    _right_in_best: Tensor | None = None  # in the best round
+
+    def check_start(self, given: Collection[str], *, resume: bool) -> None:
+        """Refuse to run twice but to go on; the server has a model, which it evaluates itself."""
+        if self.session.is_open and not resume:
+            raise ValueError("this strategy has run already: build a new one, or resume the run")
+        if "evaluate_config" in given:
+            raise ValueError("evaluate_config: the server evaluates, clients are not asked")
+
+    def begin(self, initial_arrays: ArrayRecord | None) -> None:
+        """Take over the server model's initial ``state_dict``."""
+        if initial_arrays is not None:
+            for model in (self.server.model, self.server.eval_model):
+                model.load_state_dict(initial_arrays.to_torch_state_dict())
+
+    def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
+        """Judge the users' classes; return the round's report."""
+        server = self.server
+        accuracy = server.accuracy()
+        self.counts = counted(server.said, server.y, server.masks, self.counting)
+        return self.report(
+            server_round,
+            who,
+            accuracy,
+            loss=losses.total,
+            cross_entropy=losses.cross_entropy,
+            regulariser=losses.regulariser,
+            bytes=self.users.ledger.payload,
+        )
+
+    def saw_best(self) -> None:
+        """Keep whose class is right in the best round so far."""
+        self._right_in_best = self.server.right
+
+    def _resume(self) -> int:
+        """Go on from a checkpoint, which from now on has nothing of users that left."""
+        last, roster = super()._resume(), self.users.roster
+        if roster.is_change:
+            # What was the best is of other users; nobody needs what is held of it.
+            self.best.forget()
+            self._right_in_best = None
+        if roster.is_change and roster.left.any():
+            self.session.checkpoints.rewrite(last, self._saved())
+        return last
+
+    def state(self) -> dict[str, object]:
+        """Return the server's model and what waits for users."""
+        return {
+            "server": self.server.state_dict(),
+            "book": self.users.state_dict(),
+            "right-then": self._right_in_best,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned."""
+        self.users.load_state_dict(state["book"])
+        self.server.load_state_dict(state["server"])
+        self._right_in_best = state.get("right-then")
+
+    def learnt(self) -> ArrayRecord:
+        """Return the server's model."""
+        state = self.server.eval_model.state_dict()
+        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what the last report was made with.
+
+        Returns
+        -------
+        dict of str to Tensor
+            ``server.<name>``: the parameters and buffers of the server's model, as its
+            ``state_dict`` names and shapes them; ``latent`` ``[n, h]``: each user's latent vector,
+            zeros for one that never answered.
+        """
+        model = {f"server.{name}": t for name, t in self.server.eval_model.state_dict().items()}
+        return model | {"latent": self.server.latent}
+
+    def snapshot(self) -> Snapshot:
+        """Return predictions and latent vectors of all who have answered, and the server's half."""
+        return server_snapshot(self.server)
+
+    def figures(self) -> Iterator[list[str]]:
+        """Give the lines of ``clients.csv``: of each user that is there, last and best round."""
+        return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)
+
+    def summary(self) -> None:
+        """Log the settings in one line."""
+        LOG.info(
+            "%s: %d users, %s", type(self).__name__, self.server.num_nodes, self.users.settings
+        )
+
+    def grow(self, data: ServerData, *, left: Sequence[int] = (), alone: int = 0) -> None:
+        """Go on with other users: the next ``start`` is to be with ``resume=True``.
+
+        Parameters
+        ----------
+        data : Data
+            The grown graph. The users so far are its first nodes, in their order; newcomers follow.
+        left : sequence of int
+            Users that have left, of all that ever were: they keep their numbers, and nothing else.
+        alone : int
+            Rounds in which the newcomers alone train: the server's model and the others are frozen.
+
+        Raises
+        ------
+        ValueError
+            If the users' weights are averaged over ``"all"``, or a number is impossible.
+
+        Notes
+        -----
+        Old users keep weights, optimiser and latent vector. Newcomers begin with the layer that all
+        have, or else from the last mean if weights are averaged, or from the seed's. What was
+        stored of users that left is removed from the checkpoints as the run goes on; what the
+        others have learnt from them stays.
+        """
+        at_least(0).check("alone", alone)
+        if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
+            raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
+        self.users.grow(Roster.grown(int(data.y.shape[0]), left, alone))
+        self.server.take(data, left)

@@ -1,0 +1,273 @@
+"""nFedGNN with one first layer: it is the training of one network in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message
+from relay_helpers import CLASSES, FEATURES, assigned, small_graph
+from safetensors.torch import load
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.data import Data
+from torch_geometric.nn import GATConv, GCNConv
+
+from flower_graph import CommonLayerClient, SummedGradientRelay
+from flower_graph.client.adaptor import make_client_app
+from flower_graph.models import build_server_model
+from flower_graph.records.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings, Dropped
+from flower_graph.strategies.split_gradient_relay.common_messages import (
+    Advance,
+    CopyRequest,
+    LatentRequest,
+)
+
+RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
+LINEAR = "weight.linear"
+
+
+class Summed:
+    """A run in this process, and the layer that its clients have after each round."""
+
+    def __init__(
+        self,
+        data: Data,
+        model: str = "gcn",
+        *,
+        supernodes: int = 2,
+        rounds: int = ROUNDS,
+        grid: type[InProcessGrid] = InProcessGrid,
+        gone: Container[int] = (),
+        mute: Container[int] = (),
+        timeout: float = 5.0,
+        **how: Any,
+    ) -> None:
+        self.data, self.reports = data, list[RoundReport]()
+        self.layers = list[dict[str, Tensor]]()
+        self.of_client = {"user_model": how.pop("user_model", None)}
+        dropout = how.pop("dropout", 0.0)
+        server = build_server_model(
+            model, hidden=4, heads=2, classes=CLASSES, dropout=dropout, seed=3
+        )
+        self.first = {name: t.clone() for name, t in server.state_dict().items()}
+        settings = {"learning_rate": RATE, "weight_decay": DECAY, "seed": 3, **how}
+        self.strategy = SummedGradientRelay(
+            data, server, latent_size=server.latent_size, **settings
+        )
+        self.grid = grid(make_client_app(self.client), num_supernodes=supernodes)
+        self.grid.__dict__ |= {"gone": gone, "mute": mute}
+        self.strategy.start(self.grid, num_rounds=rounds, timeout=timeout, on_round=self.note)
+
+    def client(self, context: Context) -> CommonLayerClient:
+        return CommonLayerClient(context, *assigned(self.data, context), **self.of_client)
+
+    def note(self, report: RoundReport) -> None:
+        self.reports.append(report)
+        config = CopyRequest(self.strategy.users.settings).to_config()
+        for context in self.grid.contexts.values():
+            given = self.client(context).copy_layer([], config)[2]["layer-copy"]
+            self.layers.append(load(given))  # type: ignore[arg-type]
+
+    @property
+    def losses(self) -> list[float]:
+        return [report.loss for report in self.reports]
+
+    @property
+    def server(self) -> dict[str, Tensor]:
+        return self.strategy.server.model.state_dict()
+
+
+class Gcn(nn.Module):
+    """A GCN of PyG's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = GCNConv(FEATURES, 4), GCNConv(4, CLASSES)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.conv2(functional.relu(self.conv1(x, edges)), edges)
+
+
+class Gat(nn.Module):
+    """A GAT of PyG's layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = GATConv(FEATURES, 4, heads=2), GATConv(8, CLASSES)
+
+    def forward(self, x: Tensor, edges: Tensor) -> Tensor:
+        return self.conv2(functional.elu(self.conv1(x, edges)), edges)
+
+
+NAMES = {
+    Gcn: {"bias": "conv1.bias", "linear.weight": "conv2.lin.weight", "linear.bias": "conv2.bias"},
+    Gat: {
+        "source_1": "conv1.att_src",
+        "target_1": "conv1.att_dst",
+        "bias_1": "conv1.bias",
+        "linear.weight": "conv2.lin.weight",
+        "source_2": "conv2.att_src",
+        "target_2": "conv2.att_dst",
+        "bias_2": "conv2.bias",
+    },
+}
+
+
+def plain_loop(network: Any, data: Data, server: dict[str, Tensor], weight: Tensor) -> list[float]:
+    """Train as PyG's examples do."""
+    state = network.state_dict()
+    for ours, theirs in NAMES[type(network)].items():
+        state[theirs] = server[ours].view_as(state[theirs]).clone()
+    state["conv1.lin.weight"] = weight.T.clone()
+    network.load_state_dict(state)
+    optimizer = torch.optim.Adam(network.parameters(), lr=RATE, weight_decay=DECAY)
+    losses = []
+    for _ in range(ROUNDS):
+        logits = network(data.x, data.edge_index)
+        loss = functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def rich_graph() -> Data:
+    """A graph whose features are no round numbers."""
+    data = small_graph(40)
+    data.x = data.x * torch.rand(data.x.shape, generator=torch.Generator().manual_seed(5))
+    return data
+
+
+@pytest.mark.parametrize("supernodes", [1, 4])
+@pytest.mark.parametrize(("model", "kind"), [("gcn", Gcn), ("gat", Gat)])
+def test_it_is_one_network_in_one_place(model: str, kind: Any, supernodes: int) -> None:
+    data, network = rich_graph(), kind()
+    run = Summed(data, model, supernodes=supernodes)
+    first = run.client(next(iter(run.grid.contexts.values())))  # after the run: as it began
+    config = CopyRequest(run.strategy.users.settings).to_config()
+    start = load(first.copy_layer([], config)[2]["layer-copy"])[LINEAR]  # type: ignore[arg-type]
+    assert run.losses == pytest.approx(plain_loop(network, data, run.first, start), abs=1e-4)
+    trained = network.state_dict()
+    for ours, theirs in NAMES[kind].items():
+        apart = run.server[ours] - trained[theirs].view_as(run.server[ours])
+        assert apart.abs().max() < 1e-4, ours
+    for layer in run.layers[-supernodes:]:
+        assert (layer[LINEAR] - trained["conv1.lin.weight"].T).abs().max() < 1e-4
+    assert len(run.layers) == supernodes * ROUNDS
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    total, copy = np.ones((3, 2), np.float32), np.arange(8, dtype=np.uint8).reshape(2, 4)
+    settings = CommonSettings(2, False, 0.1, 3, 0.5)
+    for advance in (Advance(), Advance(4, 3, 0.1, True, total, copy)):
+        sent = LatentRequest(
+            5, np.array([4, 1]), np.array([4, 1, 7]), settings, advance, False, True, "a" * 32
+        )
+        content = sent.to_record()
+        arrays = [a.numpy() for r in content.array_records.values() for a in r.values()]
+        read = LatentRequest.from_numpy(arrays, dict(content.config_records["config"]))
+        assert repr(read) == repr(sent)
+
+
+# Dropout, modules, other models -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["gcn", "sage"])
+def test_who_hosts_whom_does_not_matter_and_each_drops_its_own(model: str) -> None:
+    how: dict[str, Any] = {"dropout": 0.4, "feature_dropout": 0.5, "rounds": 4, "user_bias": True}
+    one, four = (Summed(rich_graph(), model, supernodes=n, **how) for n in (1, 4))
+    assert one.losses == pytest.approx(four.losses, abs=1e-5)
+    assert one.losses != Summed(rich_graph(), model, supernodes=1, **how | {"seed": 4}).losses
+    torch.testing.assert_close(one.layers[-1], four.layers[-1])
+
+
+def test_what_is_dropped_is_a_draw_of_the_user_the_feature_and_the_round() -> None:
+    user, feature = torch.arange(400)[:, None].expand(400, 50), torch.arange(50).expand(400, 50)
+    first, second = (Dropped(0.3, 1, number).scale(user, feature) for number in (1, 2))
+    assert first.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert float((first == 0).float().mean()) == pytest.approx(0.3, abs=0.01)
+    assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
+    assert torch.equal(Dropped(0.3, 1, 1).scale(user[7:8], feature[7:8]), first[7:8])
+
+
+def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
+    data = rich_graph()
+    linear = Summed(data, rounds=5, supernodes=2)
+    module = nn.Linear(FEATURES, 4, bias=False)
+    first = linear.client(next(iter(linear.grid.contexts.values())))
+    config = CopyRequest(linear.strategy.users.settings).to_config()
+    start = load(first.copy_layer([], config)[2]["layer-copy"])[LINEAR]  # type: ignore[arg-type]
+    module.load_state_dict({"weight": start.T})
+    own = Summed(data, rounds=5, supernodes=2, user_model=module)
+    assert own.losses == pytest.approx(linear.losses, abs=1e-5)
+    deep = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 4))
+    losses = Summed(data, user_model=deep, supernodes=3).losses
+    assert losses[-1] < losses[0]
+
+
+# Who is missing -----------------------------------------------------------------------------------
+
+
+class Missing(InProcessGrid):
+    """The second SuperNode is gone, or silent, in some rounds."""
+
+    gone: Container[int] = ()
+    mute: Container[int] = ()  # rounds in which it sends no sum
+    at = 0  # the round
+
+    def get_node_ids(self) -> list[int]:
+        """Leave out who is gone in the round that begins."""
+        nodes = super().get_node_ids()
+        return nodes[:1] + nodes[2:] if self.at + 1 in self.gone else nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Lose the sums of who is mute."""
+        sent = list(messages)
+        second = super().get_node_ids()[1]
+        ids = super().push_messages(sent)
+        for one, number in zip(sent, ids, strict=True):
+            is_sum = one.metadata.message_type == "train.add_up"
+            if is_sum and one.metadata.dst_node_id == second:
+                self.at = int(one.metadata.group_id)
+                if self.at in self.mute:
+                    self._replies.pop(number)
+            elif is_sum:
+                self.at = int(one.metadata.group_id)
+        return ids
+
+
+@pytest.mark.parametrize("gone", [[1, 2], [3, 4]], ids=["late", "absent"])
+def test_who_has_missed_a_step_gets_a_copy(gone: list[int]) -> None:
+    run = Summed(rich_graph(), supernodes=3, rounds=6, grid=Missing, gone=gone)
+    assert [report.answered for report in run.reports] == [
+        27 if number in gone else 40 for number in range(1, 7)
+    ]
+    for layer in run.layers[-3:]:
+        torch.testing.assert_close(layer, run.layers[-1])
+    assert run.strategy.users.ledger.payload["down"]["copy"] > 0
+    assert not any(report.rejected for report in run.reports)
+
+
+def test_a_sum_that_is_missing_stops_the_step_of_all() -> None:
+    run = Summed(rich_graph(), supernodes=3, rounds=4, grid=Missing, mute=[2], timeout=0.1)
+    assert [bool(report.skipped) for report in run.reports] == [False, True, False, False]
+    assert run.reports[1].answered == 0 and run.reports[1].rejected
+    before, after = run.layers[:3], run.layers[3:6]
+    assert all(torch.equal(a[LINEAR], b[LINEAR]) for a, b in zip(before, after, strict=True))
+    assert run.reports[1].loss == run.reports[2].loss, "without dropout the same loss again"
+    whole = Summed(rich_graph(), supernodes=3, rounds=3)
+    assert [run.losses[k] for k in (0, 2, 3)] == pytest.approx(whole.losses, abs=1e-6)
+
+
+def test_some_of_the_users_are_those_over_whom_loss_and_sum_are() -> None:
+    run = Summed(rich_graph(), supernodes=2, rounds=40, participation=0.5)
+    assert {report.answered for report in run.reports} == {20}
+    torch.testing.assert_close(run.layers[-2], run.layers[-1])
+    assert sum(run.losses[-10:]) < sum(run.losses[:10])
