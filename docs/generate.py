@@ -35,7 +35,13 @@ PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises
 ADVERSARIES = PROMISES.parents[1] / "privacy" / "adversaries.json"
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-SECTIONS = ("partition", "model", "strategy")  # the order of keys that several methods have
+SECTIONS = (
+    "task",
+    "partition",
+    "links",
+    "model",
+    "strategy",
+)  # the order of keys that several methods have
 
 
 def configuration(name: str) -> str:

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
+from flower_graph.config.metrics import NODES
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
-from flower_graph.config.rules import NOT_NEGATIVE, choice
+from flower_graph.config.rules import NOT_NEGATIVE, choice, require
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleMethod
 from flower_graph.models import GCN
@@ -51,8 +52,9 @@ class FedProtoConfig(ModuleRunConfig):
     strategy: FedProtoSection = section(FedProtoSection)
 
     def validate(self) -> None:
-        """Refuse a budget: ``ConfigError``."""
+        """Refuse a budget, and tasks without classes: ``ConfigError``."""
         super().validate()
+        require(self.task == NODES, "task", self.task, f"{NODES} with app={APP}: it shares classes")
         self.privacy.refuse_with(f"app={APP}", "noise is for weights, and it sends prototypes")
 
 

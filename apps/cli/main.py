@@ -172,6 +172,13 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--client", type=int, metavar="N", help=help_client)
     help_data = "predict the nodes of this graph, a file or a folder with tables"
     parser.add_argument("--data", type=Path, metavar="FILE", help=help_data)
+    help_links = "of a run with task=links: which nodes are linked, by --node or --pairs"
+    parser.add_argument("--links", action="store_true", help=help_links)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--node", metavar="NAME", help="its most likely partners that it lacks")
+    help_pairs = "a file with two names a line: how likely each pair is linked"
+    which.add_argument("--pairs", type=Path, metavar="FILE.csv", help=help_pairs)
+    parser.add_argument("--top", type=int, default=10, metavar="K", help="so many partners")
     help_out = "file to write; default: the table is printed"
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help=help_out)
     _add_app(parser, trusts=True)

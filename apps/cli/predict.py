@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
+from flower_graph.apps.cli.predict_links import HEAD, link_lines
 from flower_graph.data.new_graph import read_new_graph
-from flower_graph.errors import OutputError
+from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
 from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
 from flower_graph.outputs.files import NO_CLIENT, NODE_ROLES, Predictions, table_of, table_text
@@ -26,17 +27,28 @@ def predict_command(args: argparse.Namespace) -> int:
     logging.getLogger("flower_graph").setLevel(logging.INFO)  # what is done to the data is said
     of_party, trust = args.data_folder, args.trust_code
     run = load_run(args.run, trust=trust) if of_party is None else latest_in(of_party, trust=trust)
+    if args.links != (args.node is not None or args.pairs is not None):
+        raise ConfigError("--links: give --node NAME or --pairs FILE.csv with it, and only with it")
+    if args.links:
+        lines = link_lines(run, args)
+        _hand_over(table_text(HEAD, lines), args.out)
+        print(f"{run.path}: {len(lines):,} pairs", file=sys.stderr)
+        return 0
     if args.data is None:
         predictions = run.predictions(args.client)
     else:
         predictions = predict_file(run, args.data, args.client)
-    text = table_text(*table_of(predictions))
-    if args.out is None:
-        print(text, end="", flush=True)
-    else:
-        write_text(args.out.expanduser(), text)
+    _hand_over(table_text(*table_of(predictions)), args.out)
     print(*_summary(run, predictions, is_new=args.data is not None), sep="\n", file=sys.stderr)
     return 0
+
+
+def _hand_over(text: str, out: Path | None) -> None:
+    """Print a table, or write it into a file."""
+    if out is None:
+        print(text, end="", flush=True)
+    else:
+        write_text(out.expanduser(), text)
 
 
 def predict_file(run: Run, path: Path, client: int | None) -> Predictions:

@@ -370,6 +370,8 @@ def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) 
             curves.metric = config.metrics[0]
         elif isinstance(how, str):
             curves = plain_curves([_baseline(how, baselines())])
+            scores = baselines()[how].get("scores", {})  # of links
+            curves.scores = {n: {role: [v] for role, v in s.items()} for n, s in scores.items()}
         else:
             curves = plain_curves(how(config))
             curves.seconds_per_round = (time.perf_counter() - started) / run.rounds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,14 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.ops.counts import Counts
+from flower_graph.ops.links import LinkSplit
 from flower_graph.rng import seeded
-from flower_graph.wire.counts import added, counted
-from flower_graph.wire.keys import ROLES
 
 LocalGraph = ClientGraph | EgoNetwork
 
@@ -30,6 +27,7 @@ class GraphOnDevice(NamedTuple):
     edge_index: Tensor  # [2, e]; without edges at a graphless client
     y: Tensor  # [n]; below 0 without a label
     masks: dict[str, Tensor]  # [n] bool by role: train, val, test
+    links: LinkSplit | None = None  # where links are learnt; ``edge_index`` has none held out
 
 
 @dataclass
@@ -65,36 +63,6 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
         graph.y.to(device),
         {role: mask.to(device) for role, mask in masks.items()},
     )
-
-
-def measure(logits: Tensor, graph: GraphOnDevice) -> Tensor:
-    """Return loss and accuracy by role; NaN if a client has no such nodes."""
-    right, loss = (logits.argmax(1) == graph.y).double(), training_loss(logits, graph)
-    shares = [right[graph.masks[role]].mean() for role in ROLES]
-    result = torch.stack([loss.double(), *shares]).cpu()
-    return torch.full_like(result, torch.nan) if has_diverged(loss, graph) else result
-
-
-def count_all(
-    logits: Sequence[Tensor], graphs: Sequence[GraphOnDevice], counting: str
-) -> Counts | None:
-    """Count clients' predictions together, if that is asked for; none of one that diverged."""
-    parts = []
-    for z, graph in zip(logits, graphs, strict=True) if counting else ():
-        good = not has_diverged(training_loss(z, graph), graph)
-        parts.append(counted(z, graph.y, {r: m & good for r, m in graph.masks.items()}, counting))
-    return added(parts)
-
-
-def training_loss(logits: Tensor, graph: GraphOnDevice) -> Tensor:
-    """Return the mean cross-entropy of the training nodes; NaN without any."""
-    mask = graph.masks["train"]
-    return functional.cross_entropy(logits[mask], graph.y[mask])
-
-
-def has_diverged(loss: Tensor, graph: GraphOnDevice) -> bool:
-    """Whether the loss on the training nodes, if there are any, is NaN or infinite."""
-    return not bool(loss.isfinite()) and bool(graph.masks["train"].any())
 
 
 def is_finite(module: nn.Module, sent: Mapping[str, NDArray[np.generic]]) -> bool:

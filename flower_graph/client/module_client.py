@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
+from functools import partial
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,28 +15,31 @@ from flwr.app import Context
 from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.learner import (
     GraphOnDevice,
     Learner,
     LocalGraph,
-    count_all,
     first_module,
-    has_diverged,
     is_finite,
-    measure,
-    placed_on,
     trained_parameters,
-    training_loss,
 )
 from flower_graph.client.state import Tensors
+from flower_graph.client.tasks import (
+    NODES,
+    Judged,
+    NodeTask,
+    Seen,
+    count_all,
+    has_diverged,
+    measure,
+)
 from flower_graph.engine.machine import resolve_device
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import Predictions, SavedModels, Snapshot
-from flower_graph.outputs.form import form_of, predictions_from
+from flower_graph.outputs.files import SavedModels, Snapshot
+from flower_graph.outputs.form import form_of
 from flower_graph.rng import seeded
 from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Trained
 from flower_graph.wire.fields import Resume
@@ -111,6 +115,8 @@ class ModuleClient(NumPyClient):
         The config's section ``strategy``, for a subclass.
     classes : sequence of str, optional
         Names of the classes, for predictions.
+    task : NodeTask
+        What is learnt: by default the classes of nodes.
 
     Raises
     ------
@@ -132,11 +138,14 @@ class ModuleClient(NumPyClient):
         output_dir: Path | None = None,
         how: object = None,
         classes: Sequence[str] | None = None,
+        task: NodeTask = NODES,
     ) -> None:
-        self.settings, self.graphs, self.how = (
+        all_train = self.all_train and task.needs_training_nodes
+        self.settings, self.graphs, self.how, self.task = (
             settings,
-            check_graphs(graphs, all_train=self.all_train),
+            check_graphs(graphs, all_train=all_train),
             how,
+            task,
         )
         self.device, self._make_module = resolve_device(device), make_module
         self.received: dict[str, Tensor] = {}
@@ -154,9 +163,8 @@ class ModuleClient(NumPyClient):
         return result
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return the loss of a step: the mean cross-entropy of the training nodes."""
-        mask = graph.masks["train"]
-        return functional.cross_entropy(self.logits(module, graph)[mask], graph.y[mask])
+        """Return the loss of a step: the task's, by default the training nodes' cross-entropy."""
+        return self.task.loss(self.logits(module, graph), graph)
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
         """Make a client's optimiser: Adam on all parameters."""
@@ -203,8 +211,8 @@ class ModuleClient(NumPyClient):
         return {}
 
     def examples(self, graph: LocalGraph) -> int:
-        """Return a client's weight: the number of its training nodes."""
-        return int(graph.train_mask.sum())
+        """Return a client's weight: the number of examples that it trains on."""
+        return self.task.weight(graph)
 
     def exported(self, module: nn.Module) -> nn.Module:
         """Return the module to save after the run; it has the same outputs as this one."""
@@ -237,20 +245,20 @@ class ModuleClient(NumPyClient):
             for learner in learners:
                 self._take_over(learner.module, parameters)
                 self.prepare(learner)
-            logits = [self._final_logits(one) for one in learners]
-            placed = [one.graph for one in learners]
-            measured = torch.stack([measure(*pair) for pair in zip(logits, placed, strict=True)])
+            judged = [self._judged(one) for one in learners]
+            measured = torch.stack([measure(one) for one in judged])
         loss, train, val, test = measured.T
         nodes = [graph.y.numel() for graph in self.graphs]
         self.outputs.measured(
             request.server_round, self._clients, loss=loss, accuracy=measured[:, 1:], nodes=nodes
         )
-        counts = count_all(logits, placed, request.counting)
+        counts = count_all(judged, request.counting)
         said = Measured(
             weight=len(learners), cross_entropy=loss, train=train, val=val, test=test, counts=counts
         )
         return self._state.save_if_asked(config, said.answer(), self._makers)
 
+    @torch.no_grad()
     def snapshot(self) -> Snapshot:
         """Return predictions and models of all clients as they are now."""
         learners = self._state.look(self._makers)
@@ -258,17 +266,15 @@ class ModuleClient(NumPyClient):
             form_of(self.exported(one.module), self._make_module, one.graph.client)
             for one in learners
         ]
-        parts = [predicted for one in learners if (predicted := self._predicted(one)) is not None]
-        return Snapshot(Predictions.join(parts) if parts else None, SavedModels.join(models))
+        good = [one for one in learners if not has_diverged(self._judged(one))]
+        saved = SavedModels.join(models)
+        return self.task.snapshot([self._seen(one) for one in good], saved, self._classes)
 
-    @torch.no_grad()
-    def _predicted(self, learner: Learner) -> Predictions | None:
-        """Predict one client's nodes; None if its loss is NaN or infinite."""
-        graph, logits = learner.graph, self._final_logits(learner)
-        if has_diverged(training_loss(logits, graph), graph):
-            return None
-        own = [one for one in self.graphs if one.client == graph.client]
-        return predictions_from(own, logits, self._classes)
+    def _seen(self, learner: Learner) -> Seen:
+        """Return a client's graph with what its module gives for the nodes."""
+        (local,) = (one for one in self.graphs if one.client == learner.graph.client)
+        learner.module.eval()
+        return Seen(local, learner.graph, partial(self.logits, learner.module))
 
     @property
     def _clients(self) -> list[int]:
@@ -341,10 +347,10 @@ class ModuleClient(NumPyClient):
         return {name: value.double().cpu().numpy() for name, value in sent.items()}
 
     @torch.no_grad()
-    def _final_logits(self, learner: Learner) -> Tensor:
-        """Return the logits on which a client's accuracy is measured, ``[n, k]``."""
+    def _judged(self, learner: Learner) -> Judged:
+        """Return what a client is measured by."""
         learner.module.eval()
-        return self.logits(learner.module, learner.graph)
+        return self.task.judge(partial(self.logits, learner.module), learner.graph)
 
     # The clients' state
 
@@ -377,7 +383,7 @@ class ModuleClient(NumPyClient):
                 for name, parameter in trained_parameters(module):
                     held = {each: placed[f"{graph.client}/{name}/{each}"] for each in MOMENTS}
                     adam.state[parameter] = held
-            learners.append(Learner(module, adam, placed_on(graph, self.device)))
+            learners.append(Learner(module, adam, self.task.place(graph, self.device)))
         return learners, placed
 
 

@@ -307,14 +307,11 @@ class RunConfig:
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last
 
+    server_measures = False  # whether the server has all predictions, so that no client counts any
+
     @property
     def masks_sums(self) -> bool:
         """Whether clients hide what they send under masks."""
-        return False
-
-    @property
-    def server_measures(self) -> bool:
-        """Whether the server has all predictions, so that no client counts any."""
         return False
 
     def validate(self) -> None:
@@ -328,6 +325,7 @@ class RunConfig:
                 f"every: {self.every} is not allowed with save={NOTHING}, which keeps no figures "
                 "of clients; set every=0"
             )
+        metrics.refuse_metrics(self.metrics, getattr(self, "task", metrics.NODES))
         counts = metrics.counting_of(self.metrics) and not self.server_measures
         if counts and self.privacy.withholds:
             self.privacy.refuse_with(f"metrics={self.metrics}", metrics.WITHHELD)

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flower_graph.config.rules import Rule
-from flower_graph.wire.keys import ACCURACY, AUC, CONFUSION, HISTOGRAMS, SCORES
+from flower_graph.config.rules import Rule, require
+from flower_graph.wire.keys import (
+    ACCURACY,
+    AP,
+    AUC,
+    CONFUSION,
+    HISTOGRAMS,
+    LINK_SCORES,
+    NODE_SCORES,
+    RANKED,
+    RANKS,
+    SCORES,
+)
+
+NODES, LINKS = TASKS = ("nodes", "links")
 
 SOME = Rule(
     f"some of {', '.join(SCORES)}, none twice",
@@ -22,4 +35,13 @@ WITHHELD = (
 
 def counting_of(metrics: Sequence[str]) -> str:
     """Return what must be counted for some metrics: nothing for the accuracy alone."""
-    return HISTOGRAMS if AUC in metrics else CONFUSION if {*metrics} - {ACCURACY} else ""
+    if set(RANKED) & set(metrics):
+        return RANKS
+    return HISTOGRAMS if {AUC, AP} & set(metrics) else CONFUSION if {*metrics} - {ACCURACY} else ""
+
+
+def refuse_metrics(metrics: Sequence[str], task: str) -> None:
+    """Refuse metrics that a task's predictions do not have; ``ConfigError`` names them."""
+    allowed = {NODES: NODE_SCORES, LINKS: LINK_SCORES}.get(task, ())
+    for name in metrics:
+        require(name in allowed, "metrics", name, f"one of {', '.join(allowed)} with task={task}")

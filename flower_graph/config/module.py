@@ -5,9 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import CutRunConfig, DataConfig, StrategySection
-from flower_graph.config.partition import PartitionSection
-from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, NOT_NEGATIVE, at_least, choice
+from flower_graph.config.metrics import LINKS, NODES, TASKS
+from flower_graph.config.partition import (
+    DIRICHLET,
+    LOUVAIN,
+    METIS,
+    RANDOM,
+    PartitionSection,
+)
+from flower_graph.config.rules import (
+    ABOVE_ZERO,
+    BELOW_ONE,
+    NOT_NEGATIVE,
+    SEED,
+    at_least,
+    choice,
+    require,
+)
 from flower_graph.config.schema import section, setting
+
+DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
+TASK_HELP = "what is learnt: the classes of `nodes`, or which nodes are linked: docs/links.md"
+
+
+@dataclass
+class LinksSection:
+    """Which edges are held out where links are learnt (``task: links``)."""
+
+    val: float = setting(
+        0.1, BELOW_ONE, help="share of the edges for validation, as in PyG's `RandomLinkSplit`"
+    )
+    test: float = setting(0.2, BELOW_ONE, help="share for the test")
+    seed: int | None = setting(
+        None, SEED, help="of which edges, and of the pairs without one; null: the run's"
+    )
+
+    def validate(self) -> None:
+        """Refuse shares that leave no edge to train on; ``ConfigError`` names key and value."""
+        require(self.val + self.test < 1, "links.test", self.test, "below 1 with links.val")
 
 
 @dataclass
@@ -36,9 +71,18 @@ class ModuleRunConfig(CutRunConfig):
     """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
 
     rounds: int = 100
+    task: str = setting(NODES, choice(*TASKS), help=TASK_HELP)
     # The graph's own split is not used: clients split their nodes by ``partition``. Features stay
     # as they are: models learn slowly from scaled ones.
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
     partition: PartitionSection = section(PartitionSection, clients=10, every_node=True)
+    links: LinksSection = section(LinksSection)
     model: GCNSection = section(GCNSection)
     strategy: TrainingSection = section(TrainingSection)
+
+    def validate(self) -> None:
+        """Refuse clients that share edges which some hold out; ``ConfigError`` names the key."""
+        super().validate()
+        good = self.task != LINKS or self.partition.method in DISJOINT
+        allowed = f"one of {', '.join(DISJOINT)} with task={LINKS}: no two clients share an edge"
+        require(good, "partition.method", self.partition.method, allowed)

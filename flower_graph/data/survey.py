@@ -15,11 +15,13 @@ from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.graph import Graph
 from flower_graph.data.partition.statistics import counts
 from flower_graph.data.sources.datasets import load_graph
+from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
 
 DOMINANT = 0.8  # share of the labelled nodes from which one class counts as dominating
 FEW = 0.5  # share of labelled nodes below which a warning says so
 FAR_LESS = 0.8  # homophily, relative to chance, below which neighbours are mostly of other classes
+SOME_EDGES = 2000  # that are looked at for common neighbours
 LEAST = 100  # nodes below which accuracies are coarse
 
 
@@ -68,6 +70,7 @@ def survey_graph(graph: Graph) -> Survey:
         "least-feature": float(graph.x.min()),
         "largest-feature": float(graph.x.max()),
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
+        "closed-edges": _closed_share(graph.edge_index, n),
         "labelled": int(labelled.sum()),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": float(same.double().mean()) if same.numel() else None,
@@ -83,6 +86,15 @@ def survey_graph(graph: Graph) -> Survey:
         percent = (100 * alike[around > 0] / around[around > 0]).round().long()
         distributions["neighbours of its own class (%)"] = counts(percent)
     return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
+
+
+def _closed_share(edge_index: Tensor, n: int) -> float:
+    """Return the share of edges whose ends have a common neighbour, of ``SOME_EDGES`` at most."""
+    pairs = ends(undirected(edge_index, n), n)
+    some = torch.arange(min(SOME_EDGES, pairs.shape[1])) * pairs.shape[1] // SOME_EDGES
+    chosen = pairs if pairs.shape[1] <= SOME_EDGES else pairs[:, some]
+    shared = common_neighbours(edge_index, n, chosen)
+    return float((shared > 0).double().mean()) if len(shared) else 0.0
 
 
 def is_heterophilous(figures: Mapping[str, Any]) -> bool:
@@ -129,6 +141,8 @@ def lines(survey: Survey) -> list[str]:
         f"{_percent(f['non-zero-share'])} of the entries non-zero",
         f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes",
         alike,
+        f"with task=links {f['edges']:,} edges to learn; the ends of "
+        f"{_percent(f['closed-edges'])} have a common neighbour",
     ]
 
 

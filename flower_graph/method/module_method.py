@@ -12,10 +12,13 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from torch import nn
 
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
+from flower_graph.client.tasks import NODES, LinkTask, NodeTask
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.metrics import LINKS
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.link_baselines import link_baselines
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN
 from flower_graph.privacy.central import central_noise
@@ -37,7 +40,10 @@ class ModuleFedAvg(ReportedFedAvg):
     make_module, settings
         As the clients have them.
     how, classes
-        The config's section ``strategy`` and the number of classes, for a subclass.
+        The config's section ``strategy`` and how many numbers the module gives a node, which are
+        the classes where these are learnt, for a subclass.
+    kinds
+        Classes of what is measured, if these are others: two of pairs of nodes.
     **more
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
@@ -49,11 +55,12 @@ class ModuleFedAvg(ReportedFedAvg):
         *,
         how: TrainingSection | None = None,
         classes: int = 0,
+        kinds: int = 0,
         **more: Any,  # as there
     ) -> None:
         super().__init__(seed=settings.seed, **more)
         self.make_module, self.settings = make_module, settings
-        self.how, self.classes, self.num_classes = how, classes, classes
+        self.how, self.classes, self.num_classes = how, classes, kinds or classes
 
     def first_arrays(self) -> ArrayRecord:
         """Return the model of the first round."""
@@ -113,7 +120,8 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             participation=how.participation,
             min_nodes=how.min_nodes,
             how=how,
-            classes=self.num_classes(config, folder),
+            classes=self.outputs(config, folder),
+            kinds=2 if config.task == LINKS else 0,
             **checkpoint_settings(config, out),
         )
         strategy.central_noise = central_noise(config.privacy, config.rounds)
@@ -133,6 +141,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             output_dir=out,
             how=config.strategy,
             classes=self.class_names(config, folder),
+            task=self.task(config),
         )
 
     def default_supernodes(self, config: M) -> int | None:
@@ -151,8 +160,27 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return {"bytes": strategy.payload}
 
     def _module(self, config: M, folder: RunFolder | None) -> Callable[[], nn.Module]:
-        return self.module(
-            config, self.num_features(config, folder), self.num_classes(config, folder)
+        return self.module(config, self.num_features(config, folder), self.outputs(config, folder))
+
+    def outputs(self, config: M, folder: RunFolder | None) -> int:
+        """Return how many numbers the module gives a node: classes, or those of its row."""
+        return config.model.hidden if config.task == LINKS else self.num_classes(config, folder)
+
+    def task(self, config: M) -> NodeTask:
+        """Return what clients learn."""
+        if config.task != LINKS:
+            return NODES
+        how = config.links
+        return LinkTask(how.val, how.test, config.seed if how.seed is None else how.seed)
+
+    def baselines(self, config: M) -> Figures:
+        """Return the baselines' figures on the clients' graphs: accuracies, or those of links."""
+        if config.task != LINKS:
+            return super().baselines(config)
+        task = self.task(config)
+        assert isinstance(task, LinkTask)
+        return link_baselines(
+            [(graph.x, task.split(graph)) for graph in self.graphs(config)], config.metrics[0]
         )
 
     def _settings(self, config: M) -> ModuleSettings:

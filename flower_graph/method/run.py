@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust
+from flower_graph.config.metrics import LINKS, NODES
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
 from flower_graph.method.load import load_config
@@ -25,10 +26,13 @@ from flower_graph.outputs.files import (
     Predictions,
     SavedModels,
     read_embeddings,
+    read_links,
     read_models,
     read_predictions,
 )
 from flower_graph.outputs.frames import Rounds
+from flower_graph.outputs.links import FILE as LINK_FILE
+from flower_graph.outputs.links import KnownLinks
 from flower_graph.storage.reading import Tree, read_json, read_lines, reading
 
 if TYPE_CHECKING:
@@ -40,7 +44,7 @@ __all__ = ["Rounds", "Run", "latest_in", "load_run"]
 
 RESULT, SUMMARY = "result.json", "summary.json"
 METRICS, CLIENTS, OUTPUTS = "metrics.jsonl", "clients", "outputs"
-T = TypeVar("T", Predictions, Embeddings)
+T = TypeVar("T", Predictions, Embeddings, KnownLinks)
 SHOWN = 8  # most clients that an error lists
 
 
@@ -172,6 +176,14 @@ class Run:
         """
         return self._rows(Embeddings, read_embeddings, client)
 
+    def known_links(self, client: int | None = None) -> KnownLinks:
+        """Return the links that the run knows, of all clients that are here or of one.
+
+        With ``embeddings``, of a run with ``task: links``: the logit of a pair is the dot product
+        of its two rows. ``OutputError`` as there.
+        """
+        return self._rows(KnownLinks, read_links, client)
+
     def predict(self, x: object, edge_index: object = None, *, client: int | None = None) -> Tensor:
         """Predict the classes of nodes that the run has not seen.
 
@@ -222,7 +234,7 @@ class Run:
 
     def _rows(self, kind: type[T], read: Callable[[Path], T | None], client: int | None) -> T:
         """Read one kind of file, of all clients that are here or of one."""
-        what = kind.__name__.lower()
+        what = "links" if kind is KnownLinks else kind.__name__.lower()
         parts = [joined for one in self._places if (joined := read(one)) is not None]
         if not parts:
             raise OutputError(f"{self.path}: no {what}{self._why_none()}")
@@ -303,9 +315,11 @@ class Run:
     def _why_none(self) -> str:
         """Return why something is missing, as far as the settings tell."""
         try:
-            save = self.config.save
+            save, task = self.config.save, getattr(self.config, "task", NODES)
         except (OutputError, ValueError):
             return ""
+        if task == LINKS and (self.path / LINK_FILE).is_file():
+            return ": the run learnt links (`predict --links`, run.embeddings(), run.known_links())"
         if save == "none":
             return ": the run was told to keep none (save=none)"
         if not (self.path / RESULT).is_file() and (self.path / METRICS).is_file():

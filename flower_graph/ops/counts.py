@@ -14,7 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flower_graph.ops.links import HITS, precision_of, rank_counts
+
 BINS = 1000  # of a histogram
+RANKS = 2 + len(HITS)  # numbers of ``rank_counts``
 # Log-odds from here on share a bin. Bins are narrow around an even guess and widen outwards as the
 # logarithm does, since both untrained and very sure networks have to be told apart.
 MOST_ODDS, FINEST = 30.0, 0.01
@@ -31,44 +34,74 @@ class Counts:
     histograms : Tensor or None
         ``[r, k, 2, BINS]`` int64, nodes by role, class, whether the label is another or this one,
         and bin of the probability of this class.
+    ranks : Tensor or None
+        ``[r, 4]`` int64, of pairs of nodes what ``ops.links.rank_counts`` counts.
     """
 
     confusion: Tensor
     histograms: Tensor | None = None
+    ranks: Tensor | None = None
+
+    @property
+    def parts(self) -> list[Tensor]:
+        """What is counted."""
+        every = self.confusion, self.histograms, self.ranks
+        return [part for part in every if part is not None]
 
     def __add__(self, other: Counts) -> Counts:
-        """Add the counts of others."""
-        both = self.histograms, other.histograms
-        total = None if both[0] is None or both[1] is None else both[0] + both[1]
-        return Counts(self.confusion + other.confusion, total)
+        """Add the counts of others, of whom the same is counted."""
+        pairs = zip(self.parts, other.parts, strict=True)
+        return Counts(*(one + two for one, two in pairs))
 
     def flat(self) -> Tensor:
         """Lay all counts in one row, ``[m]``."""
-        parts = [self.confusion, *([] if self.histograms is None else [self.histograms])]
-        return torch.cat([part.reshape(-1) for part in parts])
+        return torch.cat([part.reshape(-1) for part in self.parts])
 
     @classmethod
-    def of_flat(cls, values: Tensor, classes: int, *, histograms: bool, roles: int = 3) -> Counts:
+    def of_flat(
+        cls,
+        values: Tensor,
+        classes: int,
+        *,
+        histograms: bool,
+        ranks: bool = False,
+        roles: int = 3,
+    ) -> Counts:
         """Read ``flat`` back; ``ValueError`` where these cannot be counts of one set of nodes."""
-        size, cells = count_size(classes, histograms=histograms, roles=roles), roles * classes**2
-        if values.numel() != size or bool((values < 0).any()):
-            raise ValueError(f"counts: {values.numel()} numbers; allowed are {size} from 0 on")
-        confusion = values[:cells].view(roles, classes, classes)
-        if not histograms:
-            return cls(confusion)
-        shares = values[cells:].view(roles, classes, 2, BINS)
-        own = confusion.sum(2)  # [r, k] nodes with this label
-        if not torch.equal(shares.sum(3), torch.stack([own.sum(1, keepdim=True) - own, own], 2)):
+        shapes = _shapes(classes, histograms, ranks, roles)
+        sizes = [math.prod(shape) for shape in shapes]
+        if values.numel() != sum(sizes) or bool((values < 0).any()):
+            raise ValueError(
+                f"counts: {values.numel()} numbers; allowed are {sum(sizes)} from 0 on"
+            )
+        parts = [part.view(shape) for part, shape in zip(values.split(sizes), shapes, strict=True)]
+        result = cls(*parts)
+        own = result.confusion.sum(2)  # [r, k] nodes with this label
+        every = torch.stack([own.sum(1, keepdim=True) - own, own], 2)
+        if result.histograms is not None and not torch.equal(result.histograms.sum(3), every):
             raise ValueError("counts: histograms and confusion are of different nodes")
-        return cls(confusion, shares)
+        return result
 
 
-def count_size(classes: int, *, histograms: bool, roles: int = 3) -> int:
+def _shapes(classes: int, histograms: bool, ranks: bool, roles: int) -> list[tuple[int, ...]]:
+    """Return the shapes of what is counted; ranks come with histograms only."""
+    every = [(roles, classes, classes), (roles, classes, 2, BINS), (roles, RANKS)]
+    return every[: 1 + histograms + ranks]
+
+
+def count_size(classes: int, *, histograms: bool, ranks: bool = False, roles: int = 3) -> int:
     """Return how many numbers ``Counts.flat`` has."""
-    return roles * (classes**2 + histograms * classes * 2 * BINS)
+    return sum(map(math.prod, _shapes(classes, histograms, ranks, roles)))
 
 
-def count(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], *, histograms: bool) -> Counts:
+def count(
+    logits: Tensor,
+    y: Tensor,
+    masks: Mapping[str, Tensor],
+    *,
+    histograms: bool,
+    ranks: bool = False,
+) -> Counts:
     """Count what was predicted.
 
     Parameters
@@ -79,8 +112,8 @@ def count(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], *, histograms:
         ``[n]`` labels; nodes without one are below 0 and not counted.
     masks : mapping
         ``[n]`` bool, the nodes of each role, in the order of the roles.
-    histograms : bool
-        Whether the AUC is asked for, too.
+    histograms, ranks : bool
+        Whether the AUC is asked for, too; and, of pairs of nodes, how edges (class 1) are ranked.
 
     Returns
     -------
@@ -93,7 +126,10 @@ def count(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], *, histograms:
     if not histograms:
         return Counts(confusion)
     bins = bins_of(logits)
-    return Counts(confusion, torch.stack([_histograms(bins[rows], y[rows]) for rows in chosen]))
+    shares = torch.stack([_histograms(bins[rows], y[rows]) for rows in chosen])
+    scores = logits[:, -1] - logits[:, 0]
+    ranked = [rank_counts(scores[rows], y[rows] == 1) for rows in chosen if ranks]
+    return Counts(confusion, shares, torch.stack(ranked) if ranks else None)
 
 
 def confusion_of(predicted: Tensor, y: Tensor, chosen: Sequence[Tensor], classes: int) -> Tensor:
@@ -155,6 +191,13 @@ def auc(histograms: Tensor) -> float:
     below = others.cumsum(1) - others
     pairs = others.sum(1) * own.sum(1)
     return _mean_where((own * (below + others / 2)).sum(1) / pairs, pairs > 0)
+
+
+def binned_precision(histograms: Tensor) -> float:
+    """Return the average precision of class 1 of two, such as edges among pairs of nodes."""
+    # histograms [2, 2, BINS]
+    others, own = histograms[1].flip(1)
+    return precision_of(own, others)
 
 
 def _mean_where(values: Tensor, chosen: Tensor) -> float:

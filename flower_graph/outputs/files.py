@@ -23,6 +23,8 @@ from torch import Tensor
 
 from flower_graph.errors import OutputError
 from flower_graph.outputs.frames import NODE_ROLES, Framed, check_columns
+from flower_graph.outputs.links import FILE as LINKS
+from flower_graph.outputs.links import Embeddings, KnownLinks
 from flower_graph.outputs.weights import SavedModels, SparseRows, saved_models
 from flower_graph.storage.archives import read_arrays
 from flower_graph.storage.files import private_folder, replaced, saying
@@ -37,6 +39,7 @@ __all__ = [
     "Snapshot",
     "SparseRows",
     "read_embeddings",
+    "read_links",
     "read_models",
     "read_predictions",
     "write_outputs",
@@ -162,37 +165,6 @@ def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
     return result
 
 
-class Embeddings(NamedTuple):
-    """Embeddings, in each client's own space: one row for each node of each client.
-
-    Attributes
-    ----------
-    client, node : ndarray
-        ``[r]`` as in ``Predictions``.
-    number : ndarray
-        ``[r]`` int64, the node's id, common to all clients.
-    public : ndarray
-        ``[r]`` bool, whether other clients may have the node too.
-    embeddings : ndarray
-        ``[r, d]`` float32.
-    """
-
-    client: Numbers
-    node: Numbers
-    number: Numbers
-    public: Numbers
-    embeddings: Numbers
-
-    def of_client(self, client: int) -> Embeddings:
-        """Give one client's rows."""
-        return Embeddings(*(values[self.client == client] for values in self))
-
-    @classmethod
-    def join(cls, parts: Sequence[Embeddings]) -> Embeddings:
-        """Concatenate embeddings of several clients."""
-        return cls(*map(np.concatenate, zip(*parts, strict=True)))
-
-
 class Snapshot(NamedTuple):
     """The outputs of some clients, or of a server, at one moment.
 
@@ -209,6 +181,7 @@ class Snapshot(NamedTuple):
     predictions: Predictions | None
     models: list[SavedModels]
     embeddings: Embeddings | None = None
+    links: KnownLinks | None = None  # where links are learnt
 
 
 # Writing ------------------------------------------------------------------------------------------
@@ -219,6 +192,7 @@ def write_outputs(
     predictions: Predictions | None,
     models: Sequence[SavedModels],
     embeddings: Embeddings | None = None,
+    links: KnownLinks | None = None,
 ) -> None:
     """Write predictions, models and embeddings into a folder, each file whole or not at all.
 
@@ -235,6 +209,8 @@ def write_outputs(
             _write_models(folder, models)
         if embeddings is not None:
             _write_arrays(folder / EMBEDDINGS, embeddings._asdict())
+        if links is not None:
+            _write_arrays(folder / LINKS, links._asdict())
 
 
 def _write_predictions(folder: Path, predictions: Predictions) -> None:
@@ -353,6 +329,11 @@ def _predictions(classes: Numbers | None = None, **arrays: Numbers) -> Predictio
 def read_embeddings(folder: Path) -> Embeddings | None:
     """Read embeddings that ``write_outputs`` wrote; None if there are none."""
     return _read_arrays(Path(folder) / EMBEDDINGS, Embeddings)
+
+
+def read_links(folder: Path) -> KnownLinks | None:
+    """Read known links that ``write_outputs`` wrote; None if there are none."""
+    return _read_arrays(Path(folder) / LINKS, KnownLinks)
 
 
 def _read_arrays(path: Path, make: Callable[..., T]) -> T | None:

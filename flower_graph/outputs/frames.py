@@ -64,7 +64,14 @@ class Framed:
 # NumPy kinds of the columns that a run's arrays may have; other arrays have a row per class
 COLUMNS = {
     **dict.fromkeys(("client", "predicted", "role", "label", "fold", "number"), "iu"),
-    **{"node": "iuU", "probability": "f", "public": "b", "embeddings": "f", "classes": "U"},
+    **{
+        "node": "iuU",
+        "other": "iuU",
+        "probability": "f",
+        "public": "b",
+        "embeddings": "f",
+        "classes": "U",
+    },
 }
 
 
@@ -80,7 +87,7 @@ def check_columns(arrays: Mapping[str, Any]) -> None:
         if name != "classes" and len(values) != len(arrays["client"]):
             raise ValueError(f"{name} has {len(values)} rows, client {len(arrays['client'])}")
         least = 0 if name == "role" else -1
-        is_whole = values.dtype.kind in "iu" and name != "node"
+        is_whole = values.dtype.kind in "iu" and name not in ("node", "other")
         if is_whole and ((values < least) | (values >= most.get(name, np.inf))).any():
             raise ValueError(f"{name} goes from {values.min()} to {values.max()}")
 

@@ -92,4 +92,4 @@ class KeptFolder:
 
     def _write(self, folder: Path, snapshot: Snapshot) -> None:
         models = snapshot.models if self._save == ALL else []
-        write_outputs(folder, snapshot.predictions, models, snapshot.embeddings)
+        write_outputs(folder, snapshot.predictions, models, *snapshot[2:])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flower_graph.errors import OutputError, brief
 from flower_graph.storage.reading import read_lines, reading
-from flower_graph.wire.keys import ACCURACY, AUC, BALANCED, MACRO_F1, ROLES
+from flower_graph.wire.keys import ACCURACY, AP, AUC, BALANCED, MACRO_F1, RANKED, ROLES
 
 if TYPE_CHECKING:
     from flower_graph.ops.counts import Counts
@@ -141,11 +141,15 @@ def _score(metric: str, counts: Counts | None, place: int) -> float:
     """Work out a metric of the nodes of one role, which is given by its place."""
     if counts is None:
         return math.nan
-    from flower_graph.ops.counts import auc, balanced_accuracy, macro_f1
+    from flower_graph.ops.counts import auc, balanced_accuracy, binned_precision, macro_f1
+    from flower_graph.ops.links import hits_of
 
-    if metric == AUC:
+    if metric in RANKED:
+        assert counts.ranks is not None
+        return hits_of(counts.ranks[place])[metric]
+    if metric in (AUC, AP):
         assert counts.histograms is not None
-        return auc(counts.histograms[place])
+        return {AUC: auc, AP: binned_precision}[metric](counts.histograms[place])
     return {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}[metric](counts.confusion[place])
 
 

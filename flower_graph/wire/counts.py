@@ -18,15 +18,15 @@ from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import Counts, count, count_size
 from flower_graph.wire.codec import Message, Reading, Writing
 from flower_graph.wire.fields import Exact, Word
-from flower_graph.wire.keys import COUNTED, COUNTING, HISTOGRAMS
+from flower_graph.wire.keys import COUNTED, COUNTING, HISTOGRAMS, RANKS
 
 GROUP = "metrics"  # of the page
 Counting = Annotated[
     str,
     Word(
         COUNTING,
-        "what of their predictions clients are to count: `confusion`, or `histograms` too; left "
-        "out for the accuracy alone",
+        "what of their predictions clients are to count: `confusion`, `histograms` too, or, of "
+        "links, `ranks` too; left out for the accuracy alone",
         group=GROUP,
     ),
 ]
@@ -77,19 +77,24 @@ def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | No
 def as_counts(row: NDArray[np.int64], classes: int, counting: str) -> Counts:
     """Read counts off one row; ``MalformedReplyError`` if they are not as asked."""
     try:
-        return Counts.of_flat(torch.from_numpy(row), classes, histograms=counting == HISTOGRAMS)
+        return Counts.of_flat(torch.from_numpy(row), classes, **_flags(counting))
     except ValueError as error:
         raise MalformedReplyError(str(error)) from error
 
 
 def counts_size(classes: int, counting: str) -> int:
     """Return how many numbers clients send that count; none where nothing is asked for."""
-    return count_size(classes, histograms=counting == HISTOGRAMS) if counting else 0
+    return count_size(classes, **_flags(counting)) if counting else 0
 
 
 def counted(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], counting: str) -> Counts | None:
     """Count the predictions of logits ``[n, k]``, as far as that is asked for."""
-    return count(logits, y, masks, histograms=counting == HISTOGRAMS) if counting else None
+    return count(logits, y, masks, **_flags(counting)) if counting else None
+
+
+def _flags(counting: str) -> dict[str, bool]:
+    """Return what is counted besides the confusion; each with that before it."""
+    return {"histograms": counting in (HISTOGRAMS, RANKS), "ranks": counting == RANKS}
 
 
 def added(parts: Iterable[Counts | None]) -> Counts | None:

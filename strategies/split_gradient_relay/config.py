@@ -165,10 +165,7 @@ class NFedGNNConfig(RunConfig):
     model: ModelConfig = section(ModelConfig)
     strategy: StrategyConfig = section(StrategyConfig)
 
-    @property
-    def server_measures(self) -> bool:
-        """Whether the server has all predictions: it does."""
-        return True
+    server_measures = True
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""

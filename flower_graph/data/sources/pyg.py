@@ -229,6 +229,10 @@ def pyg_classes_allowed() -> Iterator[None]:
         yield
 
 
+# What a `Data` may say of edges besides their ends; tables' further columns are named as they are
+EDGE_VALUES = ("edge_weight", "edge_attr")
+
+
 def load_file(path: Path, no_features: str = "refuse") -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
@@ -236,6 +240,9 @@ def load_file(path: Path, no_features: str = "refuse") -> Graph:
     if values.get(CLIENT) is not None:
         note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
         values["notes"] = (*values.get("notes", ()), Caution(note))
+    if unused := [key for key in EDGE_VALUES if values.get(key) is not None]:
+        note = Caution(f"{', '.join(unused)} of the edges is ignored: all edges count the same")
+        values["notes"] = (*values.get("notes", ()), note)
     what = f"file {path}"
     with reading(what, DataError, "is no graph that can be read"), saying(what):
         return as_graph(SimpleNamespace(**values), no_features=no_features)

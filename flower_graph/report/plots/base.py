@@ -271,14 +271,14 @@ def staying(rows: Sequence[Sequence[float]], rounds: int) -> NDArray[np.float64]
 
 def line(axes: Axes, rounds: Sequence[int], values: Sequence[float], name: str) -> None:
     """Draw the next curve of a panel, in a colour and with dashes of its own."""
-    number = len(axes.lines)
+    colour, dashes = look(len(axes.lines))
     # A single round has no line, so it gets a dot.
     marker = "o" if len(rounds) == 1 else ""
     axes.plot(
         rounds,
         values,
-        color=COLOURS[number],
-        linestyle=DASHES[number],
+        color=colour,
+        linestyle=dashes,
         marker=marker,
         linewidth=1.6,
         label=name,

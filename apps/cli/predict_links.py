@@ -1,0 +1,74 @@
+"""The form ``flower-graph predict --links``: partners of a node, or how likely given pairs are."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flower_graph.errors import OutputError
+from flower_graph.method.run import Run
+from flower_graph.outputs.files import NO_CLIENT, SERVER
+from flower_graph.outputs.links import best_partners
+from flower_graph.storage.reading import MOST_RECORD, read_text
+
+HEAD = ["client", "node", "other", "probability"]
+
+
+def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
+    """Return the lines of the table that is asked for; ``OutputError`` if there is none."""
+    rows, known = run.embeddings(args.client), run.known_links(args.client)
+    pairs = read_pairs(args.pairs) if args.pairs is not None else None
+    lines = []
+    for client in np.unique(rows.client).tolist():
+        local, own = rows.of_client(client), known.of_client(client)
+        names = local.node.astype(str)
+        place = {name: number for number, name in enumerate(names.tolist())}
+        table = torch.from_numpy(local.embeddings)
+        if pairs is None:
+            if args.node not in place:
+                continue
+            linked = own.other[own.node.astype(str) == args.node].astype(str).tolist()
+            found = _partners(table, place, args.node, linked, args.top)
+            scored: Iterator[tuple[str, str, float]] = (
+                (args.node, names[other], score) for other, score in found
+            )
+        else:
+            here = [pair for pair in pairs if set(pair) <= place.keys()]
+            scored = ((*pair, _score(table, *(place[name] for name in pair))) for pair in here)
+        who = SERVER if client == NO_CLIENT else str(client)
+        lines += [[who, one, other, f"{p:.6g}"] for one, other, p in scored]
+    if not lines:
+        what = f"node {args.node!r}" if pairs is None else f"both nodes of a pair in {args.pairs}"
+        raise OutputError(f"{run.path}: no client has {what}; names are as in the run's data")
+    return lines
+
+
+def _partners(
+    rows: Tensor, place: dict[str, int], node: str, linked: list[str], count: int
+) -> list[tuple[int, float]]:
+    """Return the places of the most likely partners that are not linked, and probabilities."""
+    known = torch.tensor([place[name] for name in linked], dtype=torch.int64)
+    best, logits = best_partners(rows, known, place[node], count)
+    return list(zip(best.tolist(), logits.sigmoid().tolist(), strict=True))
+
+
+def _score(rows: Tensor, one: int, other: int) -> float:
+    """Return how likely a pair is linked."""
+    return float((rows[one] @ rows[other]).sigmoid())
+
+
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    """Read a file with two names a line, as CSV; a first line ``node,other`` is a head."""
+    lines = [
+        line for line in csv.reader(read_text(path.expanduser(), MOST_RECORD).splitlines()) if line
+    ]
+    for number, line in enumerate(lines, start=1):
+        if len(line) != 2:
+            raise OutputError(f"{path}: line {number} has {len(line)} fields; a pair has two names")
+    return [(one, other) for one, other in lines if [one, other] != HEAD[1:3]]

@@ -1,0 +1,211 @@
+"""What the clients of a ``ModuleClient`` learn: classes of nodes, or which nodes are linked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from flower_graph.client.learner import GraphOnDevice, LocalGraph, placed_on
+from flower_graph.data.graph import called
+from flower_graph.errors import DataError
+from flower_graph.ops.counts import Counts
+from flower_graph.ops.links import (
+    LinkSplit,
+    both_directions,
+    dot_products,
+    draw_absent,
+    ends,
+    split_links,
+    undirected,
+)
+from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
+from flower_graph.outputs.form import predictions_from
+from flower_graph.outputs.links import KnownLinks
+from flower_graph.rng import generator
+from flower_graph.wire.counts import added, counted
+from flower_graph.wire.keys import ROLES
+
+Forward = Callable[[GraphOnDevice], Tensor]  # what a module gives for a graph's nodes, [n, k]
+
+
+class Judged(NamedTuple):
+    """What is said of examples, nodes or pairs of nodes, and what is true."""
+
+    logits: Tensor  # [m, k]
+    y: Tensor  # [m]
+    masks: dict[str, Tensor]  # [m] bool by role
+
+
+class Seen(NamedTuple):
+    """A client's graph, and what its module makes of one."""
+
+    local: LocalGraph
+    graph: GraphOnDevice
+    forward: Forward
+
+
+def measure(judged: Judged) -> Tensor:
+    """Return loss and accuracy by role; NaN if a client has no such examples."""
+    right, loss = (judged.logits.argmax(1) == judged.y).double(), training_loss(judged)
+    shares = [right[judged.masks[role]].mean() for role in ROLES]
+    result = torch.stack([loss.double(), *shares]).cpu()
+    return torch.full_like(result, torch.nan) if has_diverged(judged) else result
+
+
+def count_all(judged: Sequence[Judged], counting: str) -> Counts | None:
+    """Count clients' predictions together, if that is asked for; none of one that diverged."""
+    parts = []
+    for one in judged if counting else ():
+        good = not has_diverged(one)
+        masks = {role: mask & good for role, mask in one.masks.items()}
+        parts.append(counted(one.logits, one.y, masks, counting))
+    return added(parts)
+
+
+def training_loss(judged: Judged) -> Tensor:
+    """Return the mean cross-entropy of the training examples; NaN without any."""
+    mask = judged.masks["train"]
+    return functional.cross_entropy(judged.logits[mask], judged.y[mask])
+
+
+def has_diverged(judged: Judged) -> bool:
+    """Whether the loss on the training examples, if there are any, is no number."""
+    is_lost = not bool(training_loss(judged).isfinite())
+    return is_lost and bool(judged.masks["train"].any())
+
+
+class NodeTask:
+    """Learns the classes of nodes."""
+
+    needs_training_nodes = True
+
+    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+        """Move a client's graph to its module's device."""
+        return placed_on(graph, device)
+
+    def weight(self, graph: LocalGraph) -> int:
+        """Return how many examples a client trains on."""
+        return int(graph.train_mask.sum())
+
+    def loss(self, out: Tensor, graph: GraphOnDevice) -> Tensor:
+        """Return the loss of a step, of what the module gives for the nodes, ``[n, k]``."""
+        mask = graph.masks["train"]
+        return functional.cross_entropy(out[mask], graph.y[mask])
+
+    def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
+        """Return what is said of all examples."""
+        return Judged(forward(graph), graph.y, graph.masks)
+
+    def snapshot(
+        self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
+    ) -> Snapshot:
+        """Return what stays after the run: predictions of all nodes, and the models."""
+        parts = [predictions_from([one.local], one.forward(one.graph), classes) for one in seen]
+        return Snapshot(Predictions.join(parts) if parts else None, models)
+
+
+@dataclass
+class LinkTask(NodeTask):
+    """Learns which nodes are linked: the logit of a pair is the dot product of its two rows.
+
+    Parameters
+    ----------
+    val, test : float
+        Shares of each client's edges that are held out.
+    seed : int
+        Of the draw of these and of pairs without an edge, one for each edge; with the client.
+    """
+
+    val: float = 0.1
+    test: float = 0.2
+    seed: int = 0
+    needs_training_nodes = False
+    _splits: dict[int, LinkSplit] = field(default_factory=dict)
+
+    def split(self, graph: LocalGraph) -> LinkSplit:
+        """Return which edges of a client are held out, always the same."""
+        if graph.client not in self._splits:
+            edges = graph.edge_index
+            if edges is None or not edges.shape[1]:
+                raise DataError(f"client {graph.client} has no edges, and links are to be learnt")
+            rng = generator(self.seed, "links", graph.client)
+            self._splits[graph.client] = split_links(
+                edges, graph.y.numel(), self.val, self.test, rng
+            )
+        return self._splits[graph.client]
+
+    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+        """Move the graph without the edges that are held out, and without labels."""
+        split, placed = self.split(graph), placed_on(graph, device)
+        nobody = torch.zeros_like(placed.y, dtype=torch.bool)
+        return placed._replace(
+            edge_index=split.messages.to(device),
+            y=torch.full_like(placed.y, -1),
+            masks=dict.fromkeys(ROLES, nobody),
+            links=LinkSplit(*(part.to(device) for part in vars(split).values())),
+        )
+
+    def weight(self, graph: LocalGraph) -> int:
+        """Return how many edges train."""
+        return self.split(graph).messages.shape[1] // 2
+
+    def loss(self, out: Tensor, graph: GraphOnDevice) -> Tensor:
+        """Return the cross-entropy of the training edges and of as many drawn pairs without one."""
+        n, edges = graph.y.numel(), graph.edge_index
+        own = undirected(edges.cpu(), n)
+        # By PyTorch's own generator, which is seeded for the round as for dropout
+        absent = ends(draw_absent(own, n, len(own), None), n).to(edges.device)
+        pairs = torch.cat([ends(own, n).to(edges.device), absent], 1)
+        truth = (torch.arange(pairs.shape[1], device=edges.device) < len(own)).to(out.dtype)
+        return functional.binary_cross_entropy_with_logits(dot_products(out, pairs), truth)
+
+    def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
+        """Return what is said of pairs; those for test by the edges for validation, too."""
+        split = graph.links
+        assert split is not None
+        early = dot_products(forward(graph), split.pairs)
+        later = dot_products(forward(graph._replace(edge_index=split.later)), split.pairs)
+        score = torch.where(split.role == len(ROLES) - 1, later, early)
+        logits = torch.stack([torch.zeros_like(score), score], 1)
+        masks = {role: split.role == number for number, role in enumerate(ROLES)}
+        return Judged(logits, split.is_edge.long(), masks)
+
+    def snapshot(
+        self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
+    ) -> Snapshot:
+        """Return the nodes' rows, by all edges; these edges; and the models."""
+        rows, known = [], []
+        for local, graph, forward in seen:
+            assert graph.links is not None
+            edges = all_edges(graph.links)
+            names = _named(local)
+            client = np.full(len(names), local.client)
+            out = forward(graph._replace(edge_index=edges)).float().cpu().numpy()
+            nobody = np.zeros(len(names), bool)
+            rows.append(Embeddings(client, names, np.arange(len(names)), nobody, out))
+            one, other = names[edges.cpu().numpy()]
+            known.append(KnownLinks(np.full(len(one), local.client), one, other))
+        if not rows:
+            return Snapshot(None, models)
+        return Snapshot(None, models, Embeddings.join(rows), KnownLinks.join(known))
+
+
+def _named(graph: LocalGraph) -> NDArray[Any]:
+    """Return the names of a client's nodes, or their numbers."""
+    names = called([graph])
+    return names.numpy() if isinstance(names, Tensor) else np.asarray(names)
+
+
+def all_edges(split: LinkSplit) -> Tensor:
+    """Return all edges of a split in both directions, those held out with them."""
+    return both_directions(split.pairs[:, split.is_edge])
+
+
+NODES = NodeTask()

@@ -1,0 +1,244 @@
+"""Links as examples: held-out edges, pairs without an edge, what says that two nodes are linked.
+
+An undirected edge is a pair ``(u, v)`` with ``u < v``. In sums and sets it is the number
+``u n + v``, so that pairs can be sorted and looked up.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROLES = 3  # training, validation, test: the numbers of roles are 0, 1, 2
+HITS = (20, 50)
+STEPS = 2**20  # in which reciprocal ranks are counted, so that their sums are exact
+TRIES = 50  # draws of pairs, each of as many as are missing
+
+
+@dataclass(frozen=True)
+class LinkSplit:
+    """A graph's edges as examples, as PyG's ``RandomLinkSplit`` makes them.
+
+    Attributes
+    ----------
+    messages : Tensor
+        ``[2, e]`` the training edges, both directions: what a network passes messages over while it
+        trains and validates.
+    later : Tensor
+        ``[2, e']`` those of validation with them, for the test.
+    pairs : Tensor
+        ``[2, m]`` edges, and as many pairs without one, of each role.
+    is_edge : Tensor
+        ``[m]`` bool.
+    role : Tensor
+        ``[m]`` 0 to 2.
+    """
+
+    messages: Tensor
+    later: Tensor
+    pairs: Tensor
+    is_edge: Tensor
+    role: Tensor
+
+
+def split_links(
+    edge_index: Tensor, num_nodes: int, val: float, test: float, rng: torch.Generator
+) -> LinkSplit:
+    """Hold out shares of a graph's edges, and draw a pair without an edge for each edge.
+
+    Parameters
+    ----------
+    edge_index : Tensor
+        ``[2, e]`` edges in one direction or both; self-loops are none.
+    num_nodes : int
+        Nodes, ``n``.
+    val, test : float
+        Shares of the undirected edges, rounded down; what is left trains.
+    rng : Generator
+        Draws which edges and which pairs.
+
+    Returns
+    -------
+    LinkSplit
+        No edge that is held out for a role is among the edges that its network passes over.
+    """
+    edges = undirected(edge_index, num_nodes)  # [e]
+    order = edges[torch.randperm(len(edges), generator=rng)]
+    held = int(val * len(edges)), int(test * len(edges))
+    sizes = [len(edges) - sum(held), *held]
+    parts = [ends(part, num_nodes) for part in order.split(sizes)]
+    absent = draw_absent(edges, num_nodes, len(edges), rng)
+    negatives = [ends(part, num_nodes) for part in _shares(absent, sizes)]
+    both = [*parts, *negatives]
+    return LinkSplit(
+        messages=both_directions(parts[0]),
+        later=both_directions(torch.cat(parts[:2], 1)),
+        pairs=torch.cat(both, 1),
+        is_edge=torch.cat([torch.full((one.shape[1],), i < ROLES) for i, one in enumerate(both)]),
+        role=torch.cat([torch.full((one.shape[1],), i % ROLES) for i, one in enumerate(both)]),
+    )
+
+
+def _shares(absent: Tensor, sizes: list[int]) -> list[Tensor]:
+    """Divide pairs as edges are divided; a dense graph has fewer pairs without an edge."""
+    total = sum(sizes)
+    cuts = [size * len(absent) // total if total else 0 for size in sizes[1:]]
+    return list(absent.split([len(absent) - sum(cuts), *cuts]))
+
+
+def undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
+    """Return each undirected edge once, as a number, ascending; no self-loops."""
+    low, high = edge_index.min(0).values, edge_index.max(0).values
+    numbers: Tensor = (low * num_nodes + high)[low != high].unique()
+    return numbers
+
+
+def ends(numbers: Tensor, num_nodes: int) -> Tensor:
+    """Return the two nodes of each pair, ``[2, m]``."""
+    return torch.stack([numbers // num_nodes, numbers % num_nodes])
+
+
+def both_directions(pairs: Tensor) -> Tensor:
+    """Return edges in both directions, ``[2, 2m]``."""
+    return torch.cat([pairs, pairs.flip(0)], 1)
+
+
+def draw_absent(edges: Tensor, num_nodes: int, count: int, rng: torch.Generator | None) -> Tensor:
+    """Draw different pairs of different nodes that have no edge; fewer if there are not enough.
+
+    Parameters
+    ----------
+    edges : Tensor
+        ``[e]`` numbers of the undirected edges, ascending.
+    num_nodes, count : int
+        Nodes, and pairs that are wanted.
+    rng : Generator or None
+        None: PyTorch's own.
+
+    Returns
+    -------
+    Tensor
+        ``[count]`` numbers of pairs, in the order of the draws.
+    """
+    found = edges.new_zeros(0)
+    there = num_nodes * (num_nodes - 1) // 2 - len(edges)
+    for _ in range(TRIES):
+        missing = min(count, there) - len(found)
+        if missing <= 0:
+            break
+        drawn = torch.randint(num_nodes, (2, 2 * missing + 8), generator=rng)
+        low, high = drawn.min(0).values, drawn.max(0).values
+        numbers = (low * num_nodes + high)[low != high]
+        found = _distinct(torch.cat([found, numbers[~contains(edges, numbers)]]))[:count]
+    return found
+
+
+def _distinct(numbers: Tensor) -> Tensor:
+    """Keep the first of equal numbers, in their order."""
+    ordered, place = numbers.sort(stable=True)
+    first = torch.ones_like(ordered, dtype=torch.bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    return numbers[place[first].sort().values]
+
+
+def contains(ascending: Tensor, numbers: Tensor) -> Tensor:
+    """Return which numbers are among some that ascend."""
+    if not len(ascending):
+        return torch.zeros_like(numbers, dtype=torch.bool)
+    at = torch.searchsorted(ascending, numbers).clamp(max=len(ascending) - 1)
+    return ascending[at] == numbers
+
+
+# Scores of pairs -------------------------------------------------------------------------------
+
+
+def dot_products(rows: Tensor, pairs: Tensor) -> Tensor:
+    """Return the dot product of the two rows of each pair, ``[m]``."""
+    # rows [n, h], pairs [2, m]
+    return (rows[pairs[0]] * rows[pairs[1]]).sum(1)
+
+
+def common_neighbours(edge_index: Tensor, num_nodes: int, pairs: Tensor) -> Tensor:
+    """Count the common neighbours of each pair, ``[m]``."""
+    return _shared(edge_index, num_nodes, pairs, torch.ones(num_nodes))
+
+
+def adamic_adar(edge_index: Tensor, num_nodes: int, pairs: Tensor) -> Tensor:
+    """Add up ``1 / ln(degree)`` over the common neighbours of each pair, ``[m]``."""
+    degree = torch.bincount(edge_index[0], minlength=num_nodes).double()
+    # A common neighbour of two nodes has two neighbours at least.
+    return _shared(edge_index, num_nodes, pairs, 1 / degree.clamp(min=2).log())
+
+
+def _shared(edge_index: Tensor, num_nodes: int, pairs: Tensor, weight: Tensor) -> Tensor:
+    """Add up a weight of nodes over the common neighbours of each pair."""
+    # edge_index: both directions
+    numbers = (edge_index[0] * num_nodes + edge_index[1]).unique()
+    source, target = ends(numbers, num_nodes)  # sorted by source
+    degree = torch.bincount(source, minlength=num_nodes)
+    start = degree.cumsum(0) - degree
+    count = degree[pairs[0]]
+    owner = torch.arange(pairs.shape[1]).repeat_interleave(count)
+    first = count.cumsum(0) - count
+    place = start[pairs[0]][owner] + torch.arange(len(owner)) - first[owner]
+    middle = target[place]
+    is_common = contains(numbers, middle * num_nodes + pairs[1][owner])
+    total = weight.new_zeros(pairs.shape[1])
+    return total.index_add_(0, owner[is_common], weight[middle[is_common]])
+
+
+# How good scores are ---------------------------------------------------------------------------
+
+
+def auc_of_scores(scores: Tensor, is_edge: Tensor) -> float:
+    """Return the area under the ROC curve; ties count half. NaN without edges or without others."""
+    _, place = scores.unique(return_inverse=True)
+    own = torch.bincount(place[is_edge], minlength=int(place.max()) + 1 if len(place) else 0)
+    others = torch.bincount(place[~is_edge], minlength=len(own))
+    pairs = int(own.sum()) * int(others.sum())
+    below = others.cumsum(0) - others
+    return float((own * (below + others / 2)).sum() / pairs) if pairs else math.nan
+
+
+def average_precision(scores: Tensor, is_edge: Tensor) -> float:
+    """Return the mean precision at each edge in the order of scores, as scikit-learn has it."""
+    _, place = scores.unique(return_inverse=True)
+    size = int(place.max()) + 1 if len(place) else 0
+    own = torch.bincount(place[is_edge], minlength=size).flip(0)
+    return precision_of(own, torch.bincount(place[~is_edge], minlength=size).flip(0))
+
+
+def precision_of(own: Tensor, others: Tensor) -> float:
+    """Return the average precision of counts by score, the highest first."""
+    # own, others: edges and other pairs of each score
+    hits = own.cumsum(0).double()
+    total = hits + others.cumsum(0)
+    return float((own * hits / total.clamp(min=1)).sum() / own.sum()) if own.sum() else math.nan
+
+
+def rank_counts(scores: Tensor, is_edge: Tensor) -> Tensor:
+    """Count edges, those among the first ``HITS``, and add up reciprocal ranks, int64 ``[4]``.
+
+    Each edge is ranked among the pairs without one that are given with it. Hits are counted as OGB
+    does, ahead of the K-th best of these pairs (of all if there are fewer); reciprocal ranks in
+    steps of ``1 / STEPS``, a tie as the mean of the best and the worst rank.
+    """
+    own, others = scores[is_edge], scores[~is_edge].sort().values
+    if not len(own):
+        return torch.zeros(2 + len(HITS), dtype=torch.int64)
+    above = len(others) - torch.searchsorted(others, own, right=True)
+    not_below = len(others) - torch.searchsorted(others, own)
+    ranks = 1 + (above + not_below).double() / 2
+    hits = [int((own > others[-k]).sum()) if len(others) >= k else len(own) for k in HITS]
+    reciprocal = int((STEPS / ranks).round().sum())
+    return torch.tensor([len(own), *hits, reciprocal])
+
+
+def hits_of(ranks: Tensor) -> dict[str, float]:
+    """Return Hits@K and the mean reciprocal rank of what ``rank_counts`` adds up to."""
+    total, *hits, reciprocal = ranks.tolist()
+    shares = [value / total if total else math.nan for value in (*hits, reciprocal / STEPS)]
+    return dict(zip([*(f"hits@{k}" for k in HITS), "mrr"], shares, strict=True))

@@ -1,0 +1,104 @@
+"""Rows of nodes that a run leaves, and the links that it knows: for predictions of others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.errors import OutputError
+
+FILE = "links.npz"
+Numbers = NDArray[Any]
+
+
+class Embeddings(NamedTuple):
+    """Embeddings, in each client's own space: one row for each node of each client.
+
+    Attributes
+    ----------
+    client, node : ndarray
+        ``[r]`` as in ``Predictions``.
+    number : ndarray
+        ``[r]`` int64, the node's id, common to all clients.
+    public : ndarray
+        ``[r]`` bool, whether other clients may have the node too.
+    embeddings : ndarray
+        ``[r, d]`` float32.
+    """
+
+    client: Numbers
+    node: Numbers
+    number: Numbers
+    public: Numbers
+    embeddings: Numbers
+
+    def of_client(self, client: int) -> Embeddings:
+        """Give one client's rows."""
+        return Embeddings(*(values[self.client == client] for values in self))
+
+    @classmethod
+    def join(cls, parts: Sequence[Embeddings]) -> Embeddings:
+        """Concatenate embeddings of several clients."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+class KnownLinks(NamedTuple):
+    """Edges, in both directions, by the nodes' names.
+
+    Attributes
+    ----------
+    client : ndarray
+        ``[e]`` int64, the client in whose graph the edge is; -1 for a server.
+    node, other : ndarray
+        ``[e]`` the two nodes' names as the user's data have them (str), else numbers (int64).
+    """
+
+    client: Numbers
+    node: Numbers
+    other: Numbers
+
+    def of_client(self, client: int) -> KnownLinks:
+        """Return one client's."""
+        return KnownLinks(*(values[self.client == client] for values in self))
+
+    @classmethod
+    def join(cls, parts: Sequence[KnownLinks]) -> KnownLinks:
+        """Put those of several clients one behind the other."""
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def place_of(names: Numbers, wanted: str) -> int:
+    """Return the place of a node by its name; ``OutputError`` names the node if it is not there."""
+    found = np.flatnonzero(names.astype(str) == wanted)
+    if not found.size:
+        raise OutputError(f"node {wanted!r}: no row of it; such names are {names[:3].tolist()}")
+    return int(found[0])
+
+
+def best_partners(rows: Tensor, known: Tensor, node: int, count: int) -> tuple[Tensor, Tensor]:
+    """Return the nodes most likely to be linked with one, and the logits, the best first.
+
+    Parameters
+    ----------
+    rows : Tensor
+        ``[n, h]``.
+    known : Tensor
+        Places of nodes that are linked with it already, and left out as it is itself.
+    node, count : int
+        The node's place, and how many partners are wanted.
+
+    Returns
+    -------
+    Tensor, Tensor
+        ``[count]`` places, and ``[count]`` logits; fewer if there are not so many.
+    """
+    scores = rows @ rows[node]
+    scores[node] = scores[known] = -torch.inf
+    left = int(scores.isfinite().sum())
+    best = scores.topk(min(count, left))
+    return best.indices, best.values
