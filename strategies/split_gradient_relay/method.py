@@ -21,6 +21,7 @@ from flower_graph.data.folders.party import (
 )
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import take_rows
+from flower_graph.data.sketch import sketched
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import first_layer_bytes
 from flower_graph.errors import DataError, RefusedError
@@ -28,7 +29,6 @@ from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
 from flower_graph.models import build_server_model
-from flower_graph.ops.sketch import sketched
 from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient, UsersClient
