@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
     from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
     from flower_graph.method import load_config
+    from flower_graph.method.compare import compare
     from flower_graph.method.module_method import ModuleFedAvg
     from flower_graph.method.run import Run, load_run
     from flower_graph.models import SplitGCN
@@ -147,6 +148,7 @@ __all__ = [
     "align_pairs",
     "alignment_precision",
     "client_graph_from_data",
+    "compare",
     "consensus",
     "ego_from_data",
     "initial_arrays",

@@ -98,6 +98,7 @@ except SystemExit:
         (["show", "quickstart"], set()),
         (["show", "fedgls/cora", "graph.taw=1"], set()),
         (["run", "quickstart", "strategy.reg_wieght=1"], {"numpy"}),
+        (["compare", "."], {"numpy", "scipy", "torch"}),
         pytest.param(
             ["run", "quickstart", "rounds=1"],
             {"flwr", "matplotlib", "numpy", "torch"},

@@ -99,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_predict(
         commands.add_parser("predict", help="predict the classes of nodes with the models of a run")
     )
+    _add_compare(commands.add_parser("compare", help="compare runs: settings, figures, costs"))
     commands.add_parser("list", help="list methods, configs and data sets")
     show = commands.add_parser("show", help="print all settings of a config")
     _add_config(show)
@@ -182,6 +183,18 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     help_out = "file to write; default: the table is printed"
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help=help_out)
     _add_app(parser, trusts=True)
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    help_runs = "output folder of a run, or a folder with runs in it"
+    parser.add_argument("runs", type=Path, metavar="RUN|FOLDER", nargs="+", help=help_runs)
+    help_by = "sort by test, val, seconds, up, ..., or a setting such as model.hidden"
+    parser.add_argument("--by", metavar="KEY", help=help_by)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="print means and deviations as CSV")
+    form.add_argument("--json", action="store_true", help="print all settings and figures as JSON")
+    help_picture = "draw means and deviations of the test metric"
+    parser.add_argument("--picture", type=Path, metavar="FILE.png", help=help_picture)
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
@@ -322,6 +335,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 _COMMANDS = {
     "run": "flower_graph.apps.cli.run:run_command",
     "predict": "flower_graph.apps.cli.predict:predict_command",
+    "compare": "flower_graph.apps.cli.compare:compare_command",
     "list": f"{__name__}:_list",
     "show": f"{__name__}:_show",
     "new-method": "flower_graph.apps.cli.new_method:new_method_command",

@@ -12,8 +12,8 @@ from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Runs
 from flower_graph.apps.reproduce.marks import cut_off, marks
 from flower_graph.apps.reproduce.rows import Row, by_seed, find, shown_runs
-from flower_graph.apps.reproduce.significance import MOST_CHANCE, differences, holm, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, one_of
+from flower_graph.report.significance import MOST_CHANCE, differences, holm, paired
 
 Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
 NONE = "–"  # stands for a figure that is not there

@@ -21,10 +21,10 @@ from flower_graph.apps.reproduce.experiments import (
     loaded,
     one_thread,
 )
-from flower_graph.apps.reproduce.significance import correct, differences, paired
 from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
+from flower_graph.report.significance import correct, differences, paired
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import SCORES
 

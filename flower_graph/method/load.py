@@ -243,7 +243,7 @@ def read_chain(name_or_path: str) -> list[tuple[str, dict[str, object]]]:
             check_yaml(text)
             tree = _parse_yaml(text, name)
             parent = tree.pop(PARENT, None)
-            chain.append((name, dict(_flatten(tree))))
+            chain.append((name, dict(flatten(tree))))
         name = None if parent is None else _parent_name(parent, child=name)
     return chain[::-1]
 
@@ -257,7 +257,7 @@ def read_override(override: str) -> dict[str, object]:
         )
     # After "value=" OmegaConf parses the text as a value.
     tree = _plain(lambda: OmegaConf.from_dotlist([f"value={text}"]), f"override {override!r}")
-    return dict(_flatten({key.strip(): tree["value"]}))
+    return dict(flatten({key.strip(): tree["value"]}))
 
 
 # Any: settings as in YAML
@@ -271,7 +271,7 @@ def as_overrides(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
         # A JSON value is a YAML value, whatever characters a text has.
         return [
             f"{key}={json.dumps(str(value) if isinstance(value, Path) else value)}"
-            for key, value in _flatten(dict(given))
+            for key, value in flatten(dict(given))
         ]
     except TypeError as error:
         raise ConfigError(f"overrides {given!r:.60}: {error}") from error
@@ -342,12 +342,12 @@ def _plain(parse: Callable[[], object], what: str) -> Any:
         raise ConfigError(f"{what}: malformed YAML: {message_of(error)}") from error
 
 
-def _flatten(tree: dict[Any, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def flatten(tree: dict[Any, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Return dotted keys and values; an empty mapping counts as a value."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{key}.")
+            yield from flatten(value, f"{key}.")
         else:
             yield key, value
 

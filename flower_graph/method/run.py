@@ -79,6 +79,15 @@ class Run:
         """The run of each seed."""
         return self._several or {self.config.seed: self}
 
+    @property
+    def each(self) -> list[Run]:
+        """The run of each seed, or this one; unlike ``seeds`` it reads no file."""
+        return [*self._several.values()] or [self]
+
+    def __fspath__(self) -> str:
+        """Return the folder, so that a run may stand where a path may."""
+        return str(self.path)
+
     @cached_property
     def result(self) -> dict[str, object]:
         """The content of ``result.json``; for several seeds of ``summary.json``."""

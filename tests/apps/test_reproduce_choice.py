@@ -18,9 +18,9 @@ from flower_graph.apps.reproduce.experiments import Curves, Experiment, curves_o
 from flower_graph.apps.reproduce.marks import marks
 from flower_graph.apps.reproduce.page import formatted
 from flower_graph.apps.reproduce.rows import FIGURES, TEST, WITHIN, to_the_end
-from flower_graph.apps.reproduce.significance import correct, holm, paired
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
+from flower_graph.report.significance import correct, holm, paired
 
 K3, K7, K9 = (["graph.neighbours=3"], ["graph.neighbours=7"], ["graph.neighbours=9"])
 GRID = {"seeds": [10, 11], "methods": {"mine": [K3, K7], "other": [K7, K9]}}

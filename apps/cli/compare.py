@@ -1,0 +1,22 @@
+"""The command ``flower-graph compare``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from flower_graph.method.compare import compare
+
+
+def compare_command(args: argparse.Namespace) -> int:
+    """Print runs beside each other, and name those that are left out."""
+    compared = compare(*args.runs, by=args.by)
+    for reason in compared.left_out:
+        print(f"left out: {reason}", file=sys.stderr)
+    if args.json:
+        print(compared.to_json())
+    else:
+        print(compared.to_csv() if args.csv else compared.to_text(), end="" if args.csv else "\n")
+    if args.picture is not None:
+        compared.save_picture(args.picture)
+    return 0

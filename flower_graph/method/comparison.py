@@ -1,0 +1,212 @@
+"""Runs beside each other: as text, CSV, JSON, a data frame and a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from flower_graph.config.rules import refuse_key
+from flower_graph.errors import OutputError, one_line
+from flower_graph.outputs.frames import html_of, pandas_module
+from flower_graph.records.rounds import WAYS, format_bytes
+from flower_graph.report.result import BASELINES
+from flower_graph.storage.files import plain
+from flower_graph.storage.reading import Tree
+
+ROUNDS, SECONDS = "rounds-run", "seconds"  # `rounds` is a setting
+COSTS = (*WAYS, ROUNDS, SECONDS)  # of all clients: payload up and down
+SIDE_BY_SIDE = 3  # most runs that get a column each; more get a line each
+NONE = "–"
+
+
+class Comparison:
+    """Runs beside each other; ``print`` shows a table.
+
+    Attributes
+    ----------
+    rows : list of dict
+        For each run (all seeds of it) ``run``, ``path``, ``app``, ``version``, ``seeds``,
+        ``settings`` by dotted key, ``figures`` of the best round by validation (``mean``, ``std``
+        and ``values`` of each), ``metric`` (which decides that round), ``baselines``, ``beaten``
+        and, but for the first row, ``difference``: test metric minus the first row's on the same
+        seeds, with the p value of a paired t test, also corrected for the number of rows (Holm).
+    left_out : list of str
+        Runs that are unfinished or cannot be read, and why.
+    """
+
+    def __init__(self, rows: Sequence[Tree], left_out: Sequence[str]) -> None:
+        self.rows, self.left_out = list(rows), list(left_out)
+
+    @property
+    def differing(self) -> list[str]:
+        """Settings that differ between runs that have them."""
+        keys = dict.fromkeys(key for row in self.rows for key in row["settings"])
+        values = {key: {_word(row["settings"].get(key, ...)) for row in self.rows} for key in keys}
+        return [key for key, given in values.items() if len(given - {_word(...)}) > 1]
+
+    @property
+    def figures(self) -> list[str]:
+        """Names of all figures: metrics, then what they cost."""
+        names = dict.fromkeys(name for row in self.rows for name in row["figures"])
+        return [*(name for name in names if name not in COSTS), *COSTS]
+
+    def sorted(self, by: str) -> Comparison:
+        """Return the same with rows in another order."""
+        words = ("run", "app", *self.differing)
+        if by not in ("test", "val", *self.figures, *words):
+            refuse_key(by, ["test", "val", *self.figures, *words], " (to sort by)")
+        if by in words:
+            ordered = sorted(self.rows, key=lambda row: _place(row["settings"] | row, by))
+        else:
+            sign = 1 if by in COSTS else -1
+            ordered = sorted(self.rows, key=lambda row: sign * order(row, by, sign * math.inf))
+        return Comparison(ordered, self.left_out)
+
+    def __repr__(self) -> str:
+        """Return the table as text."""
+        return self.to_text()
+
+    def _repr_html_(self) -> str | None:
+        """Show a table in a notebook, if pandas is there."""
+        return html_of(self)
+
+    def to_text(self) -> str:
+        """Return a table: a column for each run, or, from four runs on, a line for each."""
+        columns = [self._head(), *(self._cells(row) for row in self.rows)]
+        kept = [line for line in zip(*columns, strict=True) if {*line[1:]} != {NONE}]
+        lines = kept if len(self.rows) <= SIDE_BY_SIDE else [*zip(*kept, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) for line in lines]
+        words = [] if len(self.rows) == 1 else [self._about()]
+        return "\n".join([*(line.rstrip() for line in table), *words])
+
+    def to_json(self) -> str:
+        """Return all rows, settings and values of seeds as JSON."""
+        whole = {"differing": self.differing, "runs": self.rows, "left-out": self.left_out}
+        return json.dumps(plain(whole), indent=2, allow_nan=False)
+
+    def to_csv(self) -> str:
+        """Return a line for each run, with means and deviations as numbers."""
+        text, lines = io.StringIO(), [self._flat(row) for row in self.rows]
+        writer = csv.DictWriter(text, [*dict.fromkeys(key for one in lines for key in one)])
+        writer.writeheader()
+        writer.writerows(lines)
+        return text.getvalue()
+
+    def to_pandas(self) -> Any:  # a data frame: pandas may not be there
+        """Return a data frame with the columns of the CSV."""
+        return pandas_module().DataFrame([self._flat(row) for row in self.rows])
+
+    def save_picture(self, path: Path | str) -> None:
+        """Draw each run's test metric as a PNG: mean and deviation, a panel for each data set."""
+        from flower_graph.report.plots.compared import Interval, plot_intervals
+
+        if Path(path).suffix != ".png":
+            raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")
+        panels: dict[str, dict[str, Interval]] = {}
+        for row in self.rows:
+            one = row["figures"].get(f"test-{row['metric']}")
+            if one and math.isfinite(one["mean"]):
+                title = f"{_short(row['settings'].get('data.name'))}, {row['metric']}"
+                panels.setdefault(title, {})[row["run"]] = Interval(one["mean"], one["std"], None)
+        if not panels:
+            raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
+        plot_intervals(Path(path), panels, label="test, at the best validation")
+
+    def _head(self) -> list[str]:
+        first = f"minus {self.rows[0]['run']}" if len(self.rows) <= SIDE_BY_SIDE else "difference"
+        words = ["run", "app", "version", *self.differing, "seeds", *self.figures]
+        return [*words, "beats", first, "p"]
+
+    def _cells(self, row: Tree) -> list[str]:
+        settings, difference = row["settings"], row.get("difference", {})
+        versions = {one["version"] for one in self.rows}
+        chance = difference.get("holm")
+        cells = [
+            row["run"],
+            row["app"],
+            row["version"] if len(versions) > 1 else NONE,
+            *(_short(settings[key]) if key in settings else NONE for key in self.differing),
+            ", ".join(map(str, row["seeds"])),
+            *(_shown(name, row["figures"].get(name)) for name in self.figures),
+            _beaten(row),
+            _shown("", difference, "+") if difference else NONE,
+            NONE if chance is None else f"{chance:.2g}",
+        ]
+        # Files of others may hold characters that move a terminal's cursor
+        return [one_line(cell) for cell in cells]
+
+    def _about(self) -> str:
+        only = {k for row in self.rows for k in row["settings"]}
+        common = {k for k in only if all(k in row["settings"] for row in self.rows)}
+        tested = [row["difference"] for row in self.rows if "difference" in row]
+        words = [f"{len(self.differing)} of {len(only)} settings differ"]
+        if more := len(only) - len(common):
+            words.append(f"{more} settings are of some apps or versions alone; JSON has them")
+        if tested:
+            reference = next(row["run"] for row in self.rows if row["is-reference"])
+            count = sum(one["p"] is not None for one in tested)
+            words.append(
+                f"difference: test metric minus that of {reference} on the same seeds; p: "
+                + (f"paired t test, corrected for {count} (Holm)" if count else "needs two seeds")
+            )
+        return "\n".join(["", *words])
+
+    def _flat(self, row: Tree) -> dict[str, object]:
+        flat = {key: row[key] for key in ("run", "path", "app", "version")}
+        flat["seeds"] = " ".join(map(str, row["seeds"]))
+        flat |= {key: row["settings"].get(key) for key in self.differing}
+        for name in self.figures:
+            one = row["figures"].get(name, {})
+            flat |= {name: one.get("mean"), f"{name} std": one.get("std")}
+        flat["beaten"] = f"{len(row['beaten'])} of {len(row['baselines'])}"
+        different = row.get("difference", {})
+        flat |= {"difference": different.get("mean"), "p": different.get("p")}
+        return flat | {"p (Holm)": different.get("holm")}
+
+
+def order(row: Tree, by: str, otherwise: float = -math.inf) -> float:
+    """Return a row's mean of a figure, or of the metric that decides its best round."""
+    name = f"{by}-{row['metric']}" if by in ("test", "val") else by
+    mean = row["figures"].get(name, {}).get("mean", math.nan)
+    return mean if math.isfinite(mean) else otherwise
+
+
+def _place(values: Tree, key: str) -> tuple[bool, bool, object]:
+    """Order numbers before words, and what is missing last."""
+    value = values.get(key)
+    is_number = isinstance(value, int | float)
+    return value is None, not is_number, value if is_number else _word(value)
+
+
+def _word(value: object) -> str:
+    return "..." if value is ... else json.dumps(value, sort_keys=True)
+
+
+def _short(value: object) -> str:
+    """Write a setting; of a path its last part."""
+    text = value if isinstance(value, str) else _word(value)
+    return Path(text).name if text.startswith("/") else text
+
+
+def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
+    if figure is None or not math.isfinite(figure["mean"]):
+        return NONE
+    mean, spread, several = figure["mean"], figure["std"], len(figure["values"]) > 1
+    if name in WAYS:
+        return format_bytes(mean)
+    if name in COSTS:
+        return f"{mean:.0f}" if name == ROUNDS else f"{mean:.1f}"
+    return f"{mean:{sign}.3f}" + (f" ± {spread:.3f}" if several else "")
+
+
+def _beaten(row: Tree) -> str:
+    """Say how many baselines a run beats, and which it does not."""
+    others = [BASELINES.get(key, key) for key in row["baselines"] if key not in row["beaten"]]
+    count = f"{len(row['beaten'])} of {len(row['baselines'])}" if row["baselines"] else NONE
+    return f"{count} (not {', '.join(others)})" if others else count
