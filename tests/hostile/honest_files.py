@@ -185,13 +185,13 @@ def of_parties(place: Path) -> list[Target]:
     for number, key in enumerate(keys):
         registry = registry.with_party(key, [range(10 * number, 10 * number + 10)])
     registry.write(place / "registry.json")
-    journal = Journal(place / "journal.json")
+    journal = Journal(place / "own.journal")
     journal.contribute(3, b"a run")
     return [
         Target(place / "registry.json", lambda: Registry.read(place / "registry.json")),
         Target(place / "key-0", lambda: Identity.read(place / "key-0", registry)),
         Target(place / "key-0.pub", lambda: read_public(place / "key-0.pub")),
-        Target(place / "journal.json", lambda: Journal(place / "journal.json").last(b"a run")),
+        Target(place / "own.journal", lambda: Journal(place / "own.journal").last(b"a run")),
     ]
 
 

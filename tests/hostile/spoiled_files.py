@@ -73,6 +73,15 @@ def in_lines(honest: bytes, rng: random.Random) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
+def in_journal(honest: bytes, rng: random.Random) -> bytes:
+    """Spoil the JSON of one line, which stands behind its key; the first line is a heading."""
+    lines = honest.splitlines()
+    number = rng.randrange(1, len(lines))
+    key, _, content = lines[number].partition(b" ")
+    lines[number] = key + b" " + in_json(content, rng)
+    return b"\n".join(lines) + b"\n"
+
+
 def odd_array(rng: random.Random) -> Any:
     """Give an array that is none of those that belong there."""
     shape = rng.choice(((), (0,), (1,), (4,), (2, 2), (3, 4), (0, 2**40), (1000,)))
@@ -132,6 +141,7 @@ def in_saved(honest: bytes, rng: random.Random) -> bytes:
 BY_KIND: dict[str, Callable[[bytes, random.Random], bytes]] = {
     ".json": in_json,
     ".jsonl": in_lines,
+    ".journal": in_journal,
     ".npz": in_arrays,
     ".safetensors": in_tensors,
     ".pt": in_saved,
