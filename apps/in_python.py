@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from flower_graph.apps.cli.run import Options, run_all
@@ -11,6 +11,7 @@ from flower_graph.data.given import with_saved_graphs
 from flower_graph.engine.machine import waiting_threads
 from flower_graph.method.load import as_overrides
 from flower_graph.method.run import Run, load_run
+from flower_graph.records.rounds import RoundReport
 
 __all__ = ["run"]
 
@@ -25,6 +26,8 @@ def run(
     out: Path | str | None = None,
     supernodes: int | None = None,
     quiet: bool = False,
+    on_round: Callable[[RoundReport], None] | None = None,
+    track: Sequence[str] = (),
 ) -> Run:
     """Train with a config in this process, as ``flower-graph run`` does, with the same checks.
 
@@ -45,6 +48,11 @@ def run(
     quiet : bool
         Whether nothing is shown: by default a bar in a terminal or notebook, elsewhere a line for
         each round, on stderr.
+    on_round : callable, optional
+        Called with every round's report, of one seed after the other; what it raises ends the run.
+    track : sequence of str
+        Trackers that the run is shown to, as the setting ``track``: ``"tensorboard"``,
+        ``"mlflow"``, ``"wandb"``.
 
     Returns
     -------
@@ -59,14 +67,16 @@ def run(
     if isinstance(overrides, Mapping):
         folder = Path("runs") if out is None else Path(out).expanduser().parent
         overrides = with_saved_graphs(overrides, folder / GRAPHS)
+    words = as_overrides(overrides) + ([f"track=[{','.join(track)}]"] if track else [])
     seeds = [seed] if isinstance(seed, int) else seed
     options = Options(
         config=config,
-        overrides=as_overrides(overrides),
+        overrides=words,
         seeds=None if seeds is None else list(seeds),
         out=None if out is None else Path(out),
         supernodes=supernodes,
         quiet=quiet,
+        on_round=on_round,
     )
     with waiting_threads():
         return load_run(run_all(options)[0], trust=OWN)

@@ -18,6 +18,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig
+from flower_graph.config.track import require_trackers
 from flower_graph.data.folders.members import read_members
 from flower_graph.data.folders.party import assigned, client_folder
 from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
@@ -34,6 +35,7 @@ from flower_graph.outputs.tables import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_baselines
+from flower_graph.report.trackers.base import Trackers
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.server.admission import Admission
@@ -111,6 +113,7 @@ def run_server(
     last = partial(checkpoint.last_round, out / CHECKPOINTS)
     if resume:
         last()  # without one, data are not read for nothing
+    require_trackers(config.track)
     method = method_of(config)
 
     def announce(server_round: int) -> None:
@@ -130,12 +133,14 @@ def run_server(
         steadying=method.steadying(config),
         title=title,
     )
+    trackers = Trackers(config.track, writer.out, to_dict(config), title)
     try:
         announce_privacy(config, measures=method.measures)
 
         def report(entry: RoundReport) -> None:
             note_privacy(config, entry)
             writer.write_round(entry)
+            trackers.see(entry)
             if on_round is not None:
                 on_round(entry)
             announce(entry.round + 1)
@@ -163,10 +168,12 @@ def run_server(
             final["classes"] = list(names)
         if folder is None:
             write_data_form(out, method.data_form(config))
-        return writer.finish(
-            final | method.final_figures(config, strategy, folder), strategy.weights()
-        )
+        final |= method.final_figures(config, strategy, folder)
+        result = writer.finish(final, strategy.weights())
+        trackers.finish(result)
+        return result
     finally:
+        trackers.finish(None)  # nothing, once it was finished with a result
         writer.close()
 
 
@@ -210,6 +217,7 @@ def _require_parties(config: RunConfig, supernodes: int) -> None:
 
 def check_run(config: RunConfig, supernodes: int | None = None) -> int:
     """Refuse a config that cannot run on this machine; return the number of SuperNodes."""
+    require_trackers(config.track)
     device, method = resolve_device(config.device), method_of(config)
     count = (method.default_supernodes(config) or 1) if supernodes is None else supernodes
     clients = method.num_clients(config)

@@ -7,7 +7,7 @@ import json
 import logging
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -43,6 +43,7 @@ class Options:
     quiet: bool = False
     app: Sequence[Path] | None = None  # imported by now
     trust_code: bool = False
+    on_round: Callable[[RoundReport], None] | None = None  # of Python alone
 
 
 class EngineFailedError(RuntimeError):
@@ -62,9 +63,8 @@ class Job:
 def run_command(args: argparse.Namespace) -> int:
     """Do all runs of one command, one after another, and print what came out."""
     try:
-        top, jobs, figures = run_all(
-            Options(**{f.name: getattr(args, f.name) for f in fields(Options)})
-        )
+        names = {field.name for field in fields(Options)}
+        top, jobs, figures = run_all(Options(**{k: v for k, v in vars(args).items() if k in names}))
     except KeyboardInterrupt as stop:
         print(*getattr(stop, "__notes__", ["interrupted"]), file=sys.stderr)
         return 130
@@ -235,13 +235,19 @@ def _run_here(job: Job, args: Options, resume: bool) -> dict[str, object]:
         clients=method_of(job.config).clients,
         quiet=args.quiet,
     )
+
+    def progress(report: RoundReport) -> None:
+        printer(report)
+        if args.on_round is not None:
+            args.on_round(report)
+
     with closing(printer):
         result: dict[str, object] = run(
             job.config,
             job.out,
             supernodes=_supernodes(job, args, 1),
             resume=resume,
-            progress=printer,
+            progress=progress,
             on_wait=printer.wait,
             title=title_of(job.name),
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-from flower_graph.config import metrics
+from flower_graph.config import metrics, track
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -303,6 +303,7 @@ class RunConfig:
     every: int = setting(
         0, at_least(0), help="rounds between points of each client's curves; 0: none are written"
     )
+    track: list[str] = setting([], track.SOME, help=track.HELP)
     data: DataConfig = section(DataConfig)
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last

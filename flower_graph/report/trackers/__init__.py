@@ -1,0 +1,1 @@
+"""Trackers: TensorBoard, MLflow, and Weights & Biases."""
