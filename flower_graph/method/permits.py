@@ -28,7 +28,13 @@ from flower_graph.secure.align.limits import (
     least_holders,
     most_points,
 )
-from flower_graph.secure.parties.trust import DIFFER_BY, MALICIOUS_SERVER, TRUST, differ_by
+from flower_graph.secure.parties.trust import (
+    DIFFER_BY,
+    MALICIOUS_SERVER,
+    SEMI_HONEST,
+    TRUST,
+    differ_by,
+)
 from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
 
 __all__ = ["ALLOW_TRUST", "PLAIN", "Permits"]
@@ -119,8 +125,8 @@ class Permits:
         """
         self._check_noise(config)
         form, how = PLAIN, config.strategy
-        if config.masks_sums and isinstance(how, TrustSection):
-            form = how.trust
+        if config.masks_sums:
+            form = how.trust if isinstance(how, TrustSection) else SEMI_HONEST
         if form not in self.allow_trust:
             raise _refused(ALLOW_TRUST, ",".join(self.allow_trust), f"this run is {form}")
         if self.least_clients is not None and form == PLAIN:

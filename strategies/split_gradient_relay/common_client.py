@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
@@ -67,7 +69,7 @@ class CommonLayerClient(UsersClient):
         The run's output folder, for what is kept after the run.
     """
 
-    actions = ("finish", "add_up", "copy_layer")
+    actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
 
     def __init__(
         self,
@@ -100,7 +102,7 @@ class CommonLayerClient(UsersClient):
         handled = self._state.processed(makers)
         layer_round = self._state.look(makers).round if handled else 0
         shape = self._weight_shape(settings.latent_size, settings.bias)
-        return CommonEnrolment(self.users.numpy(), shape, handled, layer_round).to_config()
+        return self._enrolment(self.users.numpy(), shape, handled, layer_round).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Take the last step, then answer with latent vectors."""
@@ -108,8 +110,10 @@ class CommonLayerClient(UsersClient):
         settings, advance = request.settings, request.advance
         if self.outputs.is_on and SETTINGS not in self._context.state:
             self._context.state[SETTINGS] = ConfigRecord(settings._asdict())
+        self._take_key(config)
         makers = self._makers(settings)
         with self._state.opened(makers) as layer:
+            layer.settings = settings._replace(seed=self._seed(settings))
             self._advance(layer, advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
@@ -126,19 +130,19 @@ class CommonLayerClient(UsersClient):
         """Add up the gradients of this round by the layer's weights."""
         request = GradientRequest.from_numpy(parameters, config)
         layer = self._state.look(self._makers(request.settings))
+        layer.settings = request.settings._replace(seed=self._seed(request.settings))
         if layer.round != request.layer_round:
             raise StateLostError(
                 f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
             )
         gradient, place = torch.from_numpy(request.gradient), self._places(request.users)
         total = layer.gradient(place, gradient, request.server_round)
-        answer = SumReply(request.server_round, total.float().cpu().numpy())
-        return answer.to_numpy(request.users.size)
+        return self._summed(request, total.cpu().numpy(), config)
 
     def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
         """Give a copy of the layer, for SuperNodes that have missed a step."""
         layer = self._state.look(self._makers(CopyRequest.from_config(config).settings))
-        data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
+        data = self._seal(save({n: t.cpu().contiguous() for n, t in layer.tensors.items()}))
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
@@ -164,15 +168,43 @@ class CommonLayerClient(UsersClient):
         if layer.round == advance.layer_round:
             return
         if layer.round != advance.before and advance.copy is not None:
-            self._take(layer, load(advance.copy.tobytes()))
-        if advance.has_total and layer.round == advance.before:
-            assert advance.total is not None
-            total = torch.from_numpy(advance.total)
+            self._take(layer, load(self._open(advance.copy.tobytes())))
+        if layer.round == advance.before and (total := self._total(advance)) is not None:
             layer.step(total, advance.layer_round, advance.learning_rate)
         if layer.round != advance.layer_round:
             raise StateLostError(
                 f"the layer is of round {layer.round}, the others' of {advance.layer_round}"
             )
+
+    # What is otherwise where the server is to read no sum and no weight
+
+    def _enrolment(self, *of_layer: Any) -> CommonEnrolment:
+        """Say who is here."""
+        return CommonEnrolment(*of_layer)
+
+    def _take_key(self, config: Config) -> None:
+        """Take what a request brings besides."""
+
+    def _seed(self, settings: CommonSettings) -> int:
+        """Give the seed of the first weights, and of what users drop."""
+        return settings.seed
+
+    def _total(self, advance: Advance) -> Tensor | None:
+        """Read the sum that a step is to be taken with."""
+        return torch.from_numpy(advance.total) if advance.total is not None else None
+
+    def _summed(
+        self, request: GradientRequest, total: NDArray[np.float64], config: Config
+    ) -> Answer:
+        """Answer with the sum over the users here."""
+        answer = SumReply(request.server_round, total.astype(np.float32))
+        return answer.to_numpy(request.users.size)
+
+    def _seal(self, data: bytes) -> bytes:
+        return data
+
+    def _open(self, data: bytes) -> bytes:
+        return data
 
     def _take(self, layer: CommonLayer, copy: Tensors) -> None:
         for name, tensor in layer.tensors.items():
@@ -181,13 +213,14 @@ class CommonLayerClient(UsersClient):
             tensor.copy_(copy[name])
 
     def _makers(self, settings: CommonSettings) -> Makers[CommonLayer]:
+        settings = settings._replace(seed=self._seed(settings))
         layer = self._state.store.once(lambda: self._layer(settings))
 
         def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
             placed = {name: t.to(self._device) for name, t in tensors.items()}
             return CommonLayer(layer, settings, placed), placed
 
-        return Makers(lambda: CommonLayer.start(layer), build)
+        return Makers(lambda: CommonLayer.start(layer, settings), build)
 
     def _layer(self, settings: CommonSettings) -> Layer:
         if self._model is not None:

@@ -80,10 +80,10 @@ class LinearLayer:
         self._by_feature = order, rows.user[order], ptr
         self._last: tuple[Dropped | None, Tensor] = None, rows.value
 
-    def start(self) -> dict[str, Tensor]:
+    def start(self, settings: CommonSettings) -> dict[str, Tensor]:
         """Draw the first weights."""
-        count = self.rows.num_features - int(self.settings.bias)
-        return {LINEAR: shared_linear_weight(count, self.settings)}
+        count = self.rows.num_features - int(settings.bias)
+        return {LINEAR: shared_linear_weight(count, settings)}
 
     def forward(
         self, weights: Tensors, users: Tensor | None = None, dropped: Dropped | None = None
@@ -138,7 +138,7 @@ class ModuleLayer:
         self.x, self.numbers = x, numbers.to(x.device)
         self._module = copy.deepcopy(module).eval().to(x.device)
 
-    def start(self) -> dict[str, Tensor]:
+    def start(self, settings: CommonSettings) -> dict[str, Tensor]:
         """Give the module's first weights."""
         named = self._module.named_parameters()
         return {name: parameter.detach().clone() for name, parameter in named}
@@ -182,10 +182,10 @@ class CommonLayer:
         self.layer, self.settings, self.tensors = layer, settings, tensors
 
     @staticmethod
-    def start(layer: Layer) -> Tensors:
+    def start(layer: Layer, settings: CommonSettings) -> Tensors:
         """Make the tensors before the first step."""
         result: Tensors = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
-        for name, weight in layer.start().items():
+        for name, weight in layer.start(settings).items():
             parts = weight, torch.zeros_like(weight), torch.zeros_like(weight)
             result |= {f"{part}.{name}": t for part, t in zip(STATE, parts, strict=True)}
         return result

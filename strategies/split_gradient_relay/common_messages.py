@@ -5,13 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import numpy as np
 from flwr.app import RecordDict
 
+from flower_graph.secure.channel import KEY_BYTES
+from flower_graph.secure.common_key import CHECK_BYTES
+from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
 from flower_graph.strategies.split_gradient_relay.messages import EnrolmentReply, EnrolmentRequest
 from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.codec import Message, Part, Tensor
-from flower_graph.wire.fields import Block, Bytes, Exact, Flag, NotSaved, Real, Saves, Token, Whole
+from flower_graph.wire.fields import (
+    Block,
+    Bytes,
+    Exact,
+    Flag,
+    NotSaved,
+    Raw,
+    Real,
+    Saves,
+    Token,
+    Whole,
+)
 from flower_graph.wire.keys import SERVER_ROUND, USERS
 
 SETTINGS = Part(
@@ -45,6 +61,46 @@ class CommonEnrolment(EnrolmentReply, up="query"):
 
 
 @dataclass
+class MaskedEnrolment(CommonEnrolment, up="query"):
+    """Client to server: what else is needed where sums are masked."""
+
+    public: Annotated[
+        Bytes, Block("key-public", "its public key (X25519)", shape=f"{KEY_BYTES}")
+    ] = field(default_factory=lambda: np.zeros(KEY_BYTES, np.uint8))
+    key_check: Annotated[
+        Bytes,
+        Block("key-check", "hash of the common key; zeros without one", shape=f"{CHECK_BYTES}"),
+    ] = field(default_factory=lambda: np.zeros(CHECK_BYTES, np.uint8))
+
+
+@dataclass
+class HiddenSum(Message):
+    """Server to client: a sum that the server has not read; clients take the pads off."""
+
+    contributors: Annotated[
+        int, Whole("pad-contributors", "how often the pad is in the words", least=1)
+    ]
+    sum_run: Annotated[bytes, Raw("pad-run", "run of the secure sum, which the pad is made for")]
+    sum_round: Annotated[int, Whole("pad-round", "its number, too")]
+    ring: Annotated[Ring, RING]
+    words: Annotated[
+        RingArray,
+        Tensor(
+            "total/words",
+            "sum of the users' gradients in words of the ring, under pads",
+            shape="L",
+            dtype="uint64",
+            limit=None,
+        ),
+    ]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the words."""
+        return self.words.nbytes
+
+
+@dataclass
 class Advance(Message):
     """Server to client: what brings the layer to its last step; each is taken once."""
 
@@ -65,6 +121,7 @@ class Advance(Message):
             when="has_total",
         ),
     ] = None
+    hidden: Annotated[HiddenSum | None, Part(make=HiddenSum, when="pad-contributors")] = None
     copy: Annotated[
         Bytes | None,
         Block(

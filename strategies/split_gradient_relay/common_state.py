@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from flower_graph.strategies.split_gradient_relay.common_messages import (
     Advance,
     CommonEnrolment,
     CommonQuestion,
+    HiddenSum,
     LatentRequest,
 )
 from flower_graph.strategies.split_gradient_relay.messages import EnrolmentReply
@@ -26,7 +28,7 @@ from flower_graph.strategies.split_gradient_relay.server_state import (
     RelayMembership,
     Roster,
 )
-from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.fields import Bytes
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +45,8 @@ class CommonBook(RelayBook):
         super().__init__(num_users)
         self.settings = settings
         self.last, self.before = 0, NEVER  # rounds of the last two steps; 0: the first weights
-        self.total: NDArray[np.floating] | None = None  # [f, w] that the last was taken with
+        # [f, w] that the last was taken with, or the same under pads
+        self.total: FloatArray | HiddenSum | None = None
         self._learning_rate = 0.0  # of it
         self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
 
@@ -59,7 +62,7 @@ class CommonBook(RelayBook):
 
     # The last step
 
-    def made(self, server_round: int, total: NDArray[np.floating], learning_rate: float) -> None:
+    def made(self, server_round: int, total: FloatArray | HiddenSum, learning_rate: float) -> None:
         """Keep the sum of a round's gradients, with which everybody is to step."""
         self.last, self.before = server_round, self.last
         self.total, self._learning_rate = total, learning_rate
@@ -84,15 +87,12 @@ class CommonBook(RelayBook):
         """Write what brings a SuperNode to the last step, by a copy if it needs one."""
         at = self.at.get(node, 0)
         copy = None if self.can_go_on(node) else copy
-        has_total = self.total is not None and self.before in (at, copied) and at != self.last
-        return Advance(
-            self.last,
-            self.before,
-            self._learning_rate,
-            has_total,
-            self.total if has_total else None,
-            copy,
-        )
+        result = Advance(self.last, self.before, self._learning_rate, copy=copy)
+        if at == self.last or self.before not in (at, copied):
+            return result
+        if isinstance(self.total, HiddenSum):
+            return replace(result, hidden=self.total)
+        return replace(result, has_total=self.total is not None, total=self.total)
 
     # What travelled
 
@@ -102,7 +102,8 @@ class CommonBook(RelayBook):
         self.at[node] = advance.layer_round
         users, measured = request.users, request.measured
         self._has_answered[users] = self._has_answered[measured] = True
-        for kind, sent in (("sum", advance.total), ("copy", advance.copy)):
+        total = advance.hidden if advance.total is None else advance.total
+        for kind, sent in (("sum", total), ("copy", advance.copy)):
             if sent is not None:
                 self.ledger.count("down", kind, sent.nbytes)
                 self.traffic[measured, DOWN] += sent.nbytes // max(1, measured.size)

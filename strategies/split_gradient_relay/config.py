@@ -22,6 +22,7 @@ MODELS = ("gcn", "gat", "sage")
 # What users have of each other's first layers: nothing, means every few rounds, or one for all
 OWN, AVERAGED, SUMMED = SHARES = ("own", "averaged", "summed")
 AVERAGE_OVER = ("holders", "all")
+PLAIN, MASKED = AGGREGATIONS = ("plain", "masked")
 SMOOTHNESS = 100.0  # the paper's lambda
 STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of both when training diverges
 SCHEDULES = ("constant", "cosine", "warmup-cosine")
@@ -95,6 +96,15 @@ class StrategyConfig(StrategySection):
     average_over: str = setting(
         "holders", choice(*AVERAGE_OVER), help="who counts in a feature row's mean; `averaged` only"
     )
+    aggregation: str = setting(
+        PLAIN,
+        choice(*AGGREGATIONS),
+        help="how gradients are summed: `masked`: under masks and pads, so that the server sees "
+        "neither sums nor the layer; `summed` only",
+    )
+    limit: float = setting(
+        64.0, ABOVE_ZERO, help="largest size of a number in a sum of gradients; `masked` only"
+    )
     sketch: int | None = setting(
         None,
         at_least(1),
@@ -135,6 +145,12 @@ class StrategyConfig(StrategySection):
                 f"set strategy.share={SUMMED}",
                 key="strategy.sketch",
             )
+        if self.share != SUMMED and self.aggregation == MASKED:
+            raise ConfigError(
+                f"strategy.aggregation: {MASKED} is not allowed with strategy.share={self.share}: "
+                f"set strategy.share={SUMMED}",
+                key="strategy.aggregation",
+            )
         if self.share == SUMMED and self.newcomers_alone:
             raise ConfigError(
                 f"strategy.newcomers_alone: {self.newcomers_alone} is not allowed with "
@@ -164,6 +180,11 @@ class NFedGNNConfig(RunConfig):
     data: UserData = section(UserData)
     model: ModelConfig = section(ModelConfig)
     strategy: StrategyConfig = section(StrategyConfig)
+
+    @property
+    def masks_sums(self) -> bool:
+        """Whether clients hide what they send in each other's masks."""
+        return self.strategy.aggregation == MASKED
 
     server_measures = True
 

@@ -39,6 +39,8 @@ from flower_graph.strategies.split_gradient_relay.config import (
     SUMMED,
     NFedGNNConfig,
 )
+from flower_graph.strategies.split_gradient_relay.masked import MaskedGradientRelay
+from flower_graph.strategies.split_gradient_relay.masked_client import MaskedLayerClient
 from flower_graph.strategies.split_gradient_relay.newcomers import (
     hosted_by,
     users_graph,
@@ -98,8 +100,12 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
         }
         strategy: RelayStrategy[Any, Any]
         if how.share == SUMMED:
-            dropout = config.model.dropout
-            strategy = SummedGradientRelay(data, model, feature_dropout=dropout, **common)
+            common["feature_dropout"] = config.model.dropout
+            strategy = (
+                MaskedGradientRelay(data, model, limit=how.limit, **common)
+                if config.masks_sums
+                else SummedGradientRelay(data, model, **common)
+            )
         else:
             averages: dict[str, Any] = {
                 "average_every": how.average_every,
@@ -115,13 +121,15 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
         self, config: NFedGNNConfig, context: Context, out: Path | None
     ) -> UsersClient:
         """Build the client of one SuperNode: its share of the users, assigned by its partition."""
-        if config.strategy.share == SUMMED:
+        if config.strategy.share == SUMMED and not config.masks_sums:
             refuse_open_sums(context)
         x, users = hosted_users(config, context)
         if config.strategy.sketch is not None:
             x = sketched(x, config.strategy.sketch, config.seed)
         saved = None if out is None else out / CHECKPOINTS
-        kind = CommonLayerClient if config.strategy.share == SUMMED else NodeClient
+        kind: type[NodeClient | CommonLayerClient] = NodeClient
+        if config.strategy.share == SUMMED:
+            kind = MaskedLayerClient if config.masks_sums else CommonLayerClient
         return kind(context, x, users, device=config.device, checkpoint_dir=saved, output_dir=out)
 
     def predict_beside(

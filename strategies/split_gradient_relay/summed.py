@@ -47,6 +47,7 @@ from flower_graph.strategies.split_gradient_relay.common_messages import (
     CopyReply,
     CopyRequest,
     GradientRequest,
+    HiddenSum,
     LatentReply,
     LatentRequest,
     SumReply,
@@ -150,7 +151,7 @@ class SummedGradientRelay(
         self._latents = Latents()
         super().__init__(
             Session(
-                CommonMembership(self.users),
+                self.membership(),
                 min_nodes=min_nodes,
                 participation=participation,
                 seed=seed,
@@ -158,6 +159,35 @@ class SummedGradientRelay(
                 checkpoint_every=checkpoint_every,
             )
         )
+
+    # What is otherwise where sums are masked
+
+    def membership(self) -> CommonMembership:
+        """Make the membership."""
+        return CommonMembership(self.users)
+
+    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        """Give entries that requests for latent vectors have besides."""
+        return {}
+
+    def add(
+        self, server_round: int, requests: Mapping[int, GradientRequest]
+    ) -> tuple[FloatArray | HiddenSum | None, list[int]]:
+        """Ask for the sums of gradients; give the whole sum, if none is missing, and who is."""
+        users, session = self.users, self.session
+        replies = session.send(
+            {node: request.to_record() for node, request in requests.items()},
+            server_round,
+            lambda node, content: SumReply.from_record(content, requests[node], users.weight_shape),
+            message_type="train.add_up",
+            max_reply_bytes=reply_bytes(int(np.prod(users.weight_shape))),
+        )
+        total = np.zeros(users.weight_shape)
+        for node in session.members.present(replies.values):
+            total += replies.values[node].total
+            users.added_up(requests[node].users, replies.values[node].total.nbytes)
+        missing = [node for node in requests if node not in replies.values]
+        return None if missing else total.astype(np.float32), missing
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
@@ -168,7 +198,7 @@ class SummedGradientRelay(
         rate = scheduled(self.schedule, self.learning_rate, server_round, session.rounds)
         losses, gradient = self._losses(server_round, latents)
         missing = self._add_up(server_round, answered, gradient, rate)
-        why = f"no sum of gradients: {len(missing)} SuperNodes did not send theirs"
+        why = f"no sum of gradients: missing from {len(missing)} SuperNodes"
         who = self._participation([] if missing else list(answered), why if missing else "")
         self.users.ended(server_round)
         self._look_ahead(server_round)
@@ -242,8 +272,12 @@ class SummedGradientRelay(
             )
             for node, (users, measured) in asked.items()
         }
+        contents = {node: request.to_record() for node, request in self.requests.items()}
+        for node, entries in self.beside(latents.server_round, list(contents)).items():
+            local = contents[node].config_records[CONFIG]
+            contents[node][CONFIG] = ConfigRecord({**local, **entries})
         replies = session.exchange.send(
-            {node: request.to_record() for node, request in self.requests.items()},
+            contents,
             server_round=latents.server_round,
             timeout=session.timeout,
             read=lambda node, content: LatentReply.from_record(content, self.requests[node]),
@@ -318,28 +352,17 @@ class SummedGradientRelay(
         self, server_round: int, answered: Mapping[int, IntArray], gradient: Tensor, rate: float
     ) -> list[int]:
         """Do steps 4 and 5; return the SuperNodes whose sum is missing, for whom nobody steps."""
-        users, session = self.users, self.session
-        gradients = gradient.cpu().numpy()
+        users, gradients = self.users, gradient.cpu().numpy()
         requests = {
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
             for node, local in answered.items()
         }
-        replies = session.send(
-            {node: request.to_record() for node, request in requests.items()},
-            server_round,
-            lambda node, content: SumReply.from_record(content, requests[node], users.weight_shape),
-            message_type="train.add_up",
-            max_reply_bytes=reply_bytes(int(np.prod(users.weight_shape))),
-        )
-        total = np.zeros(users.weight_shape)
-        for node in session.members.present(replies.values):
-            total += replies.values[node].total
-            users.used(answered[node])
-            users.added_up(answered[node], replies.values[node].total.nbytes)
-        missing = [node for node in requests if node not in replies.values]
-        if not missing:
+        for local in answered.values():
+            users.used(local)
+        total, missing = self.add(server_round, requests)
+        if total is not None:
             self.server.move(server_round, rate)
-            users.made(server_round, total.astype(np.float32), rate)
+            users.made(server_round, total, rate)
         return missing
 
     def _participation(self, nodes: Sequence[int], no_use: str) -> Participation:

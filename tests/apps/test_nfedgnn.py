@@ -41,5 +41,8 @@ def test_a_deployed_client_shows_no_sum_of_gradients_unless_its_node_allows_it(
     for more in ({}, {"allow-trust": "semi-honest"}):
         with pytest.raises(RefusedError, match=r"strategy\.share.*allow-trust"):
             METHOD.build_client(config, context_of(node | more), None)
+    masked = config_of(own_graph(), "strategy.share=summed", "strategy.aggregation=masked")
     with pytest.raises(DataError):  # it goes on to read the folder
+        METHOD.build_client(masked, context_of(node), None)
+    with pytest.raises(DataError):
         METHOD.build_client(config, context_of(node | {"allow-trust": "plain,semi-honest"}), None)

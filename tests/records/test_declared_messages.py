@@ -48,6 +48,7 @@ VALUES: dict[type, dict[str, Any]] = {
     relay.EnrolmentReply: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     relay.RelayReply: {"holders": np.array([0, 1, 2, 2])},
     common.CommonEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
+    common.MaskedEnrolment: {"users": np.array([4, 0, 2]), "weight_shape": [3, 2]},
     Claims: {
         "counts": np.array([1, 0, 2]),
         "nodes": [np.array([7, 5]), np.array([5]), np.array([2**40])],
@@ -72,6 +73,7 @@ KNOWN: dict[type, dict[str, Any]] = {
     relay.EnrolmentReply: {"num_nodes": 100},
     relay.RelayReply: {"p": 2, "h": 2, "f": 4, "w": 2, "send_weights": True},
     common.CommonEnrolment: {"num_nodes": 100},
+    common.MaskedEnrolment: {"num_nodes": 100},
     common.LatentReply: {"p": 2, "m": 5, "h": 2, "trains": True, "measures": True},
     common.SumReply: {"p": 2, "f": 4, "w": 2},
     sage.Generators: {"shapes": SHAPES},
@@ -85,7 +87,10 @@ KNOWN: dict[type, dict[str, Any]] = {
     CountReply: {"classes": 2, "counting": "confusion"},
 }
 # With fields that depend on one another: their own tests have them
-BY_HAND = (public.PublicRequest, public.PublicReply, common.LatentRequest)
+BY_HAND = (
+    *(public.PublicRequest, public.PublicReply),
+    *(common.LatentRequest, common.Advance, common.HiddenSum),
+)
 
 
 def declared(base: type = Message) -> Iterator[type]:

@@ -37,6 +37,8 @@ from flower_graph.strategies.procrustes_alignment.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
 )
+from flower_graph.strategies.split_gradient_relay.masked import MaskedGradientRelay
+from flower_graph.strategies.split_gradient_relay.masked_client import MaskedLayerClient
 from flower_graph.wire.exchange import Exchange
 
 
@@ -153,6 +155,13 @@ def summed(see: Recorder, folder: Path) -> None:
     grown = relay_helpers.small_graph(14)
     strategy.grow(grown)
     data = grown
+
+    def masked(context: Context) -> MaskedLayerClient:
+        return MaskedLayerClient(context, *relay_helpers.assigned(grown, context))
+
+    model = {"kind": MaskedGradientRelay, "feature_dropout": 0.5}
+    grid = see.grid(make_client_app(masked), num_supernodes=2)
+    relay_helpers.strategy_for(grown, **model).start(grid, num_rounds=2, timeout=5)
     grid = see.grid(make_client_app(client_fn), num_supernodes=2)
     strategy.start(grid, num_rounds=5, timeout=5, resume=True)
 

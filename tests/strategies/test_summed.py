@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Context, Message
+from flwr.app import Array, Context, Message
 from relay_helpers import CLASSES, FEATURES, assigned, small_graph
 from safetensors.torch import load
 from torch import Tensor, nn
@@ -18,18 +18,33 @@ from torch_geometric.nn import GATConv, GCNConv
 
 from flower_graph import CommonLayerClient, SummedGradientRelay
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.errors import RefusedError
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
+from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings, Dropped
 from flower_graph.strategies.split_gradient_relay.common_messages import (
     Advance,
     CopyRequest,
+    GradientRequest,
+    HiddenSum,
     LatentRequest,
 )
+from flower_graph.strategies.split_gradient_relay.masked import MaskedGradientRelay
+from flower_graph.strategies.split_gradient_relay.masked_client import MaskedLayerClient
+from flower_graph.strategies.split_gradient_relay.users import shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
 LINEAR = "weight.linear"
+NO_PARTNERS = (
+    np.zeros((2, 0), np.bool_),
+    np.zeros((0, 32), np.uint8),
+    np.zeros((0, 2, 32), np.uint8),
+    np.zeros((0, 82), np.uint8),
+)  # of a request for a masked sum of two clients at one SuperNode
 
 
 class Summed:
@@ -46,9 +61,10 @@ class Summed:
         gone: Container[int] = (),
         mute: Container[int] = (),
         timeout: float = 5.0,
+        is_masked: bool = False,
         **how: Any,
     ) -> None:
-        self.data, self.reports = data, list[RoundReport]()
+        self.data, self.reports, self.is_masked = data, list[RoundReport](), is_masked
         self.layers = list[dict[str, Tensor]]()
         self.of_client = {"user_model": how.pop("user_model", None)}
         dropout = how.pop("dropout", 0.0)
@@ -57,22 +73,26 @@ class Summed:
         )
         self.first = {name: t.clone() for name, t in server.state_dict().items()}
         settings = {"learning_rate": RATE, "weight_decay": DECAY, "seed": 3, **how}
-        self.strategy = SummedGradientRelay(
-            data, server, latent_size=server.latent_size, **settings
-        )
+        kind = MaskedGradientRelay if is_masked else SummedGradientRelay
+        self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
+        self.seed = self.strategy.users.settings.seed
         self.grid = grid(make_client_app(self.client), num_supernodes=supernodes)
         self.grid.__dict__ |= {"gone": gone, "mute": mute}
         self.strategy.start(self.grid, num_rounds=rounds, timeout=timeout, on_round=self.note)
 
     def client(self, context: Context) -> CommonLayerClient:
-        return CommonLayerClient(context, *assigned(self.data, context), **self.of_client)
+        kind = MaskedLayerClient if self.is_masked else CommonLayerClient
+        return kind(context, *assigned(self.data, context), **self.of_client)
 
     def note(self, report: RoundReport) -> None:
         self.reports.append(report)
         config = CopyRequest(self.strategy.users.settings).to_config()
         for context in self.grid.contexts.values():
-            given = self.client(context).copy_layer([], config)[2]["layer-copy"]
-            self.layers.append(load(given))  # type: ignore[arg-type]
+            copy: Any = self.client(context).copy_layer([], config)[2]["layer-copy"]
+            if self.is_masked:
+                self.seed = CommonKey(context).seed()
+                copy = CommonKey(context).open(copy)
+            self.layers.append(load(copy))
 
     @property
     def losses(self) -> list[float]:
@@ -145,14 +165,27 @@ def rich_graph() -> Data:
     return data
 
 
-@pytest.mark.parametrize("supernodes", [1, 4])
-@pytest.mark.parametrize(("model", "kind"), [("gcn", Gcn), ("gat", Gat)])
-def test_it_is_one_network_in_one_place(model: str, kind: Any, supernodes: int) -> None:
+@pytest.mark.parametrize(
+    ("model", "kind", "supernodes", "is_masked"),
+    [
+        pytest.param(
+            *model,
+            nodes,
+            is_masked,
+            marks=() if (nodes == 4) == is_masked else pytest.mark.slow,
+            id=f"{model[0]}-{nodes}{'-masked' * is_masked}",
+        )
+        for model in (("gcn", Gcn), ("gat", Gat))
+        for nodes in (1, 4)
+        for is_masked in (False, True)
+    ],
+)
+def test_it_is_one_network_in_one_place(
+    model: str, kind: Any, supernodes: int, is_masked: bool
+) -> None:
     data, network = rich_graph(), kind()
-    run = Summed(data, model, supernodes=supernodes)
-    first = run.client(next(iter(run.grid.contexts.values())))  # after the run: as it began
-    config = CopyRequest(run.strategy.users.settings).to_config()
-    start = load(first.copy_layer([], config)[2]["layer-copy"])[LINEAR]  # type: ignore[arg-type]
+    run = Summed(data, model, supernodes=supernodes, is_masked=is_masked)
+    start = shared_linear_weight(FEATURES, run.strategy.users.settings._replace(seed=run.seed))
     assert run.losses == pytest.approx(plain_loop(network, data, run.first, start), abs=1e-4)
     trained = network.state_dict()
     for ours, theirs in NAMES[kind].items():
@@ -166,7 +199,12 @@ def test_it_is_one_network_in_one_place(model: str, kind: Any, supernodes: int) 
 def test_a_request_is_read_as_it_was_written() -> None:
     total, copy = np.ones((3, 2), np.float32), np.arange(8, dtype=np.uint8).reshape(2, 4)
     settings = CommonSettings(2, False, 0.1, 3, 0.5)
-    for advance in (Advance(), Advance(4, 3, 0.1, True, total, copy)):
+    hidden = HiddenSum(2, b"r" * 16, 7, Ring(64, 40, 2, 64.0), np.arange(6, dtype="<u8"))
+    for advance in (
+        Advance(),
+        Advance(4, 3, 0.1, True, total, copy=copy),
+        Advance(4, 3, 0.1, hidden=hidden),
+    ):
         sent = LatentRequest(
             5, np.array([4, 1]), np.array([4, 1, 7]), settings, advance, False, True, "a" * 32
         )
@@ -271,3 +309,62 @@ def test_some_of_the_users_are_those_over_whom_loss_and_sum_are() -> None:
     assert {report.answered for report in run.reports} == {20}
     torch.testing.assert_close(run.layers[-2], run.layers[-1])
     assert sum(run.losses[-10:]) < sum(run.losses[:10])
+
+
+# Masked -------------------------------------------------------------------------------------------
+
+
+def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() -> None:
+    seen = list[bytes]()
+
+    class Watched(Missing):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            sent = list(messages)
+            ids = super().push_messages(sent)
+            for content in [one.content for one in sent] + [
+                self._replies[number].content for number in ids if number in self._replies
+            ]:
+                for record in content.values():
+                    values = [v.data if isinstance(v, Array) else v for v in record.values()]
+                    seen.extend(v for v in values if isinstance(v, bytes) and len(v) > 100)
+            return ids
+
+    how: dict[str, Any] = {"supernodes": 3, "rounds": 6, "grid": Watched, "gone": [3, 4]}
+    run = Summed(rich_graph(), is_masked=True, **how)
+    assert [report.answered for report in run.reports] == [40, 40, 27, 27, 40, 40]
+    assert not any(report.skipped for report in run.reports)
+    for layer in run.layers[-3:]:
+        torch.testing.assert_close(layer, run.layers[-1])
+    assert run.strategy.users.ledger.payload["down"]["copy"] > 0
+    secret = [layer[LINEAR].numpy().tobytes() for layer in run.layers]
+    assert seen and not any(weights in one for weights in secret for one in seen)
+    settings = run.strategy.users.settings
+    first = shared_linear_weight(FEATURES, settings)
+    assert not torch.allclose(first, run.layers[0][LINEAR], atol=2 * RATE), "not of the run's seed"
+
+
+def test_masked_a_sum_that_is_missing_stops_the_step_of_all() -> None:
+    how: dict[str, Any] = {"grid": Missing, "mute": [2], "timeout": 0.2}
+    run = Summed(rich_graph(), supernodes=3, rounds=4, is_masked=True, **how)
+    assert [bool(report.skipped) for report in run.reports] == [False, True, False, False]
+    before, after = run.layers[:3], run.layers[3:6]
+    assert all(torch.equal(a[LINEAR], b[LINEAR]) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("what", ["plain request", "readable sum", "few bits"])
+def test_masked_clients_refuse_what_would_show_their_sum(what: str) -> None:
+    run = Summed(rich_graph(), supernodes=2, rounds=1, is_masked=True)
+    client = run.client(next(iter(run.grid.contexts.values())))
+    with pytest.raises(RefusedError):
+        client.share_key([], ShareKeyRequest(np.zeros((0, 32), np.uint8), True).to_config())
+        settings, users = run.strategy.users.settings, client.users.numpy()
+        if what == "readable sum":
+            advance = Advance(4, 0, 0.1, True, np.ones((FEATURES, 4), np.float32))
+            sent = LatentRequest(5, users, users, settings, advance)
+            client.fit([np.ones((FEATURES, 4), np.float32)], sent.layout.to_config(sent))
+        request = GradientRequest(1, users, np.ones((users.size, 4), np.float32), 0, settings)
+        config = request.layout.to_config(request)
+        if what == "few bits":
+            mask = MaskRequest(bytes(16), 0, 32, 64, users[:2], *NO_PARTNERS)
+            config |= mask.to_config() | RING.to_config(Ring(64, 24, 1, 64.0))
+        client.add_up([request.gradient], config)

@@ -51,9 +51,11 @@ class MaskingClient(NumPyClient):
         purpose: str = SECURE_SUM,
         detail: bytes = b"",
         state: Iterable[ArrayLike] | None = None,
+        pad: RingArray | None = None,
     ) -> tuple[MaskedReply, Config]:
         """Add up clients' vectors and mask the sum, as the request's entries say."""
         # state: what the vectors were made of, if not the vectors: it enters one sum
+        # pad: words that each client adds, so that the server cannot read the sum either
         request, ring = MaskRequest.from_config(config), RING.from_config(config)
         host, clients = self.keys(), self._asked(request)
         self._receive(host, config, request, ring)
@@ -62,7 +64,9 @@ class MaskingClient(NumPyClient):
         if not present:
             raise ValueError(f"no client can take part: {next(iter(left_out.values()))}")
         state = (vectors[client] for client in sorted(vectors)) if state is None else state
-        terms = SumTerms(purpose, ring, detail)
+        if pad is not None:
+            total += pad.astype(ring.dtype) * ring.dtype.type(len(present))
+        terms = SumTerms(purpose, ring, detail, padded=pad is not None)
         reply = self._masked(host, request, present, total, terms, state)
         reply.left_out = left_out
         self._keep(host)

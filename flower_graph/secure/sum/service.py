@@ -149,10 +149,15 @@ class SecureSum(SumStages):
         return self.clients
 
     def requests(
-        self, length: int, purpose: str = SECURE_SUM, detail: bytes = b""
+        self,
+        length: int,
+        purpose: str = SECURE_SUM,
+        detail: bytes = b"",
+        *,
+        padded: bool = False,
     ) -> dict[int, dict[str, object]]:
         """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
-        terms = SumTerms(purpose, self._ring, detail)
+        terms = SumTerms(purpose, self._ring, detail, padded)
         ring, masks = RING.to_config(self._ring), self.masks(length, self._ring.word, terms)
         return {node: merged(*parts, ring) for node, (_, parts) in masks.items()}
 
@@ -167,8 +172,12 @@ class SecureSum(SumStages):
     def close(self, server_round: int) -> Summed | Skipped:
         """Remove the masks, in an exchange that also makes the next sum ready."""
         ring = self._ring
+        return _read_sum(ring, self.close_padded(server_round))
+
+    def close_padded(self, server_round: int) -> SumResult | Skipped:
+        """Remove the masks alone: of a sum under pads, the server has the words."""
         self.reveal(server_round, self.server.clients)
-        return _read_sum(ring, self.result())
+        return self.result()
 
     def forget(self, node: int) -> None:
         """Remove a SuperNode that has lost its keys; it is asked for new ones."""

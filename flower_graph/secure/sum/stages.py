@@ -62,6 +62,11 @@ class SumStages:
         self.ring_for = partial(Ring.fit, limit=limit, resolution=resolution, guard=guard)
         self._ring = self.ring_for(2)  # of the newest sum; this refuses impossible numbers
 
+    @property
+    def ring(self) -> Ring:
+        """How numbers of the newest sum are written."""
+        return self._ring
+
     def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
         """Return those of some clients that these SuperNodes host."""
         homes = self.server.homes

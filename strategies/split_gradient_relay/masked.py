@@ -1,0 +1,181 @@
+"""nFedGNN with one first layer that the server cannot see, and sums that it cannot read.
+
+What is otherwise than in ``summed.py``:
+
+- Before the first round one SuperNode draws a key and seals it for the others; the server carries
+  the packets. First weights and dropout come from that key.
+- The sums of gradients are a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits,
+  under pads that come from the same key: the server adds up, takes the masks off, and sends on what
+  is still under the pads.
+- A copy of the layer travels under the same key.
+
+Everybody who is in a sum must stay until it is opened: else nobody steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from flower_graph.secure.common_key import (
+    NO_KEY,
+    KeyPacket,
+    ShareKeyReply,
+    ShareKeyRequest,
+)
+from flower_graph.secure.sum.messages import MaskRequest
+from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.service import SecureSum
+from flower_graph.strategies.split_gradient_relay.common_messages import (
+    CommonEnrolment,
+    GradientRequest,
+    HiddenSum,
+    MaskedEnrolment,
+)
+from flower_graph.strategies.split_gradient_relay.common_state import CommonBook, CommonMembership
+from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
+from flower_graph.strategies.split_gradient_relay.masked_client import (
+    GRADIENTS,
+    IN_SUM,
+    LEAST_FRACTION_BITS,
+    detail_of,
+)
+from flower_graph.strategies.split_gradient_relay.messages import EnrolmentReply
+from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
+from flower_graph.wire.fields import Bytes
+from flower_graph.wire.keys import CONFIG
+from flower_graph.wire.ledger import reply_bytes, setup_bytes
+
+
+def _shared(count: int, node: int, content: RecordDict) -> ShareKeyReply:
+    """Read packets for so many SuperNodes."""
+    return ShareKeyReply.read(content, k=count)
+
+
+class MaskedMembership(CommonMembership):
+    """Which users each SuperNode hosts, and which has the common key."""
+
+    def __init__(self, state: CommonBook) -> None:
+        super().__init__(state)
+        self.public: dict[int, Bytes] = {}  # key of each SuperNode
+        self.checks: dict[int, bytes] = {}  # hash of the common key that it has
+
+    def read(self, node: int, content: RecordDict) -> CommonEnrolment:
+        """Read a reply; users are nodes of the server's graph."""
+        return MaskedEnrolment.read(content, num_nodes=self.state.roster.size)
+
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        """Note its keys, besides the rest."""
+        super().enrolled(node, answer)
+        assert isinstance(answer, MaskedEnrolment)
+        self.public[node], self.checks[node] = answer.public, answer.key_check.tobytes()
+
+
+class MaskedGradientRelay(SummedGradientRelay):
+    """Server of nFedGNN with one first layer, for clients that are ``MaskedLayerClient``.
+
+    Parameters
+    ----------
+    *data, **more
+        As of ``SummedGradientRelay``.
+    limit : float
+        Largest size of a number in a SuperNode's sum of gradients; a larger one stops the step.
+    """
+
+    def __init__(self, *data: Any, limit: float = StrategyConfig.limit, **more: Any) -> None:
+        super().__init__(*data, **more)
+        self._limit = limit
+
+    def membership(self) -> CommonMembership:
+        """Make the membership."""
+        return MaskedMembership(self.users)
+
+    @cached_property
+    def sums(self) -> SecureSum:
+        """The secure sums, over the session's exchange."""
+        return SecureSum(
+            self.session.exchange,
+            limit=self._limit,
+            resolution=2.0**-LEAST_FRACTION_BITS,
+            server=SumServer(dropout=0.0),
+            timeout=self.session.timeout,
+            guard=True,
+        )
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned; keys of sums are made anew."""
+        super().load_state(state)
+        self.__dict__.pop("sums", None)
+
+    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+        """Have the common key sealed for those who lack it; give each its packet."""
+        members = self.session.members
+        assert isinstance(members, MaskedMembership)
+        hosted = list(self.session.hosted())
+        holders = [node for node in hosted if members.checks[node] != NO_KEY]
+        check = members.checks[holders[0]] if holders else NO_KEY
+        has_key = {node: bool(holders) and members.checks[node] == check for node in nodes}
+        lacking = [node for node in nodes if not has_key[node]]
+        if not lacking:
+            return {}
+        for donor in [node for node in holders if members.checks[node] == check] or hosted:
+            others = [node for node in lacking if node != donor]
+            public = np.array([members.public[node] for node in others], np.uint8).reshape(-1, 32)
+            replies = self.session.send(
+                {donor: ShareKeyRequest(public, not holders).to_record()},
+                server_round,
+                partial(_shared, len(others)),
+                message_type="train.share_key",
+                max_reply_bytes=setup_bytes(),
+            )
+            for reply in replies.values.values():
+                members.checks |= dict.fromkeys([donor, *others], reply.key_check.tobytes())
+                sender = members.public[donor]
+                return {
+                    node: KeyPacket(packet, sender).to_config()
+                    for node, packet in zip(others, reply.packets, strict=True)
+                }
+        return {}
+
+    def add(
+        self, server_round: int, requests: Mapping[int, GradientRequest]
+    ) -> tuple[HiddenSum | None, list[int]]:
+        """Have the sums added up under masks; give what is left of them, and who is missing."""
+        session, sums = self.session, self.sums
+        clients = session.members.clients
+        asked = {node: clients[node][:IN_SUM] for node in requests}
+        if set(sums.clients) != {one for local in asked.values() for one in local}:
+            sums.give_up()
+        sums.prepare(server_round, asked)
+        length = int(np.prod(self.users.weight_shape))
+        ring = sums.ring
+        entries = sums.requests(
+            length, GRADIENTS, detail_of(server_round, self.users.last), padded=True
+        )
+        contents = {node: requests[node].to_record() for node in entries}
+        for node, content in contents.items():
+            besides: Mapping[str, Any] = entries[node]
+            content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **besides})
+        replies = session.send(
+            contents,
+            server_round,
+            sums.take,
+            message_type="train.add_up",
+            max_reply_bytes=reply_bytes(length, IN_SUM),
+        )
+        missing = [node for node in requests if node not in replies.values]
+        for node in replies.values:
+            self.users.added_up(requests[node].users, 8 * length)
+        result = sums.close_padded(server_round)
+        session.rejected += sums.rejected
+        sums.rejected.clear()
+        if isinstance(result, Skipped) or missing:
+            return None, missing or list(requests)
+        mask = MaskRequest.from_config(next(iter(entries.values())))
+        count = result.contributors.size
+        return HiddenSum(count, mask.run_id, mask.server_round, ring, result.total), []

@@ -1,0 +1,122 @@
+"""The users of one SuperNode that has one first layer with the others, which the server cannot see.
+
+The sum of their gradients leaves the SuperNode under masks, which cancel in the sum over all, and
+under pads, which only who has the common key can take off (``flower_graph.secure.common_key``).
+From the same key come the first weights and what users drop, so the server cannot follow the layer
+by itself.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.secure.sum.masking_client import MaskingClient
+from flower_graph.secure.sum.messages import RING, MaskRequest
+from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
+from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
+from flower_graph.strategies.split_gradient_relay.common_messages import (
+    Advance,
+    CommonEnrolment,
+    GradientRequest,
+    MaskedEnrolment,
+)
+from flower_graph.wire.keys import SUM_STATE
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
+
+GRADIENTS = "sum of gradients"  # the purpose of the sums
+WORD, LEAST_FRACTION_BITS = 64, 40  # with fewer, Adam makes of the rounding what can be seen
+IN_SUM = 2  # clients of the sum that stand for a SuperNode's users: with one there is no sum of one
+
+
+def detail_of(server_round: int, layer_round: int) -> bytes:
+    """Say what a sum is of: which round's gradients, by which round's layer."""
+    return struct.pack("<qq", server_round, layer_round)
+
+
+class MaskedLayerClient(CommonLayerClient, MaskingClient):
+    """A ``CommonLayerClient`` whose server sees neither the layer nor sums; parameters as there."""
+
+    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
+
+    def __init__(self, context: Context, x: Tensor, users: Tensor, **more: Any) -> None:
+        super().__init__(context, x, users, **more)
+        MaskingClient.__init__(self, context, self.users[:IN_SUM].tolist())
+        self._key = CommonKey(context)
+
+    def share_key(self, parameters: Parameters, config: Config) -> Answer:
+        """Seal the common key for other SuperNodes."""
+        request = ShareKeyRequest.from_config(config)
+        self._key.public  # noqa: B018  # its pair is there from then on
+        return [], self.users.numel(), self._key.share(request).to_config()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        """Forget the run, and its keys."""
+        self._key.drop()
+        self.context.state.pop(SUM_STATE, None)
+        return super().finish(parameters, config)
+
+    def _enrolment(self, *of_layer: Any) -> CommonEnrolment:
+        result = MaskedEnrolment(*of_layer)
+        result.public, result.key_check = self._key.public, self._key.check
+        return result
+
+    def _take_key(self, config: Config) -> None:
+        """Take the common key, if it comes."""
+        if config.get("key-packet") is not None:
+            self._key.take(KeyPacket.from_config(config))
+
+    def _seed(self, settings: CommonSettings) -> int:
+        # Without a key a layer is never begun: whoever is asked has one, or is sent one.
+        return self._key.seed() if self._key.check.any() else settings.seed
+
+    def _total(self, advance: Advance) -> Tensor | None:
+        """Take the pads off the sum."""
+        if advance.total is not None:
+            raise RefusedError("a sum came that the server can read: nobody here takes part")
+        if (hidden := advance.hidden) is None:
+            return None
+        pad = self._key.pad(hidden.sum_run, hidden.sum_round, hidden.words.size)
+        words = hidden.words - pad * np.uint64(hidden.contributors)
+        return torch.from_numpy(hidden.ring.decode(words))
+
+    def _summed(
+        self, request: GradientRequest, total: NDArray[np.float64], config: Config
+    ) -> Answer:
+        """Add the pads, and mask the sum."""
+        if "mask-run" not in config:
+            raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
+        mask, ring = MaskRequest.from_config(config), RING.from_config(config)
+        if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
+            raise RefusedError(
+                f"words of {ring.word} bits with {ring.fraction_bits} of a fraction; sums of "
+                f"gradients take {WORD} with at least {LEAST_FRACTION_BITS}"
+            )
+        first, *others = self.clients
+        vectors = {first: total.ravel(), **{other: np.zeros(total.size) for other in others}}
+        pad = self._key.pad(mask.run_id, mask.server_round, total.size)
+        detail = detail_of(request.server_round, request.layer_round)
+        reply, entries = self.masked(config, vectors, GRADIENTS, detail, pad=pad)
+        if reply.left_out:
+            raise RefusedError("a sum of gradients is beyond strategy.limit")
+        return [reply.total], request.users.size, entries
+
+    def _seal(self, data: bytes) -> bytes:
+        return self._key.seal(data)
+
+    def _open(self, data: bytes) -> bytes:
+        return self._key.open(data)
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Take the last step, then answer with latent vectors; refused without the common key."""
+        if not self._key.check.any() and config.get("key-packet") is None:
+            raise StateLostError("the common key is not here")
+        return super().fit(parameters, config)
