@@ -7,9 +7,8 @@ training nodes. Every client has a network of its own. Round ``t``:
 1. server -> clients: for each class ``j`` the prototype ``C_j``, ``[h]``, of all clients;
 2. client: ``E`` steps of Adam on the cross-entropy of its training nodes plus ``lambda`` times the
    mean squared distance of their hidden vectors to their classes' prototypes;
-3. client -> server: for each class the sum of its hidden vectors and their number, each divided
-   by its ``n_i`` training nodes;
-4. server: Flower's ``FedAvg`` of both, by ``n_i``; the quotient is the new ``C_j`` (equation 6);
+3. client -> server: for each class the sum of its hidden vectors and their number, over ``n_i``;
+4. server: Flower's ``FedAvg`` of both by training nodes ``n_i``; their quotient is ``C_j`` (eq. 6);
 5. server -> clients: that. Clients measure, keep and predict with their own networks.
 
 A class that none of the asked clients has gets no prototype. The network is the two-layer GCN.
@@ -61,8 +60,8 @@ class FedProtoConfig(ModuleRunConfig):
 class WithPrototypes(nn.Module):
     """A GCN, and the prototypes that came: the sum of each class and its share of all nodes."""
 
-    sums: Tensor  # [k, h]
-    shares: Tensor  # [k]
+    sums: Tensor  # [k, h]; shares [k]
+    shares: Tensor
 
     def __init__(self, gcn: nn.Module) -> None:
         super().__init__()
@@ -86,8 +85,7 @@ class FedProtoClient(ModuleClient):
         assert isinstance(module, WithPrototypes)
         train, hidden = graph.masks["train"], module.gcn.embed(graph.x, graph.edge_index)
         y, logits = graph.y[train], module.gcn.classify(hidden, graph.edge_index)[train]
-        means = module.sums / module.shares[:, None]  # [k, h]; 0 / 0 is NaN, for none
-        apart = distance_to_means(hidden[train], y, means)
+        apart = distance_to_means(hidden[train], y, module.sums / module.shares[:, None])  # or NaN
         return nn.functional.cross_entropy(logits, y) + self.how.prototype_weight * apart.mean()
 
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
