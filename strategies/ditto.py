@@ -22,7 +22,6 @@ from copy import deepcopy
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
@@ -78,8 +77,7 @@ class DittoClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Add up both models' cross-entropies and the distance between them (steps 2 and 3)."""
         assert isinstance(module, TwoModels)
-        train, logits = graph.masks["train"], module.common(graph.x, graph.edge_index)
-        both = functional.cross_entropy(logits[train], graph.y[train]) + super().loss(module, graph)
+        both = super().loss(module.common, graph) + super().loss(module, graph)
         return both + self.how.pull / 2 * self.distance(module.own, "common.")
 
     def exported(self, module: nn.Module) -> nn.Module:
