@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig, StrategySection
+from flower_graph.config.metrics import LINKS, NODES, TASKS
+from flower_graph.config.module import TASK_HELP, LinksSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
     BELOW_ONE,
@@ -12,6 +14,7 @@ from flower_graph.config.rules import (
     SHARE,
     at_least,
     choice,
+    require,
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError
@@ -177,7 +180,9 @@ class NFedGNNConfig(RunConfig):
     """Everything that a run of nFedGNN needs to be repeated."""
 
     app: str = APP
+    task: str = setting(NODES, choice(*TASKS), help=TASK_HELP)
     data: UserData = section(UserData)
+    links: LinksSection = section(LinksSection)
     model: ModelConfig = section(ModelConfig)
     strategy: StrategyConfig = section(StrategyConfig)
 
@@ -191,6 +196,9 @@ class NFedGNNConfig(RunConfig):
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()
+        changes = self.data.add is not None or bool(self.data.remove)
+        good = not (changes and self.task == LINKS)
+        require(good, "task", self.task, f"{NODES} where users come and go")
         self.privacy.require_averaging(self.strategy.name, ())
         sent = {AVERAGED: "the weights", SUMMED: "the sums of gradients"}
         if (share := self.strategy.share) in sent:

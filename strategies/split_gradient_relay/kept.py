@@ -25,6 +25,8 @@ from flower_graph.outputs.files import (
     SparseRows,
     role_of,
 )
+from flower_graph.outputs.links import KnownLinks
+from flower_graph.strategies.split_gradient_relay.link_server import LinkRelayServer
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
 from flower_graph.strategies.split_gradient_relay.users import (
     Tensors,
@@ -66,6 +68,23 @@ NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
         },
     ),
 }
+
+
+def link_snapshot(server: LinkRelayServer) -> Snapshot:
+    """Give what the server has: rows of all who have answered by all edges, and these edges."""
+    users = server.known.nonzero().flatten().cpu()
+    rows = server.rows(server.whole).cpu()[users].numpy()
+    names = np.array(users.tolist() if server.names is None else list(server.names))
+    shown = names if server.names is None else names[users.numpy()]
+    nobody = np.zeros(len(users), bool)
+    kept = server.known[server.whole].all(0).cpu()
+    ends = server.whole.cpu()[:, kept].numpy()
+    known = KnownLinks(
+        np.full(ends.shape[1], NO_CLIENT), *(ends if server.names is None else names[ends])
+    )
+    client = np.full(len(users), NO_CLIENT)
+    beside = Embeddings(client, shown, users.numpy(), nobody, rows)
+    return Snapshot(None, server_models(server.eval_model), beside, known)
 
 
 def server_snapshot(server: RelayServer) -> Snapshot:

@@ -11,6 +11,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.metrics import LINKS
 from flower_graph.data.baselines import Figures, graph_baselines
 from flower_graph.data.folders.party import (
     USERS,
@@ -21,6 +22,7 @@ from flower_graph.data.folders.party import (
 )
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import take_rows
+from flower_graph.data.link_baselines import link_baselines
 from flower_graph.data.sketch import sketched
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import first_layer_bytes
@@ -39,6 +41,7 @@ from flower_graph.strategies.split_gradient_relay.config import (
     SUMMED,
     NFedGNNConfig,
 )
+from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks
 from flower_graph.strategies.split_gradient_relay.masked import MaskedGradientRelay
 from flower_graph.strategies.split_gradient_relay.masked_client import MaskedLayerClient
 from flower_graph.strategies.split_gradient_relay.newcomers import (
@@ -67,7 +70,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
         "nFedGNN smooths over edges: at homophily 0.1 it was 7 to 64 points below logistic "
         "regression on the features (docs/results/heat-map); try strategy.reg_weight=0"
     )
-    tables = ("nfedgnn", "nfedgnn-summed", "nfedgnn-steady", "heat-map")
+    tables = ("nfedgnn", "nfedgnn-summed", "nfedgnn-steady", "heat-map", "links")
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
@@ -78,7 +81,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
             config.model.name,
             hidden=config.model.hidden,
             heads=config.model.heads,
-            classes=int(data.num_classes),
+            classes=row_size(config) if config.task == LINKS else int(data.num_classes),
             dropout=config.model.dropout,
             seed=config.seed,
         )
@@ -96,6 +99,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
             "seed": config.seed,
             "device": config.device,
             "min_nodes": how.min_nodes,
+            "links": held_links(config) if config.task == LINKS else None,
             **checkpoint_settings(config, out),
         }
         strategy: RelayStrategy[Any, Any]
@@ -158,7 +162,11 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
 
     def baselines(self, config: NFedGNNConfig) -> Figures:
         """Give figures to hold the run's accuracies against: those of all users."""
-        return graph_baselines(users_graph(config))
+        graph = users_graph(config)
+        if config.task != LINKS:
+            return graph_baselines(graph)
+        split = held_links(config).split(graph.edge_index, graph.num_nodes)
+        return link_baselines([(graph.x, split)], config.metrics[0])
 
     def least_memory(self, config: NFedGNNConfig) -> int:
         """Count the rows of features that users have: dense features take the most."""
@@ -199,6 +207,17 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
 
 
 METHOD = NFedGNN()
+
+
+def held_links(config: NFedGNNConfig) -> HeldLinks:
+    """Say which edges are held out."""
+    how = config.links
+    return HeldLinks(how.val, how.test, config.seed if how.seed is None else how.seed)
+
+
+def row_size(config: NFedGNNConfig) -> int:
+    """Say how many numbers the server's model gives a node where links are learnt."""
+    return config.model.hidden * (config.model.heads if config.model.name == "gat" else 1)
 
 
 def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tensor]:

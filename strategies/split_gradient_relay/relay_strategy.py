@@ -14,7 +14,12 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
-from flower_graph.strategies.split_gradient_relay.kept import server_snapshot, user_lines
+from flower_graph.strategies.split_gradient_relay.kept import (
+    link_snapshot,
+    server_snapshot,
+    user_lines,
+)
+from flower_graph.strategies.split_gradient_relay.link_server import LinkRelayServer
 from flower_graph.strategies.split_gradient_relay.server_model import (
     Losses,
     RelayServer,
@@ -50,10 +55,9 @@ class RelayStrategy(RoundStrategy[Q, A]):
                 model.load_state_dict(initial_arrays.to_torch_state_dict())
 
     def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
-        """Judge the users' classes; return the round's report."""
-        server = self.server
-        accuracy = server.accuracy()
-        self.counts = counted(server.said, server.y, server.masks, self.counting)
+        """Judge the users' classes, or links; return the round's report."""
+        accuracy = self.server.accuracy()
+        self.counts = counted(*self.server.judged, self.counting)
         return self.report(
             server_round,
             who,
@@ -113,6 +117,8 @@ class RelayStrategy(RoundStrategy[Q, A]):
 
     def snapshot(self) -> Snapshot:
         """Return predictions and latent vectors of all who have answered, and the server's half."""
+        if isinstance(self.server, LinkRelayServer):
+            return link_snapshot(self.server)
         return server_snapshot(self.server)
 
     def figures(self) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,14 @@ class ServerData(Protocol):
     @property
     def train_mask(self) -> Tensor | None:
         """Boolean ``[n]``; ``val_mask`` and ``test_mask`` are optional."""
+
+
+class Judged(NamedTuple):
+    """What is said of examples, and what is true."""
+
+    logits: Tensor  # [m, c]
+    y: Tensor  # [m]
+    masks: dict[str, Tensor]  # [m] bool by role
 
 
 @dataclass
@@ -150,21 +158,10 @@ class RelayServer:
         """Compute the loss over the users that were heard, and every latent vector's gradient."""
         # latent [n, h], heard [n]
         latent = latent.detach().requires_grad_()
-        train = self.masks["train"] & heard
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
             logits = self.model(latent, self.edges)
-        if logits.shape[1] < self.num_classes:
-            raise DataError(
-                f"y has {self.num_classes - 1}, but the server's model gives {logits.shape[1]} "
-                "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
-            )
-        # Until a labelled user has answered there is nothing but the regulariser to learn from.
-        entropy = (
-            functional.cross_entropy(logits[train], self.y[train])
-            if train.any()
-            else (0 * logits.sum())
-        )
+        entropy = self.entropy(logits, heard, server_round)
         term = self._term
         smooth = laplacian_regulariser(term, latent) if term else torch.zeros_like(entropy)
         loss = entropy + self.reg_weight * smooth
@@ -178,6 +175,20 @@ class RelayServer:
             clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
+
+    def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
+        """Compute the cross-entropy of the training nodes whose users were heard."""
+        # logits [n, c], heard [n]
+        if logits.shape[1] < self.num_classes:
+            raise DataError(
+                f"y has {self.num_classes - 1}, but the server's model gives {logits.shape[1]} "
+                "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
+            )
+        train = self.masks["train"] & heard
+        # Until a labelled user has answered there is nothing but the regulariser to learn from.
+        if not train.any():
+            return 0 * logits.sum()
+        return functional.cross_entropy(logits[train], self.y[train])
 
     @torch.no_grad()
     def _average(self, server_round: int) -> None:
@@ -199,11 +210,17 @@ class RelayServer:
         result: Tensor = self.eval_model(self.latent, self.edges)
         return result
 
+    def judge(self) -> Judged:
+        """Return what the server says now of its examples, and what is true."""
+        judged = Judged(self.logits(), self.y, self.masks)
+        self.right = judged.logits.argmax(1) == self.y
+        return judged
+
     def accuracy(self) -> dict[str, float]:
         """Return the accuracy over each mask; NaN where a mask is missing or empty."""
-        self.said = self.logits()
-        self.right = self.said.argmax(1) == self.y
-        return {name: _share(self.right[mask]) for name, mask in self.masks.items()}
+        self.judged = self.judge()
+        right = self.judged.logits.argmax(1) == self.judged.y
+        return {name: _share(right[mask]) for name, mask in self.judged.masks.items()}
 
     def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds."""

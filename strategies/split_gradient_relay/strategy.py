@@ -28,6 +28,7 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,6 +41,7 @@ from flower_graph.errors import NoClientsError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.session import Session
 from flower_graph.strategies.split_gradient_relay.config import SCHEDULES, StrategyConfig
+from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks, LinkRelayServer
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
 from flower_graph.strategies.split_gradient_relay.relay_strategy import RelayStrategy
 from flower_graph.strategies.split_gradient_relay.server_model import (
@@ -99,6 +101,8 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         SuperNodes to wait for before a round.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
+    links : HeldLinks, optional
+        What is held out where links are learnt; the model then gives a row for each node.
 
     Notes
     -----
@@ -130,11 +134,13 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         min_nodes: int = USUAL.min_nodes,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
+        links: HeldLinks | None = None,
     ) -> None:
         choice(*SCHEDULES).check("schedule", schedule)
         ABOVE_ZERO.check("learning_rate", learning_rate)
         self.schedule, self.learning_rate = schedule, learning_rate
-        self.server = RelayServer(
+        kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
+        self.server = kind(
             data,
             server_model,
             latent_size=latent_size,

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ from flower_graph.strategies.split_gradient_relay.common_state import (
     CommonMembership,
 )
 from flower_graph.strategies.split_gradient_relay.config import SCHEDULES, StrategyConfig
+from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks, LinkRelayServer
 from flower_graph.strategies.split_gradient_relay.relay_strategy import RelayStrategy
 from flower_graph.strategies.split_gradient_relay.server_model import (
     Losses,
@@ -129,12 +131,14 @@ class SummedGradientRelay(
         min_nodes: int = USUAL.min_nodes,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
+        links: HeldLinks | None = None,
     ) -> None:
         choice(*SCHEDULES).check("schedule", schedule)
         ABOVE_ZERO.check("learning_rate", learning_rate)
         BELOW_ONE.check("feature_dropout", feature_dropout)
         self.schedule, self.learning_rate = schedule, learning_rate
-        self.server = RelayServer(
+        kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
+        self.server = kind(
             data,
             server_model,
             latent_size=latent_size,

@@ -1,0 +1,128 @@
+"""nFedGNN whose server knows some edges and predicts others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from federation import METHODS
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor, nn
+
+import flower_graph as fg
+from flower_graph.apps.cli.main import main
+from flower_graph.data.graph import Graph
+from flower_graph.errors import ConfigError
+from flower_graph.method.load import load_config
+from flower_graph.ops.links import both_directions, dot_products, undirected
+from flower_graph.records.rounds import RoundReport
+from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks, LinkRelayServer
+from flower_graph.wire.counts import counted
+
+N = 70
+LINKS = ("task=links", "metrics=[auc,ap,hits@20,hits@50,mrr,accuracy]", "model.hidden=8")
+
+
+class Heard(nn.Module):
+    """Gives latent vectors as they are, and notes over which edges it was to pass messages."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.seen = nn.Parameter(torch.ones(1)), list[set[int]]()
+
+    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        self.seen.append(set(undirected(edge_index, N).tolist()))
+        return self.scale * x
+
+
+def server(model: nn.Module) -> LinkRelayServer:
+    rng = torch.Generator().manual_seed(0)
+    pairs = torch.randint(N, (2, 5 * N), generator=rng)
+    edges = both_directions(pairs[:, pairs[0] != pairs[1]]).unique(dim=1)
+    train = torch.ones(N) > 0
+    data = Graph(torch.zeros(N, 1), edges, torch.zeros(N).long(), 2, train, ~train, ~train)
+    one = LinkRelayServer(
+        data,
+        model,
+        links=HeldLinks(0.1, 0.2, 3),
+        latent_size=4,
+        reg_weight=0.0,
+        weight_decay=0.0,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    one.receive(torch.arange(N), torch.randn(N, 4, generator=rng))
+    return one
+
+
+def test_the_server_passes_over_no_edge_that_it_is_judged_by() -> None:
+    model = Heard()
+    relay = server(model)
+    split = relay.split
+    code = split.pairs[0] * N + split.pairs[1]
+    train, val, test = (
+        set(code[split.is_edge & (split.role == role)].tolist()) for role in range(3)
+    )
+    relay.step(1, 0.1)
+    accuracy = relay.accuracy()
+    learnt, early, late = model.seen
+    assert learnt == early == train and late == train | val and not late & test
+    score = dot_products(relay.rows(split.later), split.pairs)
+    chosen = split.role == 2
+    assert accuracy["test"] == pytest.approx(
+        float(((score > 0) == split.is_edge)[chosen].double().mean())
+    )
+
+
+def test_users_who_were_not_heard_teach_nothing() -> None:
+    relay = server(Heard())
+    heard = torch.arange(N) < 40
+    _, gradient = relay.gradients(1, relay.latent, heard)
+    assert not gradient[~heard].any() and bool(gradient[heard].any())
+    losses, nothing = relay.gradients(1, relay.latent, heard & False)
+    assert losses.cross_entropy == 0 and not nothing.any()
+
+
+@pytest.mark.parametrize("share", ["own", "summed"])
+def test_a_run_learns_links_and_leaves_them(share: str, tmp_path: Path) -> None:
+    setup = METHODS["nfedgnn"]
+    how = ("rounds=3", *LINKS, f"strategy.share={share}", "strategy.reg_weight=0")
+    done = setup.run(tmp_path / "run", *how)
+    run, report = fg.load_run(done.out), done.reports[-1]
+    rows, known = run.embeddings(), run.known_links()
+    assert set(rows.client.tolist()) == {-1} and len(rows.node) == done.result["clients"]
+    assert done.result["baselines"].keys() == {
+        "common-neighbours",
+        "adamic-adar",
+        "feature-product",
+    }
+    assert 0 < report.score("mrr", "test") <= 1 and 0 <= report.score("auc", "test") <= 1
+    node, table = str(rows.node[0]), tmp_path / "best.csv"
+    words = ["predict", str(done.out), "--links", "--node", node, "--top", "4"]
+    assert main([*words, "--out", str(table)]) == 0
+    lines = [line.split(",") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+    linked = {str(o) for n, o in zip(known.node, known.other, strict=True) if str(n) == node}
+    assert len(lines) == 4 and not {line[2] for line in lines} & {*linked, node}
+
+
+def test_metrics_are_scikit_learns() -> None:
+    relay = server(Heard())
+    relay.accuracy()
+    logits, truth, masks = relay.judged
+    score = (logits[:, 1] - logits[:, 0]).detach()[masks["test"]].numpy()
+    label = truth[masks["test"]].numpy()
+    report = RoundReport(1, 0, 0, 0, 0, 0, 0, N, N)
+    report.note_counts(counted(*relay.judged, "ranks"), ("auc", "ap", "mrr"))
+    assert report.score("auc", "test") == pytest.approx(roc_auc_score(label, score), abs=0.002)
+    precise = average_precision_score(label, score)
+    assert report.score("ap", "test") == pytest.approx(precise, abs=0.002)
+    ranks = 1 + (score[label == 0][None] > score[label == 1][:, None]).sum(1)
+    assert report.score("mrr", "test") == pytest.approx(np.mean(1 / ranks), abs=1e-4)
+
+
+def test_users_who_come_and_go_keep_their_classes() -> None:
+    with pytest.raises(ConfigError, match=r"^task") as caught:
+        load_config("nfedgnn/cora", ["task=links", "data.remove=[3]"])
+    assert "links" in str(caught.value)
