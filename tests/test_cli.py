@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,9 +15,12 @@ import pytest
 
 from flower_graph import errors
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.cli.run import RoundPrinter, default_folder
+from flower_graph.apps.cli.progress import EngineLines, RoundPrinter, Shown
+from flower_graph.apps.cli.run import default_folder
 from flower_graph.config.common import RunConfig
-from flower_graph.method.load import list_configs, load_config, to_dict, to_yaml
+from flower_graph.config.schema import settings_of
+from flower_graph.data.sources.presence import ABSENT, HERE, OWN
+from flower_graph.method.load import data_name_of, list_configs, load_config, to_dict, to_yaml
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
 from flower_graph.storage.checkpoint import round_folder, save_server
@@ -249,16 +253,48 @@ def test_a_run_of_a_yaml_elsewhere_is_gone_on_with_from_another_folder(
     assert f"name: {tmp_path}/mine/people\n" in capsys.readouterr().out
 
 
-def test_show_prints_the_resolved_yaml(capsys: Captured) -> None:
-    assert cli.main(["show", "nfedgnn/cora", "model.name=gat"]) == 0
+def test_show_explains_every_key_in_yaml_that_is_read_back(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    long = f"data.name={tmp_path}/{' '.join(['a folder'] * 20)}/graph.pt"  # over several lines
+    assert cli.main(["show", "fedgls/cora-linqs", "rounds=7", long]) == 0
+    shown = capsys.readouterr().out
+    (tmp_path / "shown.yaml").write_text(shown)
+    config = load_config("fedgls/cora-linqs", ["rounds=7", long])
+    assert load_config(str(tmp_path / "shown.yaml")) == config
+    assert "rounds: 7  # rounds of training (a whole number, at least 1)\n" in shown
+    about = " ".join(shown.replace("#", " ").split())
+    for one in settings_of(type(config)):
+        assert " ".join(one.help.split()) in about, one.key
+
+
+def test_plain_show_prints_the_resolved_yaml(capsys: Captured) -> None:
+    assert cli.main(["show", "nfedgnn/cora", "model.name=gat", "--plain"]) == 0
     assert capsys.readouterr().out == to_yaml(load_config("nfedgnn/cora", ["model.name=gat"]))
 
 
-def test_list_names_apps_configs_and_data(capsys: Captured) -> None:
+def test_list_names_apps_configs_and_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("FLOWER_GRAPH_DATA", str(tmp_path))
+    monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "Planetoid" / "PubMed").mkdir(parents=True)
+    (tmp_path / "cache" / "Planetoid-CiteSeer-0123").mkdir(parents=True)
+    marks = {"fedavg/cora": ABSENT, "fedavg/pubmed": HERE, "fedavg/citeseer": HERE}
+    marks |= {"fedavg/cora-linqs": HERE, "fedavg/own-graph": OWN}
     assert cli.main(["list"]) == 0
     shown = capsys.readouterr().out
     for name in [*list_configs(), "nfedgnn", "cora-linqs", "csbm", "PubMed", "Coauthor/CS"]:
         assert f"  {name}" in shown
+    rows = {line.split()[0]: line for line in shown.splitlines() if line[:2] == "  "}
+    assert "FedAvg" in rows["fedprox"]  # its sentence
+    for name, where in marks.items():
+        assert (f"[{where}]" in rows[name]) is (where != HERE), name
+
+
+def test_the_quick_reader_of_a_configs_data_says_what_the_loader_says() -> None:
+    for name in list_configs():
+        assert data_name_of(name) == load_config(name).data.name.rpartition("/")[2], name
 
 
 def test_reproduce_hands_its_options_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -295,10 +331,81 @@ def test_version(capsys: Captured) -> None:
 
 def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    printer = RoundPrinter(4, label="seed 0")
+    printer = RoundPrinter(4, seed=0)
     printer(report(3))  # a resumed run starts here
     printer(report(4))
     printer.close()
     shown = capsys.readouterr().err
     assert "seed 0: 100%" in shown and "4/4" in shown and "test 0.400" in shown
     assert "users" not in shown
+
+
+def test_lines_every_so_many_rounds_and_where_something_is_unusual(capsys: Captured) -> None:
+    printer = RoundPrinter(7, seed=0, shown=Shown(log_every=3))
+    for number in range(1, 8):
+        printer(replace(report(number), skipped="too few" if number == 5 else ""))
+    shown = capsys.readouterr().err.splitlines()
+    assert [int(line.split()[1].partition("/")[0]) for line in shown] == [3, 5, 6, 7]
+
+
+def test_json_on_stdout_and_the_rest_on_stderr(runner: Runner, capsys: Captured) -> None:
+    words = ["run", "quickstart", "rounds=2", "--json", "--seeds", "0,1", "--out", "here"]
+    assert cli.main(words) == 0
+    shown = capsys.readouterr()
+    records = [json.loads(line) for line in shown.out.splitlines()]
+    assert [(one["seed"], one["round"]) for one in records] == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert RoundReport.from_record(records[0]) == report(1)
+    assert "accuracy" in shown.err
+    assert cli.main(["run", "quickstart", "rounds=1", "--json", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert len(shown.out.splitlines()) == 1 and shown.err == ""
+
+
+def test_flowers_lines_become_rounds_and_only_what_is_new_is_shown(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    """Of a resumed run, whose file begins with a round that was shown before."""
+    seen: list[int] = []
+    lines = EngineLines(tmp_path, RoundPrinter(3, seed=0), lambda one: seen.append(one.round))
+    writer = RunWriter(tmp_path / "x", {"seed": 0})
+    for number in (1, 2):
+        writer.write_round(report(number))
+    (tmp_path / "x" / "metrics.jsonl").rename(tmp_path / "metrics.jsonl")
+    for line in (
+        "WARNING :   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.",
+        "INFO :      configure_train: Sampled 3 nodes (out of 3)",
+        "WARNING :   a client is ill",
+        "INFO :      round 2/3  loss 1.0",
+        "INFO :      round 3: this takes long",
+    ):
+        lines(line)
+    writer.write_round(report(3))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write((tmp_path / "x" / "metrics.jsonl").read_text())
+    lines("INFO :      round 3/3  loss 1.0")
+    assert seen == [2, 3]
+    shown = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[1].strip() for line in shown] == ["a client is ill", "round 3"]
+
+
+def test_completion_names_commands_and_configs(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def complete(parser: Any, shell: str, preamble: dict[str, str]) -> str:
+        return f"{shell} {preamble['bash']} {parser.format_help()}"
+
+    fake = ModuleType("shtab")
+    vars(fake).update(complete=complete, FILE="file", DIRECTORY="folder")
+    monkeypatch.setitem(sys.modules, "shtab", fake)
+    assert cli.main(["completion", "bash"]) == 0
+    shown = capsys.readouterr().out
+    assert "fedgls/cora-linqs" in shown and "reproduce" in shown
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    assert cli.main(["completion", "bash"]) == 2
+    assert "flower-graph[completion]" in capsys.readouterr().err
+
+
+def test_the_package_is_the_command() -> None:
+    words = [sys.executable, "-m", "flower_graph", "--version"]
+    shown = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("flower-graph ")

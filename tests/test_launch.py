@@ -78,6 +78,8 @@ def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
             key = f"{part}-accuracy"
             assert ray[key] == pytest.approx(here[key], abs=1e-6), (key, ray["round"])
     assert sum("round" in line and "/2" in line for line in lines) >= 2
+    log = (tmp_path / "ray" / launch.LOG).read_text(encoding="utf-8")
+    assert log.splitlines() == lines
 
 
 @pytest.mark.flwr

@@ -37,6 +37,7 @@ from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, read
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers  # of a signal
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
 CLIENT = "client-resources-num-cpus=1"
+LOG = "flower.log"  # all lines of Flower's engine, in the run's folder
 TAIL = 40  # lines of the log that an error shows
 KILL_WAIT = 15.0  # seconds until processes that were killed must be gone
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
@@ -84,7 +85,7 @@ def flwr_run(
         raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
     result = out.resolve() / "result.json"
     before = _stamp(result)
-    log = _launch(_settings(config, overrides, out, seed, resume), supernodes, echo)
+    log = _launch(_settings(config, overrides, out, seed, resume), supernodes, echo, out)
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
         raise RuntimeError(_failure("the run failed", log))
@@ -111,6 +112,7 @@ def _launch(
     settings: dict[str, str | bool],
     supernodes: int,
     echo: Callable[[str], None],
+    out: Path,
 ) -> list[str]:
     """Run the app, again with other ports if the SuperLink does not start; return its log."""
     for attempt in range(ATTEMPTS):
@@ -124,6 +126,7 @@ def _launch(
                     raise
             finally:
                 with without_interrupts():
+                    _keep_log(home / LOG, out)
                     end_processes("FLWR_HOME", str(home))
                     # State too, which may be gigabytes: a run that is ended cannot clear up.
                     for folder in (home, _state_folder(home)):
@@ -154,7 +157,7 @@ def _run_in(
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    tail = _follow(process, echo)
+    tail = _follow(process, echo, home / LOG)
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
         if any("Failed to start local SuperLink" in line for line in tail):
@@ -163,16 +166,25 @@ def _run_in(
     return tail
 
 
-def _follow(process: subprocess.Popen[str], echo: Callable[[str], None]) -> list[str]:
-    """Pass the output on line by line; return its last lines."""
+def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Path) -> list[str]:
+    """Pass the output on line by line, and write it to a file; return its last lines."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=TAIL)
-    for line in process.stdout:
-        text = LINE_COLOURS.sub("", line).rstrip()
-        if text:
-            tail.append(text)
-            echo(text)
+    with log.open("w", encoding="utf-8") as file:
+        for line in process.stdout:
+            text = LINE_COLOURS.sub("", line).rstrip()
+            if text:
+                tail.append(text)
+                print(text, file=file, flush=True)
+                echo(text)
     return list(tail)
+
+
+def _keep_log(log: Path, out: Path) -> None:
+    """Add the engine's lines to the run's outputs, if it has any; a refused run leaves nothing."""
+    if log.is_file() and out.is_dir() and any(out.iterdir()):
+        with log.open("rb") as lines, (out / LOG).open("ab") as kept:
+            shutil.copyfileobj(lines, kept)
 
 
 def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:

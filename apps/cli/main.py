@@ -17,16 +17,16 @@ from typing import NoReturn
 
 from flower_graph import __version__, errors
 from flower_graph.errors import ConfigError
-from flower_graph.method.load import describe_config, list_configs, load_config, to_yaml
-from flower_graph.method.registry import give_file, known_apps
+from flower_graph.method.registry import give_file
 
 # All named errors are told in one line, without a traceback: a user can act on them.
 OUR_ERRORS = tuple(
     kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
-_OTHER_DATA = (
-    "any other data set of PyG for node classification, as Class or Class/name",
-    "the path of a file: a PyG Data object that torch.save wrote",
+EXIT_CODES = (
+    "exit codes: 0 done; 1 the run failed, or what was compared differs; 2 a wrong command, "
+    "setting, file or data, or a run that cannot go on; 130 interrupted; 141 nobody reads the "
+    "output any more"
 )
 
 
@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="flower-graph",
         description="Federated learning on graphs whose clients are tiny, for Flower.",
+        epilog=EXIT_CODES,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"flower-graph {__version__}")
@@ -101,9 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_compare(commands.add_parser("compare", help="compare runs: settings, figures, costs"))
     commands.add_parser("list", help="list methods, configs and data sets")
-    show = commands.add_parser("show", help="print all settings of a config")
-    _add_config(show)
-    _add_app(show)
+    _add_show(commands.add_parser("show", help="print all settings of a config"))
+    completion = commands.add_parser("completion", help="print a script that completes commands")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.set_defaults(parser=parser)
     _add_new_method(
         commands.add_parser("new-method", help="write a method of your own to start from")
     )
@@ -138,6 +140,12 @@ def _add_out(parser: argparse._ActionsContainer, name: str) -> None:
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
 
 
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    _add_config(parser)
+    parser.add_argument("--plain", action="store_true", help="YAML alone, without explanations")
+    _add_app(parser)
+
+
 def _add_run(parser: argparse.ArgumentParser) -> None:
     _add_config(parser, nargs="?")
     parser.add_argument("--seeds", metavar="N,N", help="one run for each seed, such as 0,1,2")
@@ -161,6 +169,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     help_every = "record the accuracy of each client every N rounds; the same as every=N"
     parser.add_argument("--every", metavar="N", help=help_every)
     parser.add_argument("--quiet", action="store_true", help="print the final summary only")
+    help_log = "where no bar is drawn, print a line every N rounds; default: 1"
+    parser.add_argument("--log-every", type=int, default=1, metavar="N", help=help_log)
+    help_json = "print an object for each round on stdout, and the summary on stderr"
+    parser.add_argument("--json", action="store_true", help=help_json)
     _add_app(parser, trusts=True)
 
 
@@ -291,23 +303,6 @@ def _add_registry(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--most-clients", type=int, metavar="N", help=help_most)
 
 
-def _list(args: argparse.Namespace) -> int:
-    configs = list_configs()
-    width = max(len(name) for name in configs)
-    print("methods (app):", *(f"  {name}" for name in known_apps()), sep="\n")
-    print("configs (CONFIG):", *(f"  {n:{width}}  {describe_config(n)}" for n in configs), sep="\n")
-    from flower_graph.data import known_names
-
-    print("data sets (data.name):", *(f"  {name}" for name in known_names()), sep="\n")
-    print(*(f"  {line}" for line in _OTHER_DATA), sep="\n", flush=True)
-    return 0
-
-
-def _show(args: argparse.Namespace) -> int:
-    print(to_yaml(load_config(args.config, args.overrides)), end="", flush=True)
-    return 0
-
-
 def _reproduce(args: argparse.Namespace) -> int:
     if args.rounds is not None and args.rounds < 1:
         raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
@@ -336,8 +331,9 @@ _COMMANDS = {
     "run": "flower_graph.apps.cli.run:run_command",
     "predict": "flower_graph.apps.cli.predict:predict_command",
     "compare": "flower_graph.apps.cli.compare:compare_command",
-    "list": f"{__name__}:_list",
-    "show": f"{__name__}:_show",
+    "list": "flower_graph.apps.cli.overview:list_command",
+    "show": "flower_graph.apps.cli.overview:show_command",
+    "completion": "flower_graph.apps.cli.overview:completion_command",
     "new-method": "flower_graph.apps.cli.new_method:new_method_command",
     "check": "flower_graph.apps.cli.check:check_command",
     "partition": "flower_graph.apps.cli.partition:partition_command",

@@ -15,17 +15,21 @@ from functools import partial
 from itertools import chain, count
 from logging.handlers import BufferingHandler
 from pathlib import Path
-from typing import Any
 
+from flower_graph.apps.cli.progress import EngineLines, RoundPrinter, Shown
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import Trust
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.method.registry import method_of
-from flower_graph.records.rounds import RoundReport, format_round
+from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.storage.files import holds_something, new_folder, remove_empty
 from flower_graph.storage.reading import read_json, reading
+
+ENGINE_STARTS = (
+    "Flower's engine starts, with processes of its own: half a minute until round 1, or more"
+)
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Options:
     supernodes: int | None = None
     engine: str = "in-process"
     quiet: bool = False
+    log_every: int = 1
+    json: bool = False
     app: Sequence[Path] | None = None  # imported by now
     trust_code: bool = False
     on_round: Callable[[RoundReport], None] | None = None  # of Python alone
@@ -73,7 +79,10 @@ def run_command(args: argparse.Namespace) -> int:
         return 1
     method = method_of(jobs[0].config)
     called = (method.client, method.clients)
-    print(describe_result(title_of(jobs[0].name), figures, top, called), flush=True)
+    if not (args.json and args.quiet):
+        stream = sys.stderr if args.json else sys.stdout
+        text = describe_result(title_of(jobs[0].name), figures, top, called)
+        print(text, file=stream, flush=True)
     return 0
 
 
@@ -81,6 +90,8 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
     """Do all runs of a command; return the folder, the jobs, and the result or its summary."""
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
+    if args.log_every < 1:
+        raise ConfigError(f"--log-every {args.log_every}: at least 1 is needed")
     top, jobs = _plan(args)
     done = {job.config.seed: _done(job) for job in jobs if args.resume is not None}
     with new_folder(top, may_exist=args.resume is not None):
@@ -229,51 +240,55 @@ def _done(job: Job) -> dict[str, object] | None:
 def _run_here(job: Job, args: Options, resume: bool) -> dict[str, object]:
     from flower_graph.apps.run import run
 
-    printer = RoundPrinter(
-        job.config.rounds,
-        label=f"seed {job.config.seed}",
-        clients=method_of(job.config).clients,
-        quiet=args.quiet,
-    )
-
-    def progress(report: RoundReport) -> None:
-        printer(report)
-        if args.on_round is not None:
-            args.on_round(report)
-
-    with closing(printer):
+    with closing(_printer(job, args)) as printer:
         result: dict[str, object] = run(
             job.config,
             job.out,
             supernodes=_supernodes(job, args, 1),
             resume=resume,
-            progress=progress,
+            progress=_shown_to(printer, args),
             on_wait=printer.wait,
             title=title_of(job.name),
         )
     return result
 
 
+def _printer(job: Job, args: Options) -> RoundPrinter:
+    return RoundPrinter(
+        job.config.rounds,
+        seed=job.config.seed,
+        clients=method_of(job.config).clients,
+        shown=Shown(args.quiet, args.log_every, args.json),
+        metric=job.config.metrics[0],
+    )
+
+
+def _shown_to(printer: RoundPrinter, args: Options) -> Callable[[RoundReport], None]:
+    def on_round(report: RoundReport) -> None:
+        printer(report)
+        if args.on_round is not None:
+            args.on_round(report)
+
+    return on_round
+
+
 def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, object]:
     from flower_graph.apps.cli.launch import flwr_run
 
-    def echo(line: str) -> None:
-        if not args.quiet:
-            print(line, file=sys.stderr, flush=True)
-
-    echo("Flower's engine starts, with processes of its own: half a minute until round 1, or more")
-    try:
-        result: dict[str, object] = flwr_run(
-            str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
-            [*job.overrides, *_paths(job.config)],
-            job.out,
-            supernodes=_supernodes(job, args, 2),
-            seed=job.config.seed,
-            resume=resume,
-            echo=echo,
-        )
-    except RuntimeError as error:
-        raise EngineFailedError(str(error)) from error
+    with closing(_printer(job, args)) as printer:
+        printer.wait(ENGINE_STARTS)
+        try:
+            result: dict[str, object] = flwr_run(
+                str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
+                [*job.overrides, *_paths(job.config)],
+                job.out,
+                supernodes=_supernodes(job, args, 2),
+                seed=job.config.seed,
+                resume=resume,
+                echo=EngineLines(job.out, printer, _shown_to(printer, args)),
+            )
+        except RuntimeError as error:
+            raise EngineFailedError(str(error)) from error
     return result
 
 
@@ -288,53 +303,6 @@ def _paths(config: RunConfig) -> list[str]:
     given = {key: value for key, value in asdict(config.data).items() if isinstance(value, str)}
     # A JSON string is a YAML string, whatever signs the path has.
     return [f"data.{key}={json.dumps(path)}" for key, path in given.items() if path[:1] == "/"]
-
-
-class RoundPrinter:
-    """Shows the rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
-
-    def __init__(
-        self, total: int, *, label: str, clients: str = "clients", quiet: bool = False
-    ) -> None:
-        self._total, self._label, self._clients, self._quiet = total, label, clients, quiet
-        self._bar: Any = None
-
-    def __call__(self, report: RoundReport) -> None:
-        """Show one round."""
-        if self._quiet:
-            return
-        if not (sys.stderr.isatty() or in_notebook()):
-            print(format_round(report, self._total, self._clients), file=sys.stderr, flush=True)
-            return
-        if self._bar is None:
-            from tqdm.auto import tqdm
-
-            # A resumed run does not start at round 1; its speed counts from where it starts.
-            before = report.round - 1
-            self._bar = tqdm(total=self._total, initial=before, desc=self._label, unit="round")
-        self._bar.set_postfix_str(
-            f"loss {report.loss:.4g}, val {report.val_accuracy:.3f}, "
-            f"test {report.test_accuracy:.3f}",
-            refresh=False,
-        )
-        self._bar.update(report.round - self._bar.n)
-
-    def wait(self, work: str) -> None:
-        """Print what takes long in the next round."""
-        if self._bar is not None:
-            self._bar.write(work, file=sys.stderr)
-        elif not self._quiet:
-            print(work, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """End the bar's line."""
-        if self._bar is not None:
-            self._bar.close()
-
-
-def in_notebook() -> bool:
-    """Return whether a Jupyter kernel runs this: it shows a bar though stderr is no terminal."""
-    return "ipykernel" in sys.modules
 
 
 def _interrupted(job: Job, top: Path) -> str:

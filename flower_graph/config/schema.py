@@ -166,5 +166,7 @@ def _words(hint: Any) -> str:
     if _is_optional(hint):
         kept = [kind for kind in get_args(hint) if kind is not type(None)]
         return " or ".join(_words(kind) for kind in kept) + " or null"
+    if hint == list[str]:
+        return "a list of words"
     name: str = (get_origin(hint) or hint).__name__
     return _WANTED.get(name, name)

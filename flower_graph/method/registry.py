@@ -33,6 +33,19 @@ def known_apps() -> tuple[str, ...]:
     return (*SHIPPED, *(name for name in sorted(announced()) if name not in SHIPPED))
 
 
+def describe_app(app: str) -> str:
+    """Return the first sentence of a method's module; of one that is announced, its module."""
+    if app not in SHIPPED:
+        return f"of an installed package: {announced()[app]}"
+    # Read, not imported: importing all methods would take seconds.
+    folder = Path(str(import_module("flower_graph.strategies").__file__)).parent
+    path = folder / SHIPPED[app].partition(":")[0].partition(".")[0]
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    with file.open(encoding="utf-8") as lines:
+        first = lines.readline().strip().strip('"')
+    return first
+
+
 def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfig]:
     """Import the schema of a method; of foreign modules only those allowed (None: any)."""
     if app in SHIPPED:

@@ -96,7 +96,7 @@ def small_yaml(folder: Path, app: str = "strangers.mine") -> str:
 
 def test_a_module_is_a_method_for_every_command(tmp_path: Path, capsys: Captured) -> None:
     yaml = small_yaml(tmp_path)
-    assert cli.main(["show", yaml]) == 0
+    assert cli.main(["show", yaml, "--plain"]) == 0
     assert capsys.readouterr().out.startswith("app: strangers.mine\n")
     assert cli.main(["run", yaml, "--out", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr()
@@ -118,7 +118,7 @@ def test_an_announced_method_is_known_by_its_name(
 ) -> None:
     announce(strangers, "hamlets", "strangers.mine")
     assert cli.main(["list"]) == 0
-    assert "\n  hamlets\n" in capsys.readouterr().out
+    assert "\n  hamlets " in capsys.readouterr().out
     config = load_config(small_yaml(tmp_path, "hamlets"))
     assert config.app == "hamlets"
     assert [report.answered for report in simulate(config)] == [4]

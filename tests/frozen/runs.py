@@ -363,7 +363,7 @@ def _other_commands() -> list[Run]:
     runs = []
     for method, (config, small, _) in METHODS.items():
         options = ("--alone", "--rounds", "2")
-        runs.append(Run(f"{method}/show", "show", config))
+        runs.append(Run(f"{method}/show", "show", config, options=("--plain",)))
         runs.append(Run(f"{method}/partition", "partition", config, small))
         if method not in ATTACKED:
             continue

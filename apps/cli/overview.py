@@ -1,0 +1,140 @@
+"""The commands ``flower-graph list``, ``show`` and ``completion``."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import Any
+
+from flower_graph.config.common import RunConfig
+from flower_graph.config.rules import Choice
+from flower_graph.config.schema import Setting, settings_of
+from flower_graph.data.sources.names import known_names
+from flower_graph.data.sources.presence import HERE, presence
+from flower_graph.errors import ConfigError
+from flower_graph.method.load import (
+    data_name_of,
+    describe_config,
+    list_configs,
+    load_config,
+    to_yaml,
+)
+from flower_graph.method.registry import describe_app, known_apps
+
+OTHER_DATA = (
+    "any other data set of PyG for node classification, as Class or Class/name",
+    "the path of a file: a PyG Data object that torch.save wrote",
+)
+WIDTH = 100  # of lines with explanations
+KEY = re.compile(r"^( *)([^ :#'\"-][^:]*):(.*)$")  # of a line of YAML: indentation, name, value
+
+
+def list_command(args: argparse.Namespace) -> int:
+    """Print methods, configs with whether their data are there, and data sets."""
+    apps, configs = known_apps(), list_configs()
+    width = max(map(len, (*apps, *configs)))
+    print("methods (app):", *(_row(name, width, describe_app(name)) for name in apps), sep="\n")
+    print("configs (CONFIG), and where their data are if they do not come with the package:")
+    for name in configs:
+        where = presence(data_name_of(name))
+        note = "" if where == HERE else f" [{where}]"
+        print(_row(name, width, describe_config(name) + note))
+    print("data sets (data.name):", *(f"  {name}" for name in known_names()), sep="\n")
+    print(*(f"  {line}" for line in OTHER_DATA), sep="\n", flush=True)
+    return 0
+
+
+def _row(name: str, width: int, text: str) -> str:
+    return f"  {name:{width}}  {text}".rstrip()
+
+
+def show_command(args: argparse.Namespace) -> int:
+    """Print all settings of a config, as YAML that ``run`` takes."""
+    config = load_config(args.config, args.overrides)
+    text = to_yaml(config) if args.plain else explained(config)
+    print(text, end="", flush=True)
+    return 0
+
+
+def explained(config: RunConfig) -> str:
+    """Return the settings as YAML, with meaning, type and allowed values as comments."""
+    settings = {one.key: one for one in settings_of(type(config))}
+    lines = to_yaml(config).splitlines()
+    result, sections = list[str](), list[str]()
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        match = KEY.match(line)
+        setting = None
+        if match is not None:
+            depth = len(match[1]) // 2
+            sections = [*sections[:depth], match[2]]
+            setting = settings.get(".".join(sections))
+        if setting is None or match is None:
+            result.append(line)
+            continue
+        beside = f"{line}  # {_about(setting)}"
+        # A comment may not stand inside a text that goes on in the next line.
+        if len(beside) <= WIDTH and not _goes_on(match[1], following):
+            result.append(beside)
+        else:
+            result += _wrapped(_about(setting), f"{match[1]}# ")
+            result.append(line)
+    return "\n".join([*result, ""])
+
+
+def _wrapped(text: str, mark: str) -> list[str]:
+    return wrap(
+        text,
+        WIDTH,
+        initial_indent=mark,
+        subsequent_indent=mark,
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _goes_on(indent: str, following: str) -> bool:
+    is_deeper = following.startswith(f"{indent} ")
+    return is_deeper and not following.lstrip().startswith("- ")
+
+
+def _about(setting: Setting) -> str:
+    rules = [
+        f"one of {rule.words}" if isinstance(rule, Choice) else rule.words for rule in setting.rules
+    ]
+    allowed = ", ".join([setting.wanted, *rules])
+    return f"{' '.join(setting.help.split())} ({allowed})" if setting.help else allowed
+
+
+def completion_command(args: argparse.Namespace) -> int:
+    """Print the completion script of a shell."""
+    try:
+        import shtab
+    except ImportError as error:
+        raise ConfigError(
+            "completion: needs shtab: pip install 'flower-graph[completion]'"
+        ) from error
+    parser: argparse.ArgumentParser = args.parser
+    for action in _actions(parser):
+        if action.dest == "config" or action.metavar == "CONFIG":
+            action.complete = {"bash": "_flower_graph_configs", "zsh": "_files"}
+        elif action.metavar in ("DIR", "FOLDER"):
+            action.complete = shtab.DIRECTORY
+        elif action.metavar is not None and "FILE" in action.metavar:
+            action.complete = shtab.FILE
+    configs = " ".join(list_configs())
+    words = f'compgen -W "{configs}" -- "$1"; compgen -f -X "!*.y*ml" -- "$1"'
+    preamble: Any = {"bash": f"_flower_graph_configs() {{ {words}; }}"}
+    print(shtab.complete(parser, shell=args.shell, preamble=preamble), flush=True)
+    return 0
+
+
+# Any: argparse's actions, at which shtab looks for an attribute of its own
+def _actions(parser: argparse.ArgumentParser) -> Iterator[Any]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from _actions(inner)
+        else:
+            yield action

@@ -1,0 +1,126 @@
+"""What a command shows of its rounds: a bar in a terminal, else lines, or JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flower_graph.errors import OutputError
+from flower_graph.records.rounds import RoundReport, format_round
+from flower_graph.storage.files import plain
+from flower_graph.storage.reading import reading
+from flower_graph.wire.keys import ACCURACY
+
+# Lines of Flower's engine that say in each run, or in each round, the same
+ROUTINE = re.compile(
+    r"Since flwr |(configure|aggregate)_(train|evaluate): |[├│└]|Starting logstream"
+    r"|Starting Flower Simulation|Federation `|change federation size|flwr federation "
+    r"|Created default configuration|Starting local SuperLink|Using SuperLink: local"
+    r"|Successfully (started run|installed)|outputs in |^INFO :\s*$"
+)
+ROUND = re.compile(r"^INFO :\s+round +(\d+)/\d+ ")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a user asked to see of rounds."""
+
+    quiet: bool = False
+    log_every: int = 1  # rounds between two lines; the last one, and those with refusals, have one
+    as_json: bool = False  # an object on stdout for each round, and nothing else for it
+
+
+class RoundPrinter:
+    """Shows the rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
+
+    def __init__(
+        self,
+        total: int,
+        *,
+        seed: int,
+        clients: str = "clients",
+        shown: Shown = Shown(),
+        metric: str = ACCURACY,
+    ) -> None:
+        self._total, self._seed, self._clients = total, seed, clients
+        self._shown, self._metric = shown, metric
+        self._bar: Any = None
+
+    def __call__(self, report: RoundReport) -> None:
+        """Show one round."""
+        if self._shown.as_json:
+            record = plain({"seed": self._seed, **report.to_record()})
+            print(json.dumps(record), flush=True)
+        elif self._shown.quiet:
+            return
+        elif sys.stderr.isatty() or in_notebook():
+            self._advance(report)
+        elif self._is_due(report):
+            print(format_round(report, self._total, self._clients), file=sys.stderr, flush=True)
+
+    def wait(self, work: str) -> None:
+        """Print what takes long in the next round, or another message."""
+        if self._bar is not None:
+            self._bar.write(work, file=sys.stderr)
+        elif not self._shown.quiet:
+            print(work, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """End the bar's line."""
+        if self._bar is not None:
+            self._bar.close()
+
+    def _is_due(self, report: RoundReport) -> bool:
+        is_unusual = bool(report.skipped or report.rejected)
+        every = report.round % self._shown.log_every == 0
+        return every or is_unusual or report.round == self._total
+
+    def _advance(self, report: RoundReport) -> None:
+        if self._bar is None:
+            from tqdm.auto import tqdm
+
+            # A resumed run does not start at round 1; its speed counts from where it starts.
+            before, label = report.round - 1, f"seed {self._seed}"
+            self._bar = tqdm(total=self._total, initial=before, desc=label, unit="round")
+        named = "" if self._metric == ACCURACY else f"{self._metric} "
+        val, test = (report.score(self._metric, role) for role in ("val", "test"))
+        figures = f"loss {report.loss:.4g}, {named}val {val:.3f}, test {test:.3f}"
+        self._bar.set_postfix_str(figures, refresh=False)
+        self._bar.update(report.round - self._bar.n)
+
+
+class EngineLines:
+    """Takes the lines of Flower's engine: shows rounds as others are shown, and what is news."""
+
+    def __init__(self, out: Path, printer: RoundPrinter, on_round: Callable[[RoundReport], None]):
+        self._metrics, self._printer, self._on_round = out / "metrics.jsonl", printer, on_round
+        self._read = 0  # bytes of the file
+
+    def __call__(self, line: str) -> None:
+        """Take one line."""
+        if (match := ROUND.match(line)) is not None:
+            self._show(int(match[1]))
+        elif not ROUTINE.search(line):
+            self._printer.wait(line)
+
+    def _show(self, number: int) -> None:
+        """Read a round that was written before its line was logged."""
+        with reading(self._metrics, OutputError), self._metrics.open("rb") as file:
+            file.seek(self._read)
+            lines = file.readlines()
+            self._read = file.tell()
+            reports = (RoundReport.from_record(json.loads(line)) for line in lines)
+            # A resumed run's file begins with rounds that were shown before.
+            report = next((one for one in reports if one.round == number), None)
+        if report is not None:
+            self._on_round(report)
+
+
+def in_notebook() -> bool:
+    """Return whether a Jupyter kernel runs this: it shows a bar though stderr is no terminal."""
+    return "ipykernel" in sys.modules
