@@ -8,23 +8,20 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 from unittest.mock import patch
 
+from flower_graph.apps.parallel import worker_pool, workers_for
 from flower_graph.apps.reproduce.experiments import (
     Curves,
     Experiment,
     Run,
     config_of,
     curves_of,
-    one_thread,
     steps_of,
-    workers_for,
 )
 from flower_graph.apps.reproduce.rows import FIGURES, TEST, Row
 from flower_graph.apps.run import simulate_whole
@@ -54,9 +51,7 @@ def main(
     results: list[Row] = []
     runs = [(run, draw) for run in cells for draw in range(DRAWS + 1)]
     print(f"{len(cells)} runs, each also with {DRAWS} changes of its initial weights", flush=True)
-    with ProcessPoolExecutor(
-        workers_for([run for run, _ in runs]), get_context("spawn"), initializer=one_thread
-    ) as pool:
+    with worker_pool(workers_for(runs)) as pool:
         tasks = {one: pool.submit(_figures, *one, cells[one[0]]) for one in runs}
         for run, rows in cells.items():
             given = [tasks[run, draw].result() for draw in range(DRAWS + 1)]

@@ -8,7 +8,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any
 
-from flower_graph.apps.reproduce.experiments import Experiment, Run, loaded
+from flower_graph.apps.parallel import loaded
+from flower_graph.apps.reproduce.experiments import Experiment, Run
 from flower_graph.apps.reproduce.table import Choice, Part, Table
 from flower_graph.apps.reproduce.templates import Values, fill
 from flower_graph.errors import ConfigError

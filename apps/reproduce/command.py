@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from flower_graph.apps.parallel import workers_for
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.choice import needed, write_choices
 from flower_graph.apps.reproduce.experiments import (
@@ -21,7 +22,6 @@ from flower_graph.apps.reproduce.experiments import (
     kept_runs,
     left_to_run,
     run_stages,
-    workers_for,
 )
 from flower_graph.apps.reproduce.page import make_page, matching
 from flower_graph.apps.reproduce.privacy import privacy_curve

@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache, lru_cache
+from functools import cache, partial
 from itertools import accumulate
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left
 from flower_graph.apps.reproduce.templates import one_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RunConfig
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import OutputError
-from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.storage.files import plain, write_text
 from flower_graph.storage.reading import Tree, read_json, reading
 from flower_graph.wire.keys import ACCURACY, ROLES
-
-# Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
-MAX_WORKERS = 8
 
 AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local steps, bytes to send
 
@@ -217,24 +210,12 @@ def run_stages(
 
 def _run_stage(runs: Sequence[Run], folder: Path, in_place: Mapping[Experiment, InPlace]) -> None:
     """Do some runs, as many at a time as there are cores, and print the result of each."""
-    started, number = time.perf_counter(), 0
-    with ProcessPoolExecutor(
-        workers_for(runs), get_context("spawn"), initializer=one_thread
-    ) as pool:
-        groups = [
-            (group, [in_place.get(run.experiment) for run in group]) for group in _together(runs)
-        ]
-        tasks = {pool.submit(_run, group, how, folder): group for group, how in groups}
-        try:
-            for task in as_completed(tasks):
-                for run, accuracy in zip(tasks[task], task.result(), strict=True):
-                    number += 1
-                    left = (time.perf_counter() - started) / number * (len(runs) - number)
-                    print(_progress(run, accuracy, number, len(runs), left), flush=True)
-        except BaseException:
-            # What has not begun would run on for minutes before anybody saw the error.
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    number = 0
+    groups = [(group, [in_place.get(run.experiment) for run in group]) for group in _together(runs)]
+    for (group, _), accuracies, left in in_parallel(partial(_run, folder=folder), groups):
+        for run, accuracy in zip(group, accuracies, strict=True):
+            number += 1
+            print(_progress(run, accuracy, number, len(runs), left), flush=True)
 
 
 def _together(runs: Sequence[Run]) -> list[list[Run]]:
@@ -249,12 +230,11 @@ def _together(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _progress(run: Run, accuracy: float, number: int, count: int, left: float) -> str:
-    one, minutes = run.experiment, left / 60
-    time_left = f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+    one = run.experiment
     return (
         f"{number}/{count}  {one.data} {one.model} {one.method}, seed {run.seed}: test accuracy "
         f"{accuracy:.3f} at the best validation; the others of this table and seed take about "
-        f"{time_left}"
+        f"{time_left(left)}"
     )
 
 
@@ -273,12 +253,6 @@ def kept_runs(runs: Sequence[Run], folder: Path) -> Runs:
 def left_to_run(runs: Sequence[Run], folder: Path) -> list[Run]:
     """List the runs, each once, that the folder does not have with the same settings."""
     return [run for run in dict.fromkeys(runs) if not _is_kept(_path(folder, run), run)]
-
-
-def workers_for(runs: Sequence[Run]) -> int:
-    """Return how many processes to start for these runs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return max(1, min(cores or 1, len(runs), MAX_WORKERS))
 
 
 def _path(folder: Path, run: Run) -> Path:
@@ -301,21 +275,6 @@ def is_same(kept: Mapping[str, object], now: Mapping[str, object]) -> bool:
     return all(now.get(key) == value for key, value in kept.items())
 
 
-def settings_of(config: RunConfig) -> dict[str, object]:
-    """Return a run's settings by dotted key, without the device and the data folder."""
-    settings = flat(to_dict(config))
-    return {key: value for key, value in settings.items() if key not in ("device", "data.root")}
-
-
-def flat(settings: Mapping[str, object]) -> dict[str, object]:
-    """Flatten nested settings to dotted keys."""
-    result: dict[str, object] = {}
-    for key, value in settings.items():
-        inner = value if isinstance(value, dict) else {"": value}
-        result |= {f"{key}.{name}".rstrip("."): item for name, item in inner.items()}
-    return result
-
-
 def config_of(run: Run) -> RunConfig:
     """Load a run's config."""
     experiment, seed, rounds = run
@@ -323,23 +282,6 @@ def config_of(run: Run) -> RunConfig:
     config = replace(config, seed=seed, rounds=rounds)
     config.validate()
     return config
-
-
-@lru_cache(maxsize=1024)  # a grid has hundreds
-def loaded(config: str, overrides: tuple[str, ...] = ()) -> RunConfig:
-    """Load a config once, since many rows and runs need it."""
-    return load_config(config, overrides)
-
-
-def one_thread() -> None:
-    """Set a worker process to one thread: two runs at a time beat one run on two threads."""
-    import warnings
-
-    import torch
-
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore")
-    logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
 
 
 def costs(config: RunConfig) -> list[tuple[dict[str, object], dict[str, float]]]:

@@ -8,7 +8,8 @@ from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
 
-from flower_graph.apps.reproduce.experiments import flat, is_same, settings_of
+from flower_graph.apps.parallel import flat, settings_of
+from flower_graph.apps.reproduce.experiments import is_same
 from flower_graph.apps.reproduce.page import markdown
 from flower_graph.apps.reproduce.rows import Row
 from flower_graph.apps.reproduce.templates import Values, fill, function, make

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product
-from multiprocessing import get_context
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
+from flower_graph.apps.parallel import loaded, worker_pool
 from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.experiments import (
     AXES,
     Curves,
     Experiment,
     Runs,
-    loaded,
-    one_thread,
 )
 from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
 from flower_graph.errors import ConfigError
@@ -144,7 +141,7 @@ def measured_rows(asked: Asked) -> list[Row]:
             beside = {wanted.metric: wanted for wanted in wanted_rows(group.part.rows)}
             one, seed = group.experiments[0], group.seeds[0]
             settings = [*one.overrides, f"seed={seed}", f"rounds={group.rounds}"]
-            with ProcessPoolExecutor(1, get_context("spawn"), initializer=one_thread) as pool:
+            with worker_pool(1) as pool:
                 task = pool.submit(_measure, group.part.measure, one.config, settings)
                 for keys, figures in task.result():
                     for metric, value in figures.items():

@@ -11,6 +11,7 @@ from app_helpers import InlinePool, MakeConfig
 from table_helpers import report
 from torch_geometric.data import Data
 
+from flower_graph.apps import parallel
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
@@ -53,6 +54,6 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
 
     monkeypatch.setattr(experiments, "simulate_whole", simulate)
     monkeypatch.setattr(experiments, "steps_of", lambda config: (2, 5))
-    monkeypatch.setattr(experiments, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
     monkeypatch.setattr(command, "cached_data", lambda config: None)
     return ran

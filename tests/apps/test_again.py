@@ -10,6 +10,7 @@ import pytest
 import torch
 from app_helpers import InlinePool
 
+from flower_graph.apps import parallel
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.reproduce import again
 from flower_graph.apps.reproduce.rows import TEST
@@ -77,7 +78,7 @@ def _fixed() -> torch.Generator:
 def test_the_command_runs_a_cell_again_and_writes_what_came_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(again, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
     (tmp_path / "table.json").write_text(json.dumps([row(values=[0.0, 2.0])]))
     words = ["reproduce", "fedgls", "--again", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main(words) == 1  # no accuracy is 2

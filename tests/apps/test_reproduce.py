@@ -15,6 +15,7 @@ import yaml
 from federation import one_fast
 from table_helpers import OWN, asked_of, made_up, report
 
+from flower_graph.apps import parallel
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.command import announce, in_place, main, write_page
@@ -308,7 +309,7 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
     """The shipped config may have changed since; its name has not."""
     run = asked_of("fedgls").runs()[0]
     path = experiments._path(tmp_path, run)
-    settings = experiments.settings_of(experiments.config_of(run))
+    settings = parallel.settings_of(experiments.config_of(run))
     for stored, is_missing in (
         (settings, False),
         ({}, False),  # older versions did not say

@@ -10,7 +10,8 @@ import pytest
 from app_helpers import InlinePool
 from table_helpers import asked_of, made_up, only_row, report
 
-from flower_graph.apps.reproduce import experiments, rows
+from flower_graph.apps import parallel
+from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.command import main
 from flower_graph.apps.reproduce.experiments import (
@@ -68,7 +69,7 @@ def test_only_the_masked_row_has_masks_and_blinded_identities(tmp_path: Path) ->
 def test_costs_are_measured_in_the_place_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     figures = [({"group": 1, "clients": 5}, {"nodes": 20.0, "peak-mib": 2.0})]
     monkeypatch.setattr(fedscem_tables, "costs", lambda config: figures)
-    monkeypatch.setattr(rows, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
     asked = asked_of("fedscem", data=("Cora",), tables=("figure-8",))
     assert asked.runs() == []
     made = measured_rows(asked)
@@ -77,7 +78,7 @@ def test_costs_are_measured_in_the_place_of_runs(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_measured_row_stands_beside_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
     monkeypatch.setattr(experiments, "simulate_whole", lambda config: ([report(1, 0.5, 0.5)], {}))
     asked = asked_of("fedscem", data=("Cora",), methods=(FEDSCEM,), tables=("costs",))
     seconds, memory = measured_rows(asked)
@@ -131,7 +132,7 @@ def small_comparison(name: str, out: Path, **only: list[str]) -> list[dict[str, 
 
 
 def test_one_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiments, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
     made = small_comparison("fedgls", tmp_path, method=[FEDGLS])
     for metric in (TEST, LAST, VALIDATION, "precision", "homophily", "true-homophily"):
         assert 0 <= only_row(made, metric=metric, table="Table 1")["mean"] <= 1

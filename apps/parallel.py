@@ -1,0 +1,107 @@
+"""Many runs on all cores: processes of one thread each, and settings that tell runs apart."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import lru_cache, partial
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any, TypeVar
+
+from flower_graph.config.common import RunConfig
+from flower_graph.method.load import load_config, to_dict
+from flower_graph.method.registry import give_file
+
+# Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
+MAX_WORKERS = 8
+
+T = TypeVar("T", bound=tuple[Any, ...])
+R = TypeVar("R")
+
+
+def in_parallel(
+    work: Callable[..., R], tasks: Sequence[T], apps: Sequence[Path] = ()
+) -> Iterator[tuple[T, R, float]]:
+    """Call a function with each tuple of arguments, as many at a time as there are cores.
+
+    As each ends, yields its arguments, its result, and the seconds that the others will take.
+    ``apps`` are files with methods of the user's own.
+    """
+    started, number = time.perf_counter(), 0
+    with worker_pool(workers_for(tasks), apps) as pool:
+        running = {pool.submit(work, *task): task for task in tasks}
+        try:
+            for future in as_completed(running):
+                result, number = future.result(), number + 1
+                left = (time.perf_counter() - started) / number * (len(tasks) - number)
+                yield running[future], result, left
+        except BaseException:
+            # What has not begun would run on for minutes before anybody saw the error.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def worker_pool(workers: int, apps: Sequence[Path] = ()) -> ProcessPoolExecutor:
+    """Make a pool of processes with one thread each."""
+    prepare = partial(prepare_worker, apps)
+    return ProcessPoolExecutor(workers, get_context("spawn"), initializer=prepare)
+
+
+def workers_for(tasks: Sequence[object]) -> int:
+    """Return how many processes to start for these tasks."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return max(1, min(cores or 1, len(tasks), MAX_WORKERS))
+
+
+def prepare_worker(apps: Sequence[Path] = ()) -> None:
+    """Set a worker process to one thread: two runs at a time beat one run on two threads."""
+    import warnings
+
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for file in apps:
+        give_file(file)
+
+
+def _end_with_parent() -> None:
+    """End this process once the command is gone: killed, it cannot say so."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def time_left(seconds: float) -> str:
+    """Write a duration in words."""
+    minutes = seconds / 60
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
+
+
+@lru_cache(maxsize=1024)  # a grid has hundreds
+def loaded(config: str, overrides: tuple[str, ...] = ()) -> RunConfig:
+    """Load a config once, since many rows and runs need it."""
+    return load_config(config, overrides)
+
+
+def settings_of(config: RunConfig) -> dict[str, object]:
+    """Return a run's settings by dotted key, without the device and the data folder."""
+    settings = flat(to_dict(config))
+    return {key: value for key, value in settings.items() if key not in ("device", "data.root")}
+
+
+def flat(settings: Mapping[str, object]) -> dict[str, object]:
+    """Flatten nested settings to dotted keys."""
+    result: dict[str, object] = {}
+    for key, value in settings.items():
+        inner = value if isinstance(value, dict) else {"": value}
+        result |= {f"{key}.{name}".rstrip("."): item for name, item in inner.items()}
+    return result
