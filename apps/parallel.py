@@ -60,10 +60,12 @@ def workers_for(tasks: Sequence[object]) -> int:
 
 def prepare_worker(apps: Sequence[Path] = ()) -> None:
     """Set a worker process to one thread: two runs at a time beat one run on two threads."""
+    import signal
     import warnings
 
     import torch
 
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     logging.getLogger("flwr").setLevel(logging.WARNING)  # Flower's FedAvg tells every round
@@ -82,6 +84,8 @@ def _end_with_parent() -> None:
 
 def time_left(seconds: float) -> str:
     """Write a duration in words."""
+    if seconds < 100:
+        return f"{seconds:.0f} seconds"
     minutes = seconds / 60
     return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.1f} hours"
 

@@ -100,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_predict(
         commands.add_parser("predict", help="predict the classes of nodes with the models of a run")
     )
+    _add_sweep(commands.add_parser("sweep", help="try settings, and choose the best by validation"))
     _add_compare(commands.add_parser("compare", help="compare runs: settings, figures, costs"))
     commands.add_parser("list", help="list methods, configs and data sets")
     _add_show(commands.add_parser("show", help="print all settings of a config"))
@@ -195,6 +196,20 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
     help_out = "file to write; default: the table is printed"
     parser.add_argument("--out", type=Path, metavar="FILE.csv", help=help_out)
     _add_app(parser, trusts=True)
+
+
+def _add_sweep(parser: argparse.ArgumentParser) -> None:
+    help_config = "shipped config (see `flower-graph list`) or path of a YAML file"
+    parser.add_argument("config", metavar="CONFIG", help=help_config)
+    help_values = "settings and their values, such as model.hidden=16,64 rounds=100"
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE,VALUE", help=help_values)
+    help_seeds = "each choice with these seeds, such as 0,1,2; default: the config's"
+    parser.add_argument("--seeds", metavar="N,N", help=help_seeds)
+    text = "output folder; default: runs/sweep-CONFIG. What is in it is not run again"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+    help_optuna = "try N choices that Optuna proposes, also from ranges such as model.hidden=8..64"
+    parser.add_argument("--optuna", type=int, metavar="N", help=help_optuna)
+    _add_app(parser)
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
@@ -330,6 +345,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 _COMMANDS = {
     "run": "flower_graph.apps.cli.run:run_command",
     "predict": "flower_graph.apps.cli.predict:predict_command",
+    "sweep": "flower_graph.apps.sweep:sweep_command",
     "compare": "flower_graph.apps.cli.compare:compare_command",
     "list": "flower_graph.apps.cli.overview:list_command",
     "show": "flower_graph.apps.cli.overview:show_command",

@@ -96,7 +96,7 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
     done = {job.config.seed: _done(job) for job in jobs if args.resume is not None}
     with new_folder(top, may_exist=args.resume is not None):
         pass  # one that cannot be written is told before data are read
-    _check_all([job for job in jobs if not done.get(job.config.seed)], args)
+    check_all([job for job in jobs if not done.get(job.config.seed)], args)
     results: list[dict[str, object]] = []
     with _folders(top, jobs, args.resume is not None):
         for job in jobs:
@@ -186,7 +186,7 @@ def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
                 remove_empty([job.out for job in jobs])
 
 
-def _check_all(jobs: Sequence[Job], args: Options) -> None:
+def check_all(jobs: Sequence[Job], args: Options) -> None:
     """Check all jobs before the first one makes a folder, and describe the data."""
     from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run

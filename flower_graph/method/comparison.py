@@ -125,12 +125,11 @@ class Comparison:
 
     def _cells(self, row: Tree) -> list[str]:
         settings, difference = row["settings"], row.get("difference", {})
-        versions = {one["version"] for one in self.rows}
+        of_all = {key: len({one[key] for one in self.rows}) == 1 for key in ("app", "version")}
         chance = difference.get("holm")
         cells = [
             row["run"],
-            row["app"],
-            row["version"] if len(versions) > 1 else NONE,
+            *(NONE if same and len(self.rows) > 1 else row[key] for key, same in of_all.items()),
             *(_short(settings[key]) if key in settings else NONE for key in self.differing),
             ", ".join(map(str, row["seeds"])),
             *(_shown(name, row["figures"].get(name)) for name in self.figures),
