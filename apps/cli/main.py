@@ -345,7 +345,7 @@ def _reproduce(args: argparse.Namespace) -> int:
 _COMMANDS = {
     "run": "flower_graph.apps.cli.run:run_command",
     "predict": "flower_graph.apps.cli.predict:predict_command",
-    "sweep": "flower_graph.apps.sweep:sweep_command",
+    "sweep": "flower_graph.apps.sweep.command:sweep_command",
     "compare": "flower_graph.apps.cli.compare:compare_command",
     "list": "flower_graph.apps.cli.overview:list_command",
     "show": "flower_graph.apps.cli.overview:show_command",

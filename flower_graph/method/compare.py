@@ -22,7 +22,7 @@ __all__ = ["Comparison", "compare"]
 
 DEPTH = 4  # of folders in which runs are looked for
 # Settings that have a column of their own, or make no difference
-OTHER = ("app", "seed", "device", "data.root")
+OTHER = ("app", "seed", "device", "data.root", "track")
 
 
 def compare(*runs: Run | Path | str, by: str | None = None) -> Comparison:

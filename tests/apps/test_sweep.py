@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -15,10 +16,13 @@ import pytest
 from app_helpers import InlinePool
 
 import flower_graph as fg
-from flower_graph.apps import parallel, sweep
+from flower_graph.apps import parallel
 from flower_graph.apps.cli.main import main
+from flower_graph.apps.sweep import trials
+from flower_graph.apps.sweep.command import read_settings
 from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
+from flower_graph.storage.files import write_text
 
 BASE = ["fedgta/own-graph", "data.name=csbm", "data.nodes=40", "data.classes=2", "rounds=1"]
 BASE += ["data.num_features=8", "data.active=3", "data.split=random", "data.ratios=[0.4,0.3,0.3]"]
@@ -30,14 +34,14 @@ HIDDEN = [one for one in BASE if "hidden" not in one]
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Have runs be in this process; the folders of those that were run."""
     folders: list[Path] = []
-    whole = sweep.run
+    whole = trials.run
 
     def run(config: Any, out: Path, **how: Any) -> Any:
         folders.append(out)
         return whole(config, out, **how)
 
     monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
-    monkeypatch.setattr(sweep, "run", run)
+    monkeypatch.setattr(trials, "run", run)
     monkeypatch.chdir(tmp_path)
     return folders
 
@@ -49,7 +53,7 @@ def test_the_best_by_validation_is_written_and_nothing_runs_twice(
     assert main(["sweep", *words]) == 0
     out = Path("runs/sweep-fedgta-own-graph").absolute()
     shown = capsys.readouterr()
-    assert len(ran) == 4 and "4 runs: 2 settings, 2 seeds; 0 done before" in shown.err
+    assert len(ran) == 4 and "4 runs (2 settings × 2 seeds), 0 done before" in shown.err
     assert "about " in shown.err and "flower-graph run runs/sweep-fedgta-own-graph/best.yaml" in (
         shown.out
     )
@@ -72,31 +76,36 @@ def test_the_best_by_validation_is_written_and_nothing_runs_twice(
     # Started again, and with one value more
     words[len(BASE)] += ",0.2"
     assert main(["sweep", *words]) == 0
-    assert len(ran) == 6 and "6 runs: 3 settings, 2 seeds; 4 done before" in capsys.readouterr().err
+    assert (
+        len(ran) == 6 and "6 runs (3 settings × 2 seeds), 4 done before" in capsys.readouterr().err
+    )
     assert main(["sweep", *words]) == 0
     assert len(ran) == 6
 
 
 def test_the_choice_looks_at_validation_alone(ran: list[Path], monkeypatch: Any) -> None:
     """The test accuracy of the chosen settings is the lower one here."""
-    whole = sweep.run
+    whole = trials.run
 
     def run(config: Any, out: Path, **how: Any) -> Any:
         result = whole(config, out, **how)
         value = 0.9 if config.model.hidden == 3 else 0.1
         result |= {"best-val-accuracy": value, "test-accuracy-at-best-val": 1 - value}
-        sweep.write_text(out / "result.json", sweep.json.dumps(result))
+        write_text(out / "result.json", json.dumps(result))
         return result
 
-    monkeypatch.setattr(sweep, "run", run)
-    assert main(["sweep", *HIDDEN, "model.hidden=2,3,4", "--out", "out"]) == 0
-    assert load_config("out/best.yaml").model.hidden == 3
+    monkeypatch.setattr(trials, "run", run)
+    Path("mine.yaml").write_text("defaults: fedgta/own-graph\nmodel: {dropout: 0.25}\n")
+    words = ["mine.yaml", *HIDDEN[1:], "model.hidden=2,3,4", "--out", "deep/out"]
+    assert main(["sweep", *words]) == 0
+    best = load_config("deep/out/best.yaml").model
+    assert (best.hidden, best.dropout) == (3, 0.25)
 
 
 def test_what_was_killed_or_diverged_is_no_run(
     ran: list[Path], monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = sweep.run
+    whole = trials.run
 
     def run(config: Any, out: Path, **how: Any) -> Any:
         assert not out.exists()
@@ -104,15 +113,15 @@ def test_what_was_killed_or_diverged_is_no_run(
             raise DivergedError("no number")
         return whole(config, out, **how)
 
-    monkeypatch.setattr(sweep, "run", run)
-    trial = sweep.Trial(HIDDEN[0], tuple(HIDDEN[1:]), ("model.hidden=3",), Path("out").absolute())
-    part = trial.folder / ".seed-0.part"
-    part.mkdir(parents=True)
-    (part / "metrics.jsonl").write_text("cut")
+    monkeypatch.setattr(trials, "run", run)
+    trial = trials.Trial(HIDDEN[0], tuple(HIDDEN[1:]), ("model.hidden=3",), Path("out").absolute())
+    cut = trial.run_folder(0)
+    cut.mkdir(parents=True)
+    (cut / "metrics.jsonl").write_text("cut")
     assert main(["sweep", *HIDDEN, "model.hidden=2,3", "--out", "out"]) == 0
     shown = capsys.readouterr()
     assert "diverged" in shown.err and "left out: hidden=2" in shown.err
-    assert trial.run_folder(0).is_dir() and not part.exists()
+    assert len(fg.load_run(cut).metrics) == 1 and not list(Path("out").glob("hidden=2*/*"))
     assert main(["sweep", *HIDDEN, "model.hidden=2", "--out", "none"]) == 2
 
 
@@ -137,7 +146,7 @@ def test_wrong_values_are_refused_before_a_run(
 
 def test_values_are_separated_at_commas_outside_brackets() -> None:
     given = ["a=1,2", "b=[1,2]", "c=[1,2],[3,4]", "d='x,y',z", "e=1", "f={a: 1, b: 2}"]
-    fixed, varied = sweep.read_settings(given)
+    fixed, varied = read_settings(given)
     assert fixed == ["b=[1,2]", "e=1", "f={a: 1, b: 2}"]
     assert varied == {
         "a": ["a=1", "a=2"],
@@ -145,7 +154,7 @@ def test_values_are_separated_at_commas_outside_brackets() -> None:
         "d": ["d='x,y'", "d=z"],
     }
     with pytest.raises(ConfigError):
-        sweep.read_settings(["a"])
+        read_settings(["a"])
 
 
 def test_optuna_proposes_the_same_again(ran: list[Path], capsys: Any) -> None:
@@ -154,7 +163,7 @@ def test_optuna_proposes_the_same_again(ran: list[Path], capsys: Any) -> None:
     words += ["strategy.learning_rate=0.001..1", "--optuna"]
     assert main([*words, "5"]) == 0
     shown = capsys.readouterr().err
-    assert "5 runs: 5 settings" in shown and len(ran) == 5
+    assert "5 runs (5 settings" in shown and len(ran) == 5
     rates = {row["settings"]["strategy.learning_rate"] for row in fg.compare("out").rows}
     assert len(rates) == 5 and all(0.001 <= rate <= 1 for rate in rates)
     assert main([*words, "6"]) == 0
@@ -191,6 +200,5 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     before = done()
     assert 0 < len(before) < 6
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert f"6 runs: 3 settings, 2 seeds; {len(before)} done before" in again.stderr
+    assert f"6 runs (3 settings × 2 seeds), {len(before)} done before" in again.stderr
     assert len(done()) == 6 and before.items() <= done().items()
-    assert not list((tmp_path / "out").glob("*/.*part"))

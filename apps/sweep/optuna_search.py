@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flower_graph.apps.sweep import Sweep, Trial
+from flower_graph.apps.sweep.trials import Sweep, Trial
 from flower_graph.errors import ConfigError
 
 # Trials proposed at a time: the same number on any machine, so that a sweep that was stopped

@@ -1,0 +1,1 @@
+"""``flower-graph sweep``."""

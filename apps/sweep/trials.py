@@ -1,0 +1,154 @@
+"""The runs of a sweep: each has its folder, by its settings, and is done once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean, median
+
+from flower_graph.apps.cli.run import Job, Options, check_all
+from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
+from flower_graph.apps.run import first_rounds, run
+from flower_graph.config.common import CHECKPOINTS, RunConfig
+from flower_graph.errors import DivergedError
+from flower_graph.method.load import title_of
+from flower_graph.method.run import RESULT, load_run
+from flower_graph.report.result import metrics_of
+from flower_graph.storage.reading import Tree
+
+MOST_NAME = 80  # letters of a folder's name
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of the settings that vary, on all seeds."""
+
+    config: str
+    fixed: tuple[str, ...]  # settings that do not vary
+    varied: tuple[str, ...]
+    out: Path  # of the sweep
+
+    def loaded(self, seed: int) -> RunConfig:
+        """Load the settings of one run."""
+        return loaded(self.config, (*self.fixed, *self.varied, f"seed={seed}"))
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of its runs; other settings have another one, so what is there is of these."""
+        settings = settings_of(self.loaded(0))
+        settings = {key: value for key, value in settings.items() if key not in ("seed", "track")}
+        text = json.dumps(settings, sort_keys=True)
+        words = re.sub(r"[^\w.,=+-]", "-", self.words.replace(" ", ","))[:MOST_NAME] or "as-it-is"
+        return self.out / f"{words}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+    @property
+    def words(self) -> str:
+        """What varies, in short."""
+        pairs = (one.partition("=") for one in self.varied)
+        return " ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs)
+
+    def run_folder(self, seed: int) -> Path:
+        """Return the folder of one run."""
+        return self.folder / f"seed-{seed}"
+
+    def result(self, seed: int) -> Tree:
+        """Return the result of one run; empty if it is not done."""
+        folder = self.run_folder(seed)
+        return load_run(folder).result if (folder / RESULT).is_file() else {}
+
+    def validation(self, seeds: Sequence[int]) -> float:
+        """Return the mean over seeds of the best validation; NaN if a run has none."""
+        values = []
+        for seed in seeds:
+            result = self.result(seed)
+            value = result.get(f"best-val-{metrics_of(result.get('config', {}))[0]}")
+            values.append(math.nan if value is None else float(value))
+        return fmean(values)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What all trials of a sweep have in common."""
+
+    config: str
+    fixed: tuple[str, ...]
+    out: Path
+    seeds: tuple[int, ...]
+    apps: tuple[Path, ...] = ()  # files with methods of the user's own
+
+    def trial(self, varied: Sequence[str]) -> Trial:
+        """Make a trial, and refuse settings that cannot be run."""
+        trial = Trial(self.config, self.fixed, tuple(varied), self.out)
+        for seed in self.seeds:
+            trial.loaded(seed)
+        return trial
+
+    def announce(self, trials: Sequence[Trial], count: int) -> None:
+        """Say how many runs there will be and how long they take, by the first trials."""
+        jobs = [Job(self.config, [], trial.loaded(self.seeds[0]), trial.folder) for trial in trials]
+        check_all(jobs, Options())
+        runs, missing = count * len(self.seeds), self.missing(trials)
+        done = len({trial.folder for trial in trials}) * len(self.seeds) - len(missing)
+        say(f"{runs} runs ({count} settings × {len(self.seeds)} seeds), {done} done before")
+        if missing:
+            workers = workers_for(missing)
+            seconds = self._seconds(trials, missing) * (runs - done) / workers
+            say(f"about {time_left(seconds)}, {workers} runs at a time, in {self.out}")
+
+    def missing(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
+        """List the runs, each once, that are not there."""
+        runs = {one.run_folder(seed): (one, seed) for seed in self.seeds for one in trials}
+        return [(one, seed) for one, seed in runs.values() if not one.result(seed)]
+
+    def do(self, trials: Sequence[Trial]) -> None:
+        """Do runs that are missing, on all cores, and say what came of each."""
+        missing = self.missing(trials)
+        done = in_parallel(do_run, missing, self.apps)
+        for number, ((trial, seed), words, left) in enumerate(done, 1):
+            end = f"; {time_left(left)} left" if number < len(missing) else ""
+            say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}")
+
+    def _seconds(self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]) -> float:
+        """Estimate the seconds of a run, by runs done before, else by the first rounds of two."""
+        results = [one.result(seed) for one in trials for seed in self.seeds]
+        if done := [float(one["seconds"]["total"]) for one in results if one]:
+            return fmean(done)
+        tried = [missing[0], missing[-1]][: len(missing)]
+        return fmean(seconds for _, seconds, _ in in_parallel(try_run, tried, self.apps))
+
+
+def try_run(trial: Trial, seed: int) -> float:
+    """Return the seconds that a run takes, by a trial of its first rounds."""
+    config = trial.loaded(seed)
+    seconds = [report.seconds for report in first_rounds(config)]
+    return seconds[0] + (config.rounds - 1) * median(seconds[1:] or seconds)
+
+
+def do_run(trial: Trial, seed: int) -> str:
+    """Do one run, and say what came of it."""
+    out, config = trial.run_folder(seed), trial.loaded(seed)
+    # Of a run that was killed only checkpoints are of use
+    resume = any((out / CHECKPOINTS).glob("round-*/server.pt"))
+    if out.exists() and not resume:
+        shutil.rmtree(out)
+    try:
+        result: Tree = run(config, out, resume=resume, title=title_of(trial.config))
+    except DivergedError as error:
+        shutil.rmtree(out, ignore_errors=True)
+        return f"diverged ({error})"
+    value = result.get(f"best-val-{config.metrics[0]}")
+    what = f"validation {config.metrics[0]}"
+    return f"no {what}" if value is None else f"{what} {value:.3f}"
+
+
+def say(words: str) -> None:
+    """Print a line beside the result."""
+    print(words, file=sys.stderr, flush=True)
