@@ -32,8 +32,12 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.scores import Finding, Floats, guesses, top
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import ConfigError
 from flower_graph.ops.adam import BETAS, EPS
+from flower_graph.strategies.split_gradient_relay.common_attack import (
+    compare,
+    read_common,
+    scores_of,
+)
 from flower_graph.strategies.split_gradient_relay.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
 from flower_graph.strategies.split_gradient_relay.messages import read_settings
 from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
@@ -133,7 +137,17 @@ def attack(
             user: sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
         },
     }
-    return [_measure(f"features, {name}", truth, result, rng) for name, result in scores.items()]
+    found = [_measure(f"features, {name}", truth, result, rng) for name, result in scores.items()]
+    return [*found, compare([_first_latents(exchanges, x.shape[0])], x, rng)]
+
+
+def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
+    """Give the first latent vector of each user; zeros of who sent none."""
+    one = next(iter(of_kind(exchanges, "train")))
+    latent = array_of(one.reply, keys.ARRAYS, "relay")
+    result = np.zeros((users, latent.shape[1]))
+    result[unpack_integers(config_of(one.request)[keys.USERS], keys.USERS)] = latent
+    return result
 
 
 def _measure(
@@ -267,17 +281,19 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         "any message.",
     )
 
-    def refuse(self, config: NFedGNNConfig) -> None:
-        """Refuse the form whose users have one layer."""
-        if config.strategy.share == SUMMED:
-            raise ConfigError(
-                f"strategy.share: {SUMMED} has no audit; must be one of {OWN}, {AVERAGED}",
-                key="strategy.share",
-            )
-
     def counterparts(self, config: NFedGNNConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
-        """Leave noise out where weights are averaged: they get none, so it is refused beside."""
+        """Give noise where there may be some, and beside one layer for all the other forms."""
+        if config.strategy.share == SUMMED:
+            averaged = [f"strategy.share={AVERAGED}", "strategy.average_every=5"]
+            return [[], ["strategy.aggregation=masked"], [f"strategy.share={OWN}"], averaged]
+        # Weights that are averaged get no noise, so it is refused beside.
         return [[], [NO_NOISE]] if config.strategy.share != OWN else [[], [NO_NOISE], *noisy]
+
+    def label(self, config: NFedGNNConfig) -> str:
+        """Name the noise, or the form if there is none to choose."""
+        share, aggregation = config.strategy.share, config.strategy.aggregation
+        form = f"{share}, {aggregation} sums" if share == SUMMED else share
+        return super().label(config) if share == OWN else f"{form}, {super().label(config)}"
 
     def supernodes(self, clients: int) -> int:
         """Put all users on one SuperNode: messages have a row for each, wherever they are."""
@@ -287,4 +303,20 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         """Attack some users' latent vectors and gradients."""
         x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
         rng = audit_rng(config)
+        if config.strategy.share == SUMMED:
+            return attack_common(grid.exchanges, x, rng)
         return attack(grid.exchanges, x, rng, users=USERS, sums_to_one=sums_to_one)
+
+
+def attack_common(
+    exchanges: Sequence[Exchange], x: Floats, rng: np.random.Generator
+) -> list[Finding]:
+    """Recover the features of some users who have one layer with all others, and compare users."""
+    # x [n, f]
+    having = np.flatnonzero((x != 0).any(1))
+    drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
+    seen = read_common(exchanges, *x.shape)
+    truth = {user: x[user] != 0 for user in drawn}
+    scores = scores_of(seen, drawn, x.shape[1])
+    found = [_measure(f"features, {name}", truth, one, rng) for name, one in scores.items()]
+    return [*found, compare(list(seen.latents.values()), x, rng)]

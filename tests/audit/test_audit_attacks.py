@@ -29,6 +29,18 @@ def test_users_words_stay_hidden_behind_noise(tmp_path: Path) -> None:
         assert finding.success < finding.chance + slack, finding.attack
 
 
+def test_with_one_layer_for_all_words_are_found_unless_sums_are_masked(tmp_path: Path) -> None:
+    how = ["strategy.share=summed", "strategy.learning_rate=0.05"]
+    found = audited(tmp_path, "nfedgnn", *how)
+    assert by_words(found, "sparse, 10 rounds").success > 0.9
+    assert by_words(found, "have features in common").success > 0.7
+    hidden = audited(tmp_path, "nfedgnn", *how, "strategy.aggregation=masked")
+    for words in ("sparse, 10 rounds", "least squares, 10 rounds"):
+        guess = by_words(hidden, words)
+        assert guess.success < guess.chance + 0.1, guess
+    assert by_words(hidden, "have features in common").success > 0.7, "the Gram matrix stays"
+
+
 def test_plain_sums_show_who_shares_nodes_and_blinded_points_no_node(tmp_path: Path) -> None:
     found = audited(tmp_path, "fedscem", "strategy.aggregation=plain")
     assert by_words(found, "common, from the counts").success == 1.0

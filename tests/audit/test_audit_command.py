@@ -79,8 +79,13 @@ def test_every_method_has_its_counterparts() -> None:
     noise = "noise, epsilon 10"
     assert labels("quickstart") == ["no noise", noise]
     assert labels("quickstart", "privacy.epsilon=2") == ["noise, epsilon 2", "no noise", noise]
-    assert labels("quickstart", "strategy.share=averaged", "strategy.average_every=5") == [
-        "no noise"
+    averaged = ["strategy.share=averaged", "strategy.average_every=5"]
+    assert labels("quickstart", *averaged) == ["averaged, no noise"]
+    forms = ["summed, plain sums", "summed, masked sums"]
+    assert labels("quickstart", "strategy.share=summed") == [
+        *(f"{form}, no noise" for form in forms),
+        "no noise",
+        "averaged, no noise",
     ]
     assert labels("ppfl/cora-linqs-gat") == ["no noise", noise, "secure sum"]
     secure = "strategy.alignment=secure"
