@@ -161,10 +161,10 @@ def table(method: str, described: set[str]) -> str:
 
 
 def _summary(path: Path) -> str:
-    """Return the first clause of a module's docstring, for a table."""
+    """Return the first sentence of a module's docstring, for a table."""
     text = ast.get_docstring(ast.parse(path.read_text())) or ""
     line = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"[:;,.](?= |$)", line)[0].replace("|", "\\|")
+    return re.split(r"\.(?= |$)", line)[0].replace("|", "\\|")
 
 
 def main(words: list[str]) -> None:

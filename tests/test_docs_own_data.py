@@ -138,12 +138,13 @@ def test_python_of_the_page_runs(files: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_tables_of_the_page_are_read(tmp_path: Path) -> None:
-    (both,) = re.findall(r"```\n(name,label,split.+?)```", TEXT, re.DOTALL)
+    (nodes,) = re.findall(r"```\n(name,label,split.+?)```", TEXT, re.DOTALL)
+    (edges,) = re.findall(r"```\n(source,target.+?)```", TEXT, re.DOTALL)
     (cut,) = re.findall(r"```\n(name,client.+?)```", TEXT, re.DOTALL)
-    lines = [re.split(r" {2,}", f"{line}   ") for line in both.splitlines()]
-    nodes, edges = [line[0] for line in lines], [line[1] for line in lines]
-    (tmp_path / "nodes.csv").write_text("\n".join(nodes), encoding="utf-8")
-    (tmp_path / "edges.csv").write_text("\n".join(edges), encoding="utf-8")
+    (tmp_path / "nodes.csv").write_text(nodes, encoding="utf-8")
+    (tmp_path / "edges.csv").write_text(edges, encoding="utf-8")
+    words = ["run", "nfedgnn/own-graph", f"data.name={tmp_path}/", *QUICK]
+    assert cli.main([*words, "--out", str(tmp_path / "out")]) == 0
     found = read_file(tmp_path)
     assert found["x"].tolist() == [[30, 1.5], [40, 2], [50, 3]]
     assert found["edge_index"].tolist() == [[0, 1], [1, 2]]

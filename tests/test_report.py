@@ -493,7 +493,9 @@ def test_final_summary_of_one_and_of_several(tmp_path: Path) -> None:
     text = describe_result("quickstart", result, tmp_path / "run", ("user", "users"))
     assert text.startswith("quickstart: 2 users, 1 rounds, seed 3\n")
     assert "test 0.050 at the best validation (0.100)" in text
-    assert "up 640 B, down 0 B in all; up 320 B, down 0 B per user" in text
+    assert (
+        "up 640 B, down 0 B in all, also after the last round; up 320 B, down 0 B per user" in text
+    )
     assert f"  outputs   {tmp_path / 'run'}\n" in text
     other = {**result, "seed": 4, "test-accuracy": 0.15}
     text = describe_result("quickstart", summarise(tmp_path, [result, other]), tmp_path)

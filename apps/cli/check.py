@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,6 +47,8 @@ def check_command(args: argparse.Namespace) -> int:
     with new_folder(args.out) if args.out else nullcontext() as out:
         print(args.target, *_shown(description), sep="\n", flush=True)
         tried = {name: _tried(name, config, description) for name, config in configs.items()}
+        for why, names in _refusals(tried).items():
+            print(f"{', '.join(names)}\n  cannot     {why}", flush=True)
         if out is not None:
             _write(out, args.target, description, configs, tried)
             print(f"written to {out}", flush=True)
@@ -112,6 +117,31 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
+def _refusals(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return why methods cannot run, each reason once, with the configs that it is true of."""
+    refusals: dict[str, list[str]] = {}
+    for name, result in tried.items():
+        if "refused" in result:
+            refusals.setdefault(result["refused"], []).append(name)
+    return refusals
+
+
+@contextmanager
+def _warned() -> Iterator[list[str]]:
+    """Collect the library's warnings, so that each stands with its method."""
+    log, handler = logging.getLogger("flower_graph"), BufferingHandler(sys.maxsize)
+    handler.setLevel(logging.WARNING)
+    before, log.propagate = log.propagate, False
+    log.addHandler(handler)
+    messages: list[str] = []
+    try:
+        yield messages
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before
+        messages += [record.getMessage() for record in handler.buffer]
+
+
 def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, object]:
     """Make the clients, run the first rounds, print the results and return them."""
     method = method_of(config)
@@ -120,17 +150,16 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
         notes = [note for note in method.as_graph(config).notes if note not in description.notes]
         cut = method.partition(config)
         memory = _Memory()
-        with memory:
+        with memory, _warned() as warnings:
             seconds = [report.seconds for report in first_rounds(config)]
     except (ConfigError, DataError) as error:
-        print(f"{name}\n  cannot     {error}", flush=True)
         return {"refused": str(error)}
     caveat = method.caveat(cut.baselines or {})
     result = {
         "notes": notes,
         "clients": method.num_clients(config),
         "holdings": method.holdings(config),
-        "warnings": _warnings(config, description) + ([caveat] if caveat else []),
+        "warnings": [*_warnings(config, description), *([caveat] if caveat else []), *warnings],
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,

@@ -66,8 +66,8 @@ def _lines(registry: Registry) -> list[str]:
     parties, active = registry.parties.values(), len(registry.active)
     few = "" if active >= FEWEST_PARTIES else f"; secure sums need at least {FEWEST_PARTIES}"
     return [
-        f"{len(parties)} SuperNodes, {active} of them active{few}; at most "
-        f"{registry.most_clients} clients each",
+        f"{len(parties)} SuperNode{'s' * (len(parties) != 1)}, {active} active{few}; at most "
+        f"{registry.most_clients} client{'s' * (registry.most_clients != 1)} each",
         f"SHA-256 {registry.digest.hex()}",
         *(
             f"{party.number:5}  {party.key.hex()}  clients {write_numbers(party.clients)}"

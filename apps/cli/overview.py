@@ -25,7 +25,8 @@ from flower_graph.method.registry import describe_app, known_apps
 
 OTHER_DATA = (
     "any other data set of PyG for node classification, as Class or Class/name",
-    "the path of a file: a PyG Data object that torch.save wrote",
+    "the path of a graph of your own: a PyG Data (.pt), GraphML, JSON, a folder of tables or of "
+    "clients",
 )
 WIDTH = 100  # of lines with explanations
 KEY = re.compile(r"^( *)([^ :#'\"-][^:]*):(.*)$")  # of a line of YAML: indentation, name, value

@@ -195,10 +195,14 @@ def check_all(jobs: Sequence[Job], args: Options) -> None:
         for job in jobs:
             check_run(job.config, args.supernodes)
     facts, warnings = short_form(jobs[0].config) if jobs else ([], [])
-    prefix = f"data {jobs[0].config.data.name.rstrip('/')}: " if jobs else ""
+    names = {job.config.data.name for job in jobs[:1]}
+    names |= {name.rstrip("/") for name in names}
     for note in notes:
         kind = warnings if note.levelno >= logging.WARNING else facts
-        kind.append(note.getMessage().removeprefix(prefix))
+        text = note.getMessage()
+        for name in names:  # a folder's with or without its slash
+            text = text.removeprefix(f"data {name}: ")
+        kind.append(text)
     shown = [] if args.quiet else facts
     shown = shown + [f"warning: {warning}" for warning in warnings]
     print(*(f"data  {line}\n" for line in shown), sep="", end="", file=sys.stderr, flush=True)

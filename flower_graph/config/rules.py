@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from yaml import MarkedYAMLError
+
 from flower_graph.errors import ConfigError
 
 __all__ = [
@@ -52,6 +54,9 @@ class Rule:
         require(self.admits(value), key, value, self.words)
 
 
+MEANT = {"gpu": "cuda"}  # words that users write, and the allowed ones that they mean
+
+
 @dataclass(frozen=True)
 class Choice(Rule):
     """One of several words; a refusal names the nearest."""
@@ -62,7 +67,8 @@ class Choice(Rule):
         """Refuse what is not admitted; ``ConfigError`` names key, value and what is allowed."""
         if self.admits(value):
             return
-        close = nearest(value, self.allowed)
+        close = MEANT.get(value.lower())
+        close = close if close in self.allowed else nearest(value, self.allowed)
         hint = f"; did you mean {close}?" if close else ""
         raise ConfigError(f"{key}: {value!r} is not one of {self.words}{hint}", key=key)
 
@@ -156,4 +162,6 @@ def show(value: object) -> str:
 
 def message_of(error: Exception) -> str:
     """Give an error's message without OmegaConf's details and YAML's line breaks."""
+    if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark) is not None:
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return " ".join(str(error).split("\n    full_key")[0].split())

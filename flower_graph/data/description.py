@@ -148,7 +148,11 @@ def check_masks(graph: Graph) -> None:
             kind = "missing" if mask is None else f"of {mask.size(1)} splits"
             raise DataError(f"{part} is {kind}: must be bool [{graph.num_nodes}]")
         if not mask.any():
-            raise DataError(f"{part} is empty: every part needs at least one node")
+            role = part.partition("_")[0]
+            raise DataError(
+                f"no node is in {role} (`{part}`; in tables, split = {role}): each part needs one, "
+                "or leave out all three and they are drawn"
+            )
     check_parts(masks, graph.y, graph.names)
 
 

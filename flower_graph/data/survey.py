@@ -133,9 +133,11 @@ def lines(survey: Survey) -> list[str]:
         f"{f['components']:,} connected components, the largest with {f['largest-component']:,} "
         "nodes"
     )
+    isolated = f["isolated"]
+    no_neighbours = "1 node has none" if isolated == 1 else f"{isolated:,} nodes have none"
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
-        f"(at most {f['most-neighbours']:,}; {f['isolated']:,} nodes have none), "
+        f"(at most {f['most-neighbours']:,}; {no_neighbours}), "
         + (parts if f["components"] > 1 else "all connected"),
         f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
         f"{_percent(f['non-zero-share'])} of the entries non-zero",

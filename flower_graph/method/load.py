@@ -329,9 +329,13 @@ def _read_text(name: str) -> str:
     if name not in configs:
         app = name.partition("/")[0]
         own = [config for config in configs if config.startswith(f"{app}/")]
+        if own and app == name:
+            raise ConfigError(f"config {name!r}: a method; its configs are {', '.join(own)}")
         # Suggest no config of another method.
         close = suggest(name, own or configs, "/")
-        hint = f"did you mean {close}?" if close else f"there are {', '.join(own or configs)}"
+        hint = f"did you mean {close}?" if close else "see `flower-graph list`"
+        if own and not close:
+            hint = f"there are {', '.join(own)}"
         raise ConfigError(
             f"config {name!r}: unknown; {hint} (a file of your own must end in .yaml or .yml)"
         )

@@ -33,6 +33,7 @@ from flower_graph.secure.parties.trust import (
     MALICIOUS_SERVER,
     SEMI_HONEST,
     TRUST,
+    USUAL_DIFFERENCE,
     differ_by,
 )
 from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
@@ -155,6 +156,8 @@ class Permits:
             key: "any" if floor is None else words.format(floor)
             for key, (floor, words) in noise.items()
         }
+        if self.differ_by is None:
+            permitted[DIFFER_BY] = f"any; {USUAL_DIFFERENCE} under {MALICIOUS_SERVER}"
         permitted[HOLDERS] = f"sums over nodes that at least {self.least_holders} clients hold"
         permitted[OF_NODE] = f"as key-holder at most {self.most_points} points of one SuperNode"
         permitted[ALLOW_TRUST] = ", ".join(self.allow_trust)
@@ -167,7 +170,7 @@ class Permits:
         if self.differ_by is None or self.noises:
             return
         if form != MALICIOUS_SERVER:
-            why = f"in a run that is {form} nothing keeps sums apart by so many SuperNodes"
+            why = f"two sums of a run that is {form} may differ by a single SuperNode"
             raise _refused(DIFFER_BY, self.differ_by, why)
         assert isinstance(how, TrustSection)
         if how.differ_by < self.differ_by:
@@ -183,15 +186,15 @@ class Permits:
             (key, floor) for key, floor in zip(NOISE, floors, strict=True) if floor is not None
         )
         if privacy.epsilon is None or not privacy.is_local:
-            server = "leaves the noise to the server (privacy.form=central)"
-            why = server if privacy.is_on else "has no budget (privacy.epsilon=null)"
-            raise _refused(key, floor, f"this run {why}")
+            server = "this run leaves the noise to the server (privacy.form=central)"
+            lack = server if privacy.is_on else "this run has no budget (privacy.epsilon=null)"
+            raise _refused(key, floor, lack)
         if self.most_epsilon is not None and privacy.epsilon > self.most_epsilon:
-            why = f"this run has privacy.epsilon={privacy.epsilon:g}"
-            raise _refused(MOST_EPSILON, self.most_epsilon, why)
+            budget = f"this run has privacy.epsilon={privacy.epsilon:g}"
+            raise _refused(MOST_EPSILON, self.most_epsilon, budget)
         if self.most_clip is not None and privacy.clipping_norm > self.most_clip:
-            why = f"this run has privacy.clipping_norm={privacy.clipping_norm:g}"
-            raise _refused(MOST_CLIP, self.most_clip, why)
+            norm = f"this run has privacy.clipping_norm={privacy.clipping_norm:g}"
+            raise _refused(MOST_CLIP, self.most_clip, norm)
         if self.least_noise is not None:
             noise = multiplier_of(privacy, config.rounds)
             if noise < self.least_noise:

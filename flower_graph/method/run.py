@@ -21,6 +21,7 @@ from flower_graph.method.registry import method_of
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import (
     NO_CLIENT,
+    PREDICTIONS,
     SAID,
     Embeddings,
     Predictions,
@@ -246,7 +247,11 @@ class Run:
         what = "links" if kind is KnownLinks else kind.__name__.lower()
         parts = [joined for one in self._places if (joined := read(one)) is not None]
         if not parts:
-            raise OutputError(f"{self.path}: no {what}{self._why_none()}")
+            keeps = kind is Embeddings and any(
+                (one / PREDICTIONS).is_file() for one in self._places
+            )
+            why = f": {self.config.app} makes none to keep" if keeps else self._why_none()
+            raise OutputError(f"{self.path}: no {what}{why}")
         joined = kind.join(parts)
         if client is None:
             return joined

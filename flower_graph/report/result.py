@@ -185,8 +185,8 @@ def describe_result(
                 f"  {word:9} {line}"
                 for word, line in zip(words, describe_baselines(result), strict=False)
             ),
-            f"  traffic   {_traffic(result['bytes'], 1)} in all; "
-            f"{_traffic(result['bytes'], clients)} per {one}",
+            f"  traffic   {_traffic(result['bytes'], 1)} in all, also after the last "
+            f"round; {_traffic(result['bytes'], clients)} per {one}",
             f"  time      {_mean(seconds['total']):.1f} s, "
             f"{_mean(seconds['per-round-median']):.3f} s a round (median); "
             f"{format_bytes(_mean(result['peak-memory-bytes']))} of memory at most",

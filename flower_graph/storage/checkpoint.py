@@ -157,7 +157,10 @@ def last_round(folder: Path) -> int:
     """Return the last round with a complete checkpoint; ``CheckpointError`` if there is none."""
     rounds = complete_rounds(folder)
     if not rounds:
-        raise CheckpointError(f"{folder}: no complete checkpoint is there to resume from")
+        raise CheckpointError(
+            f"{folder}: no complete checkpoint is there to resume from; a run keeps some with "
+            "checkpoint_every=N"
+        )
     return rounds[-1]
 
 

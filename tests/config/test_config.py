@@ -166,7 +166,8 @@ def test_unknown_configs_name_the_nearest() -> None:
     assert "did you mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
     said = refusal(config="cora")
     assert "did you mean ditto/cora or fedavg/cora or " in said and "or nfedgnn/cora?" in said
-    assert "there are ditto/citeseer" in refusal(config="zzzzzzzz")
+    assert "flower-graph list" in refusal(config="zzzzzzzz")
+    assert "its configs are ditto/citeseer, " in refusal(config="ditto")
     assert "unknown" in refusal(config="../conf/quickstart")
 
 

@@ -154,6 +154,7 @@ def test_one_supernode_fills_neither_log_nor_report(caplog: pytest.LogCaptureFix
     entries = [Rejected(1, f"client {n}: no") for n in range(60_000)] + [Rejected(2, "silent")]
     with caplog.at_level(logging.WARNING):
         log_rejected(logging.getLogger("flower_graph"), 1, "left out", entries)
+    assert MAX_NAMED == 50  # as docs/security.md says
     assert len(caplog.records) == MAX_NAMED + 2
     kept = few(entries)
     assert len(kept) == MAX_NAMED + 2

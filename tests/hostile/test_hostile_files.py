@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from honest_files import Target
+from hostile_files import attempt
 
 from flower_graph.storage.pickled import load_saved
 
@@ -43,6 +45,14 @@ def test_some_files_that_are_damaged_or_do_harm() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_all_files_that_are_damaged_or_do_harm(seed: int) -> None:
     check(tried(1500, 1, seed), 1500)
+
+
+def test_a_reader_that_ends_in_another_error_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "settings"
+    path.write_text("{}")
+    said, _ = attempt(Target(path, lambda: json.loads(path.read_text())), lambda one: one.touch())
+    assert said.startswith("JSONDecodeError")
+    assert path.read_text() == "{}"  # the honest one is back
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -168,7 +168,7 @@ def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: Any) -> No
 
     def client_fn(context: Context) -> SecureConsensusClient:
         own = members[int(context.node_config["partition-id"])]
-        return SecureConsensusClient(context, [own])
+        return SecureConsensusClient(context, [own], checkpoint_dir=tmp_path / "checkpoints")
 
     def note(message: Message, context: Context, call_next: Next) -> Message:
         reply = call_next(message, context)
@@ -178,12 +178,19 @@ def test_secure_consensus(spoil: frozenset[str], tmp_path: Path, log: Any) -> No
 
     app = make_client_app(client_fn, mods=[seen, note])
     grid, reports = InProcessGrid(app, num_supernodes=4), list[Any]()
-    SecureConsensus().start(grid, num_rounds=4, timeout=0.05, on_round=reports.append)
+    SecureConsensus(checkpoint_dir=tmp_path / "checkpoints", checkpoint_every=1).start(
+        grid, num_rounds=4, timeout=0.05, on_round=reports.append
+    )
     assert bool(spoil) == ("error reply" in log.text)
     assert len(seen.secrets) > 50
     assert embeddings
     places = left(tmp_path, log.text, reports, seen.texts)
-    assert found_in(seen.secrets | embeddings, places) == []
+    assert any(place.startswith("checkpoints") for place in places)
+    assert found_in(seen.secrets, places) == []
+    # A client's own checkpoint has its model, which makes the embeddings
+    places = {place: data for place, data in places.items() if "client-" not in place}
+    assert any(place.startswith("checkpoints") for place in places)
+    assert found_in(embeddings, places) == []
 
 
 @pytest.mark.parametrize("write", [bytes.hex, repr, lambda b: str(list(b)), str], ids=range(4))

@@ -76,7 +76,7 @@ def test_a_round_is_prepared_once_as_it_must_be_and_never_an_older_one():
         "client 99 is not hosted": {"clients": np.array([99, 1])},
         "0 channel keys for 4": {"channel_keys": request.channel_keys[:0]},
         "low order": zeros(request, "channel_keys"),
-        "not mirrored": {"partners": np.roll(request.partners, 1, 1)},
+        "as a partner, and": {"partners": np.roll(request.partners, 1, 1)},
     }
     for why, change in bad.items():
         refused(why, host.prepare, replace(request, **change), error=RefusedError)

@@ -48,7 +48,8 @@ def _reads(call: ast.Call, is_function: bool) -> bool:
     """Tell whether ``open(path, mode)`` or ``path.open(mode)`` reads."""
     given = [*call.args[is_function:], *(one.value for one in call.keywords if one.arg == "mode")]
     if not given or not isinstance(given[0], ast.Constant):
-        return not given  # without a mode; or no file's, such as `grid.open(one, other)`
+        # Without a mode, or one that nobody can read here; else no file's: `grid.open(one, other)`
+        return not given or is_function
     return not set(str(given[0].value)) & set("wax") or "+" in str(given[0].value)
 
 
@@ -63,7 +64,14 @@ def test_no_module_but_storage_opens_a_file_for_reading() -> None:
 
 
 def test_what_opens_a_file_is_noticed() -> None:
-    reads = ("open(p)", "open(p, 'rb')", "p.open()", "p.open(encoding='utf-8')", "p.open('r+')")
+    reads = (
+        "open(p)",
+        "open(p, 'rb')",
+        "p.open()",
+        "p.open(encoding='utf-8')",
+        "p.open('r+')",
+        "open(p, mode)",
+    )
     reads += ("p.read_text()", "np.fromfile(p, ROW)", "torch.load(p)", "os.open(p, os.O_RDONLY)")
     assert all(list(opened(one)) for one in reads)
     others = (

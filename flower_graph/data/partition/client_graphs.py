@@ -140,12 +140,20 @@ def partition_graph(
             graph = fewer_trained(graph, partition.train_share, seed)
             check_client_graph(graph, getattr(data, "treatment", None))
         except DataError as error:
-            raise DataError(
-                f"{error}; use fewer clients (partition.clients = {partition.clients}), another "
-                "partition.method or another partition.seed"
-            ) from error
+            raise DataError(f"{error}; {_remedy(graph, partition)}") from error
         graphs.append(graph)
     return graphs
+
+
+def _remedy(graph: ClientGraph, partition: PartitionSection) -> str:
+    """Say what to do about a client that cannot train."""
+    fewer = f"use fewer than partition.clients = {partition.clients}"
+    edges = graph.hidden_edges if graph.edge_index is None else graph.edge_index
+    if partition.method == LOUVAIN and edges is not None and edges.numel() == 0:
+        return (
+            f"{fewer}, or partition.method={METIS} (Louvain makes a client of a node without edges)"
+        )
+    return f"{fewer}, another partition.method or another partition.seed"
 
 
 def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:

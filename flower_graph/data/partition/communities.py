@@ -78,7 +78,10 @@ def _enough(
                 raise
             resolution *= 2
         else:
-            tell("partition.resolution", [f"{resolution:g} gives communities for all clients"])
+            tell(
+                "partition.resolution",
+                [f"at {resolution:g} Louvain finds a community for each client"],
+            )
             return result
 
 

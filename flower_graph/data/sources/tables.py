@@ -116,10 +116,10 @@ class Nodes:
         if not self.places:
             raise DataError(f"file {self.path}: has no nodes")
         if self.needs_labels and not any(self.own[LABEL]):
-            columns = ", ".join(self.columns) or "names alone"
+            columns = ", ".join(self.columns) or "none"
             raise DataError(
-                f"file {self.path}: no node has a {LABEL}, which is what its class is called here "
-                f"(there are {columns})"
+                f"file {self.path}: no {LABEL} (a node's class) at any node: that column or "
+                f"attribute is missing, or empty everywhere; others: {columns}"
             )
 
 

@@ -136,15 +136,18 @@ class Epoch:
         """Refuse a list that is too short, or on which somebody has too few partners."""
         # present [n]
         if present.shape != self.parties.shape:
-            raise RefusedError(f"the list of those who {what} is not over the epoch's parties")
+            raise RefusedError(
+                f"the list of SuperNodes that {what} has {present.size} entries, the epoch has "
+                f"{self.parties.size} SuperNodes"
+            )
         if (count := int(present.sum())) < self.minimum:
             raise RefusedError(f"{count} parties {what}, at least {self.minimum} must")
         few = present & (self._partners_among(present) < self.threshold)
         if few.any():
             party = self.parties[np.argmax(few)]
             raise RefusedError(
-                f"party {party} is said to have {what}, but fewer than {self.threshold} of its "
-                "partners: the circle of partners could be cut there"
+                f"by the server's list fewer than {self.threshold} partners of party {party} "
+                f"{what}: the vectors of a few parties could be summed apart from the rest"
             )
 
     def key_parts(self, number: int, key: bytes) -> tuple[bytes, ...]:
@@ -195,7 +198,9 @@ def check_list(
         raise RefusedError("the list of commitments has parties twice, or in another order")
     mine = commitments[parties == own[0]]
     if mine.shape[0] != 1 or mine.tobytes() != own[1]:
-        raise RefusedError("the own commitment is not on the list that the server shows")
+        raise RefusedError(
+            "this SuperNode's own commitment is not on the list that the server shows"
+        )
 
 
 def check_declared(
@@ -240,7 +245,9 @@ def check_partners(
     row = epoch.partners_of(epoch.index(own))
     keys, count = request.channel_keys.shape[0], request.counts.sum()
     if keys != row.size or count != request.clients.size:
-        raise RefusedError("there are not as many bindings as partners")
+        raise RefusedError(
+            f"{keys} bindings for {row.size} partners, or not as many clients as they count"
+        )
     if (request.counts < 1).any():
         raise RefusedError("a partner hosts no clients")
     ends = np.cumsum(request.counts)[:-1]

@@ -346,8 +346,8 @@ def _go_up(kept: Kept, number: int) -> None:
 
 def _unchanged(purpose: str) -> RefusedError:
     return RefusedError(
-        f"what is to be sent has not changed since another {purpose}, of other SuperNodes: a state "
-        "enters one sum, as two could be compared"
+        f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes: both "
+        "sums together would tell what single ones sent"
     )
 
 

@@ -20,7 +20,9 @@ from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, re
 
 HEAD = b"flower-graph journal 1\n"
 MOST_DEAD = 1 << 16  # bytes of lines that count no more
-OTHER = "is not one of rounds by run"  # what is wrong with a file that is no journal
+OTHER = (
+    "is no journal of a SuperNode, or is damaged"  # what is wrong with a file that is no journal
+)
 
 
 @dataclass

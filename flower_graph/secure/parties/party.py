@@ -132,7 +132,10 @@ class PartyClient:
         """Show the own part of the graph's seed, when all commitments are there."""
         self._check_run(request.run_id)
         if self._shown is not None or request.number <= self._epochs:
-            raise RefusedError("the seed of the graph was shown for another list: bind first")
+            raise RefusedError(
+                "the seed of the graph was shown for another list: the server must let all bind "
+                "anew"
+            )
         own = self.party, commit(self.run_id, self.party, self._seed)
         check_list(request.parties, request.commitments, own, request.minimum, self.trust.minimum)
         if request.corrupt < self.trust.corrupt or not 0 <= request.dropout < 0.5:
@@ -388,7 +391,7 @@ class PartyClient:
         if self.epoch is None or self.sums is None:
             raise StateLostError(
                 "no epoch has begun under this version of the registry, "
-                f"{self.trust.registry.digest.hex()[:16]}: bind first"
+                f"{self.trust.registry.digest.hex()[:16]}: the server must let all bind anew"
             )
         return self.epoch, self.sums
 

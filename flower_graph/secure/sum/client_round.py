@@ -107,8 +107,12 @@ class ClientRound:
         """Store our clients' shares ``[p, k, 2, 33]`` for holders that are our clients too."""
         row, column = np.nonzero(~self.is_foreign)
         holders, mirrored = self.rows(self.partners[row, column]), self.k - 1 - column
-        if (self.partners[holders, mirrored] != self.clients[row]).any():
-            raise RefusedError("the partners are not mirrored")
+        others = self.partners[holders, mirrored] != self.clients[row]
+        if others.any():
+            client, partner = self.clients[row][others][0], self.clients[holders][others][0]
+            raise RefusedError(
+                f"client {client} has client {partner} as a partner, and {partner} has not {client}"
+            )
         self.held[holders, mirrored] = shares[row, column]
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flower_graph.errors import MalformedReplyError
+from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
 from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
 from flower_graph.secure.ring import WORDS, Ring, RingArray
@@ -45,7 +45,7 @@ NOTHING, SEED, MASK_KEY = 0, 1, 2
 
 def _ring(word: int, **entries: Any) -> Ring:
     if word not in WORDS:
-        raise MalformedReplyError(f"a ring of {word} bits with the limit {entries['limit']}")
+        raise MalformedReplyError(f"words have {word} bits; must be one of {brief(WORDS)}")
     return Ring(word, **entries)
 
 

@@ -293,9 +293,9 @@ class SumServer:
         if not self._warned:
             self._warned = True
             LOG.warning(
-                "the server is trusted (semi-honest) and keeps no sums apart: who takes part in "
-                "a round is summed, and two sums tell what those sent together who are in one of "
-                "them alone, a single client too (docs/security.md, What sums over time tell)"
+                "the server is trusted (semi-honest): it could subtract the sums of two rounds, "
+                "and so read what those sent together who are in one of them alone, even a single "
+                "client (docs/security.md, What sums over time tell)"
             )
 
     def _round(self, server_round: int) -> SumRound:
