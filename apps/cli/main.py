@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_sweep(commands.add_parser("sweep", help="try settings, and choose the best by validation"))
     _add_compare(commands.add_parser("compare", help="compare runs: settings, figures, costs"))
+    _add_report(commands.add_parser("report", help="write a page about runs, with pictures"))
     commands.add_parser("list", help="list methods, configs and data sets")
     _add_show(commands.add_parser("show", help="print all settings of a config"))
     completion = commands.add_parser("completion", help="print a script that completes commands")
@@ -139,6 +140,13 @@ def _add_app(parser: argparse.ArgumentParser, *, trusts: bool = False) -> None:
 def _add_out(parser: argparse._ActionsContainer, name: str) -> None:
     text = f"output folder; default: runs/{name}-TIME"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    help_runs = "folder of a run, or with runs in it; several are compared"
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_runs)
+    help_out = "the page, one file that needs no other"
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE.html", help=help_out)
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
@@ -347,6 +355,7 @@ _COMMANDS = {
     "predict": "flower_graph.apps.cli.predict:predict_command",
     "sweep": "flower_graph.apps.sweep.command:sweep_command",
     "compare": "flower_graph.apps.cli.compare:compare_command",
+    "report": "flower_graph.apps.cli.report:report_command",
     "list": "flower_graph.apps.cli.overview:list_command",
     "show": "flower_graph.apps.cli.overview:show_command",
     "completion": "flower_graph.apps.cli.overview:completion_command",

@@ -75,15 +75,21 @@ class Comparison:
         """Show a table in a notebook, if pandas is there."""
         return html_of(self)
 
-    def to_text(self) -> str:
-        """Return a table: a column for each run, or, from four runs on, a line for each."""
+    @property
+    def table(self) -> list[tuple[str, ...]]:
+        """A head and a line for each run, without columns that are empty."""
         columns = [self._head(), *(self._cells(row) for row in self.rows)]
         kept = [line for line in zip(*columns, strict=True) if {*line[1:]} != {NONE}]
-        lines = kept if len(self.rows) <= SIDE_BY_SIDE else [*zip(*kept, strict=True)]
+        return [*zip(*kept, strict=True)]
+
+    def to_text(self) -> str:
+        """Return a table: a column for each run, or, from four runs on, a line for each."""
+        table = self.table
+        lines = [*zip(*table, strict=True)] if len(self.rows) <= SIDE_BY_SIDE else table
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = ["  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) for line in lines]
+        text = ["  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) for line in lines]
         words = [] if len(self.rows) == 1 else [self._about()]
-        return "\n".join([*(line.rstrip() for line in table), *words])
+        return "\n".join([*(line.rstrip() for line in text), *words])
 
     def to_json(self) -> str:
         """Return all rows, settings and values of seeds as JSON."""

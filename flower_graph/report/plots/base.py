@@ -106,8 +106,8 @@ def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     who, how_many = figure.subplots(1, 2, width_ratios=(2, 1))
     rounds = [report.round for report in reports]
-    result, counts = _cells(reports, clients)
-    _draw_cells(who, result, rounds, clients)
+    result, counts = cells_of(reports, clients)
+    draw_cells(who, result, rounds, clients)
     for state, name in NAMES.items():
         line(how_many, rounds, counts[:, state].tolist(), name)
         how_many.lines[-1].set_color(COLOUR[state])
@@ -117,7 +117,7 @@ def save_participation(path: Path, reports: Sequence[RoundReport], *, title: str
     save(figure, path)
 
 
-def _cells(
+def cells_of(
     reports: Sequence[RoundReport], clients: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the cells, ``[rows, rounds]``, and clients by state, ``[rounds, 4]``."""
@@ -137,7 +137,7 @@ def _cells(
     return cells, counts
 
 
-def _draw_cells(
+def draw_cells(
     axes: Axes, cells: NDArray[np.float64], rounds: Sequence[int], clients: NDArray[np.int64]
 ) -> None:
     """Draw the cells: by the client's state, or by the share that answered."""
