@@ -225,7 +225,7 @@ def test_measurements_again_without_some_are_not_told(
     """Without two as well: what has not changed is in no sum of others."""
     refused, _ = measured_again(keys, who, monkeypatch)
     assert [one.contributors.size for one in of_measurements(sums)] == [COUNT]
-    assert "a state enters one sum" in refused
+    assert "has not changed since a sum" in refused
 
 
 @SLOW
