@@ -104,8 +104,12 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C) -> Figures:
-        """Return the baselines' accuracies on the clients' graphs."""
-        return client_baselines(self.graphs(config))
+        """Return the baselines' figures on the clients' graphs."""
+        return self.baselines_of(config, self.graphs(config))
+
+    def baselines_of(self, config: C, graphs: Sequence[G]) -> Figures:
+        """Return what baselines reach on some clients' graphs: accuracies."""
+        return client_baselines(graphs)
 
     def own_baselines(self, config: C, folder: RunFolder) -> Figures:
         """Return the baselines of a party's clients."""
@@ -115,7 +119,7 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         """Partition the data into one graph for each client."""
         graphs = Clients.of(cached_clients(self.load_graphs, config))
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
-        figures = client_baselines(graphs)
+        figures = self.baselines_of(config, graphs)
         return Partition(self.statistics(config, graphs), data, baselines=figures)
 
 

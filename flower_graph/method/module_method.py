@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,8 +17,10 @@ from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, says_one_class
+from flower_graph.data.folders.party import graphs_of
 from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.link_baselines import link_baselines
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN
 from flower_graph.privacy.central import central_noise
@@ -173,15 +175,20 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         how = config.links
         return LinkTask(how.val, how.test, config.seed if how.seed is None else how.seed)
 
-    def baselines(self, config: M) -> Figures:
-        """Return the baselines' figures on the clients' graphs: accuracies, or those of links."""
+    def baselines_of(self, config: M, graphs: Sequence[ClientGraph]) -> Figures:
+        """Return what baselines reach on some clients' graphs: accuracies, or figures of links."""
         if config.task != LINKS:
-            return super().baselines(config)
+            return super().baselines_of(config, graphs)
         task = self.task(config)
         assert isinstance(task, LinkTask)
-        return link_baselines(
-            [(graph.x, task.split(graph)) for graph in self.graphs(config)], config.metrics[0]
-        )
+        held = [(graph.x, task.split(graph)) for graph in graphs]
+        return link_baselines(held, config.metrics[0])
+
+    def own_baselines(self, config: M, folder: RunFolder) -> Figures:
+        """Return the baselines of a party's clients."""
+        if config.task != LINKS:
+            return super().own_baselines(config, folder)
+        return self.baselines_of(config, graphs_of(folder, self.graph))
 
     def _settings(self, config: M) -> ModuleSettings:
         how = config.strategy

@@ -183,7 +183,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
         from flower_graph.data.partition.statistics import node_statistics
 
         graph = users_graph(config)
-        return Partition(node_statistics(graph), node_data(graph), baselines=graph_baselines(graph))
+        return Partition(node_statistics(graph), node_data(graph), baselines=self.baselines(config))
 
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
         """Build the mod that protects latent vectors, a row for each user."""
