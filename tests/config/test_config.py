@@ -259,6 +259,7 @@ TRIED: dict[str, list[Any]] = {
     "a whole number": NUMBERS,
     "a number": [*map(float, NUMBERS), 0.5, math.nan, math.inf],
     "text": ["", "nonsense"],
+    "a list of words": [["nonsense"]],
     "a list of numbers": [
         [0.6, 0.4],
         [0.6, 0.4, 0.0],
@@ -297,7 +298,7 @@ def test_every_rule_names_key_value_and_what_is_allowed(app: str) -> None:
 @pytest.mark.parametrize("app", known_apps())
 def test_every_schema_starts_with_the_same_keys(app: str) -> None:
     common = ["app", "seed", "rounds", "device", "checkpoint_every", "patience"]
-    common += ["metrics", "save", "keep", "every", "data"]
+    common += ["metrics", "save", "keep", "every", "track", "data"]
     assert list(to_dict(schema_of(app)()))[: len(common)] == common
     # What the server's loop reads, whichever method it runs
     assert {"strategy.timeout", "strategy.name", "data.root"} <= known_keys(schema_of(app)).keys()
