@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache, partial
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +40,10 @@ def in_parallel(
                 result, number = future.result(), number + 1
                 left = (time.perf_counter() - started) / number * (len(tasks) - number)
                 yield running[future], result, left
+        except KeyboardInterrupt:
+            for worker in active_children():
+                worker.terminate()
+            raise
         except BaseException:
             # What has not begun would run on for minutes before anybody saw the error.
             pool.shutdown(wait=False, cancel_futures=True)

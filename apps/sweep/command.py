@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from flower_graph.apps.parallel import loaded
 from flower_graph.apps.sweep.optuna_search import search
-from flower_graph.apps.sweep.trials import Sweep, Trial
+from flower_graph.apps.sweep.trials import Sweep, Trial, say
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.compare import compare
 from flower_graph.method.load import PARENT, is_file_name, read_override
@@ -43,7 +43,10 @@ def sweep_command(args: argparse.Namespace) -> int:
                 sweep.do(trials)
             else:
                 trials = search(sweep, varied, args.optuna)
-            return finish(trials, seeds)
+            return finish(trials, sweep)
+        except KeyboardInterrupt:
+            say("interrupted; the same command goes on")
+            return 130
         finally:
             lock.release()
 
@@ -82,8 +85,9 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def finish(trials: Sequence[Trial], seeds: Sequence[int]) -> int:
+def finish(trials: Sequence[Trial], sweep: Sweep) -> int:
     """Print the comparison, and write it and the best settings."""
+    seeds, apps = sweep.seeds, "".join(f" --app {file}" for file in sweep.apps)
     figures = {one.folder: (one.validation(seeds), one) for one in trials}
     whole = {f: made for f, made in figures.items() if math.isfinite(made[0])}
     if not whole:
@@ -94,11 +98,13 @@ def finish(trials: Sequence[Trial], seeds: Sequence[int]) -> int:
     compared = compare(*sorted(whole, key=lambda folder: -whole[folder][0]))
     print(compared.to_text())
     write_text(best.out / "table.csv", compared.to_csv())
-    write_best(best, f"best validation, {value:.4f} on average over seeds {seeds}")
+    write_best(
+        best, f"best validation, {value:.4f} on average over seeds {', '.join(map(str, seeds))}"
+    )
     for folder in figures.keys() - whole.keys():
         print(f"left out: {folder.name}: not all seeds have a validation figure", file=sys.stderr)
     print(f"\nbest by validation ({value:.3f}): {best.words or 'as it is'}")
-    print(f"  flower-graph run {os.path.relpath(best.out / BEST)}")
+    print(f"  flower-graph run {os.path.relpath(best.out / BEST)}{apps}")
     return 0
 
 

@@ -97,7 +97,8 @@ class Sweep:
         check_all(jobs, Options())
         runs, missing = count * len(self.seeds), self.missing(trials)
         done = len({trial.folder for trial in trials}) * len(self.seeds) - len(missing)
-        say(f"{runs} runs ({count} settings × {len(self.seeds)} seeds), {done} done before")
+        seeds = f"{len(self.seeds)} seed" + "s" * (len(self.seeds) > 1)
+        say(f"{runs} runs ({count} settings × {seeds}), {done} done before")
         if missing:
             workers = workers_for(missing)
             seconds = self._seconds(trials, missing) * (runs - done) / workers

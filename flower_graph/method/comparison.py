@@ -14,7 +14,6 @@ from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
 from flower_graph.outputs.frames import html_of, pandas_module
 from flower_graph.records.rounds import WAYS, format_bytes
-from flower_graph.report.result import BASELINES
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree
 
@@ -211,7 +210,9 @@ def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
 
 
 def _beaten(row: Tree) -> str:
-    """Say how many baselines a run beats, and which it does not."""
-    others = [BASELINES.get(key, key) for key in row["baselines"] if key not in row["beaten"]]
-    count = f"{len(row['beaten'])} of {len(row['baselines'])}" if row["baselines"] else NONE
-    return f"{count} (not {', '.join(others)})" if others else count
+    """Say how many baselines a run beats; name these or the others, whichever are fewer."""
+    beaten, rest = row["beaten"], [key for key in row["baselines"] if key not in row["beaten"]]
+    if not row["baselines"]:
+        return NONE
+    names = ", ".join(beaten) if len(beaten) < len(rest) else "not " * bool(rest) + ", ".join(rest)
+    return f"{len(beaten)} of {len(row['baselines'])}" + f" ({names})" * bool(names)

@@ -134,7 +134,7 @@ def test_the_command_prints_text_csv_and_json_and_draws(
     assert main(["compare", "a", "b", "--by", "test", "--picture", "both.png"]) == 0
     text = capsys.readouterr().out
     assert re.search(r"^model.hidden +32 +16$", text, re.MULTILINE)
-    assert "2 of 2" in text and "1 of 2 (not label propagation)" in text and "+0.090" in text
+    assert "2 of 2" in text and "1 of 2 (not label-propagation)" in text and "+0.090" in text
     assert imread("both.png").shape[1] > 300
     assert main(["compare", "a", "b", "--csv"]) == 0
     first, second = csv.DictReader(io.StringIO(capsys.readouterr().out))
