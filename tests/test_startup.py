@@ -23,7 +23,7 @@ HEAVY = {
 }
 # The method's own YAML, and what it needs besides Flower and PyTorch
 CLIENTS = {
-    "nfedgnn": ("model: {hidden: 4}\n", set[str]()),
+    "nfedgnn": ("model: {hidden: 4}\n", {"nacl"}),  # for sums under masks
     "fedscem": ("partition: {clients: 3, min_nodes: 6}\n", {"nacl"}),
     "fedgls": ("partition: {clients: 3, method: random}\n", set[str]()),
     "ppfl": (
@@ -101,7 +101,7 @@ except SystemExit:
         (["compare", "."], {"numpy", "scipy", "torch"}),
         pytest.param(
             ["run", "quickstart", "rounds=1"],
-            {"flwr", "matplotlib", "numpy", "torch"},
+            {"flwr", "matplotlib", "nacl", "numpy", "torch"},
             marks=pytest.mark.slow,
         ),
     ],
