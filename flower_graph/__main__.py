@@ -1,8 +1,8 @@
 """``python -m flower_graph``: the command ``flower-graph``."""
 
 import sys
-
-from flower_graph.apps.cli.main import main
+from importlib import import_module
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # By name, as an entry point is: the command stands above the library
+    sys.exit(import_module("flower_graph.apps.cli.main").main())
