@@ -92,7 +92,7 @@ def _kept(path: Path, here: dict[str, Any]) -> dict[str, Any]:
 
 def _coarse(machine: dict[str, Any]) -> dict[str, Any]:
     """Give a machine with its memory in GiB: another start of it has some pages more or fewer."""
-    return machine | {"memory-bytes": round(machine["memory-bytes"] / 2**30)}
+    return machine | {"memory-bytes": round(machine.get("memory-bytes", 0) / 2**30)}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ def test_the_pages_first_commands_and_python_run(
     new = {"x": (graph.x[:300] > 0).float(), "edge_index": graph.edge_index}
     inside = (new["edge_index"] < 300).all(0)
     torch.save(new | {"edge_index": new["edge_index"][:, inside]}, "new-papers.pt")
-    first, deployed = re.findall(r"```\n(flower-graph .+?)```", TEXT, re.DOTALL)[:2]
+    first, *others = re.findall(r"```\n(flower-graph .+?)```", TEXT, re.DOTALL)
+    deployed = next(block for block in others if "--data-folder" in block)
     for line in first.splitlines():
         words = shlex.split(line, comments=True)[1:]
         words = [word.replace("rounds=20", "rounds=2") for word in words]
