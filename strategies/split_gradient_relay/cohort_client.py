@@ -24,6 +24,8 @@ from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.outputs.client import ClientOutputs, Snapshot
+from flower_graph.outputs.weights import SavedModels
+from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
 from flower_graph.strategies.split_gradient_relay.kept import user_models
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,
@@ -44,7 +46,6 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 # A message that comes twice, because its reply was lost, is applied once.
 GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
 LOG = logging.getLogger(__name__)
-SETTINGS = "user-settings"  # in Context.state, where the run keeps something
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 Opened = tuple[Cohort, Tensors]
 
@@ -87,10 +88,13 @@ class ChosenUsers:
         return total.cpu().numpy(), count.cpu().numpy()
 
     def _unless_all(self, place: Tensor) -> Tensor | None:
-        """Return ``None`` where all users are meant in their order: the fast path."""
-        n = self.cohort.num_users
-        same = place.numel() == n and bool((place == torch.arange(n)).all())
-        return None if same else place
+        return unless_all(place, self.cohort.num_users)
+
+
+def unless_all(place: Tensor, count: int) -> Tensor | None:
+    """Return ``None`` where all of so many users are meant in their order: the fast path."""
+    # place [p]
+    return None if torch.equal(place, torch.arange(count)) else place
 
 
 class UsersClient(NumPyClient):
@@ -114,6 +118,7 @@ class UsersClient(NumPyClient):
     """
 
     actions: tuple[str, ...] = ("finish",)
+    settings_key = "user-settings"  # in Context.state, where the run keeps something
     _state: CohortState[Any]
 
     def __init__(
@@ -132,6 +137,34 @@ class UsersClient(NumPyClient):
         self.users, self._context = users.long().cpu(), context
         self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
+
+    # What of a run outlasts its messages
+
+    def _remember(self, settings: UserSettings | CommonSettings) -> None:
+        """Keep the settings, by which a snapshot reads the state, where the run keeps something."""
+        if self.outputs.is_on and self.settings_key not in self._context.state:
+            self._context.state[self.settings_key] = ConfigRecord(settings._asdict())
+
+    def _forget(self) -> None:
+        """Drop the state, and the settings."""
+        self._state.drop()
+        self._context.state.pop(self.settings_key, None)
+
+    def snapshot(self) -> Snapshot:
+        """Give what users have now; it predicts nothing without the server's half."""
+        if self._model is not None:
+            LOG.warning("user_model: a module of your own is saved in checkpoints alone")
+            return Snapshot(None, [])
+        kept = self._context.state.config_records.get(self.settings_key)
+        if kept is None:
+            raise StateLostError("what was kept of this run is not here")
+        return Snapshot(None, [self._halves(dict(kept))])
+
+    def _halves(
+        self, settings: dict[str, Any]
+    ) -> SavedModels:  # Any: each form has settings of its own
+        """Give the users' halves, of a run with such settings."""
+        raise NotImplementedError
 
     def _weight_shape(self, latent_size: int, bias: bool) -> list[int]:
         """Return the shape of one user's weights as they are added up."""
@@ -269,34 +302,25 @@ class NodeClient(UsersClient):
             tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
         return result
 
-    def snapshot(self) -> Snapshot:
-        """Give the users' halves as they are now; they predict nothing without the server's."""
-        if self._model is not None:
-            LOG.warning("user_model: a module of your own is saved in checkpoints alone")
-            return Snapshot(None, [])
-        said = self._context.state.config_records.get(SETTINGS)
-        if said is None:
-            raise StateLostError("what was kept of this run is not here")
-        settings = UserSettings(**said)  # type: ignore[arg-type]
-        _, tensors = self._state.look(self._makers(settings))
-        rows = self._rows(settings)
-        return Snapshot(None, [user_models(self.users.tolist(), rows, tensors, settings)])
+    def _halves(self, settings: dict[str, Any]) -> SavedModels:
+        """Give the users' layers."""
+        own = UserSettings(**settings)
+        _, tensors = self._state.look(self._makers(own))
+        return user_models(self.users.tolist(), self._rows(own), tensors, own)
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         """Apply the last gradients and forget the run."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request):
             pass
-        self._state.drop()
-        self._context.state.pop(SETTINGS, None)
+        self._forget()
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
 
     @contextmanager
     def _updated(self, request: RelayRequest) -> Iterator[ChosenUsers]:
         """Open the users' state and apply what a message brings; it counts if all ends well."""
-        if self.outputs.is_on and SETTINGS not in self._context.state:
-            self._context.state[SETTINGS] = ConfigRecord(request.settings._asdict())
+        self._remember(request.settings)
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
         place = self._places(request.users)

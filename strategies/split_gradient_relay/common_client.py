@@ -6,13 +6,12 @@ copy first. What it brings is taken once, however often it comes.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context
+from flwr.app import Context
 from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
@@ -20,8 +19,8 @@ from torch import Tensor, nn
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.errors import StateLostError
-from flower_graph.outputs.client import Snapshot
-from flower_graph.strategies.split_gradient_relay.cohort_client import UsersClient
+from flower_graph.outputs.weights import SavedModels
+from flower_graph.strategies.split_gradient_relay.cohort_client import UsersClient, unless_all
 from flower_graph.strategies.split_gradient_relay.common_layer import (
     LINEAR,
     CommonLayer,
@@ -43,9 +42,6 @@ from flower_graph.strategies.split_gradient_relay.common_messages import (
 )
 from flower_graph.strategies.split_gradient_relay.kept import common_model
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
-
-LOG = logging.getLogger(__name__)
-SETTINGS = "common-settings"  # in Context.state, where the run keeps something
 
 
 class CommonLayerClient(UsersClient):
@@ -70,6 +66,7 @@ class CommonLayerClient(UsersClient):
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
+    settings_key = "common-settings"
 
     def __init__(
         self,
@@ -108,8 +105,7 @@ class CommonLayerClient(UsersClient):
         """Take the last step, then answer with latent vectors."""
         request = LatentRequest.from_numpy(parameters, config)
         settings, advance = request.settings, request.advance
-        if self.outputs.is_on and SETTINGS not in self._context.state:
-            self._context.state[SETTINGS] = ConfigRecord(settings._asdict())
+        self._remember(settings)
         self._take_key(config)
         makers = self._makers(settings)
         with self._state.opened(makers) as layer:
@@ -147,21 +143,14 @@ class CommonLayerClient(UsersClient):
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         """Forget the run."""
-        self._state.drop()
-        self._context.state.pop(SETTINGS, None)
+        self._forget()
         return [], self.users.numel(), {}
 
-    def snapshot(self) -> Snapshot:
-        """Give the layer as it is now; it predicts nothing without the server's half."""
-        if self._model is not None:
-            LOG.warning("user_model: a module of your own is saved in checkpoints alone")
-            return Snapshot(None, [])
-        said = self._context.state.config_records.get(SETTINGS)
-        if said is None:
-            raise StateLostError("what was kept of this run is not here")
-        settings = CommonSettings(**said)  # type: ignore[arg-type]
-        weight = self._state.look(self._makers(settings)).weights[LINEAR]
-        return Snapshot(None, [common_model(self.users.tolist(), weight, settings.bias)])
+    def _halves(self, settings: dict[str, Any]) -> SavedModels:
+        """Give the layer that all have."""
+        common = CommonSettings(**settings)
+        weight = self._state.look(self._makers(common)).weights[LINEAR]
+        return common_model(self.users.tolist(), weight, common.bias)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
         """Bring the layer to its last step, if it is not there already."""
@@ -229,9 +218,7 @@ class CommonLayerClient(UsersClient):
 
     def _unless_all(self, users: np.ndarray) -> Tensor | None:
         """Return places of users; ``None`` where all are meant in their order: the fast path."""
-        place = self._places(users)
-        is_all = torch.equal(place, torch.arange(self.users.numel()))
-        return None if is_all else place
+        return unless_all(self._places(users), self.users.numel())
 
 
 def _array(latent: Tensor) -> np.ndarray:
