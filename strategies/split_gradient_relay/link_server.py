@@ -66,10 +66,17 @@ class LinkRelayServer(RelayServer):
         self._all_edges = self.split.messages
         self._refresh_graph()
 
+    def _refresh_graph(self) -> None:
+        """Keep the edges between users that have answered; each once, when they are asked for."""
+        super()._refresh_graph()
+        self._own: Tensor | None = None
+
     def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
         """Compute the cross-entropy of training edges, and of as many drawn pairs without one."""
         # logits: rows of nodes [n, h]; of pairs whose users were heard
-        own = undirected(self.edges.cpu(), self.num_nodes)
+        if self._own is None:
+            self._own = undirected(self.edges.cpu(), self.num_nodes)
+        own = self._own
         rng = generator(self.seed, "absent-links", server_round)
         absent = draw_absent(own, self.num_nodes, len(own), rng)
         pairs = ends(torch.cat([own, absent]), self.num_nodes).to(self.device)

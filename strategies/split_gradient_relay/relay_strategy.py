@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from flwr.app import Array, ArrayRecord
-from torch import Tensor
+from torch import Tensor, nn
 
-from flower_graph.config.rules import at_least
+from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
 from flower_graph.outputs.files import Snapshot
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
+from flower_graph.strategies.split_gradient_relay.config import SCHEDULES
 from flower_graph.strategies.split_gradient_relay.kept import (
     link_snapshot,
     server_snapshot,
     user_lines,
 )
-from flower_graph.strategies.split_gradient_relay.link_server import LinkRelayServer
+from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks, LinkRelayServer
 from flower_graph.strategies.split_gradient_relay.server_model import (
     Losses,
     RelayServer,
@@ -40,6 +42,27 @@ class RelayStrategy(RoundStrategy[Q, A]):
     server: RelayServer
     users: RelayBook
     _right_in_best: Tensor | None = None  # in the best round
+
+    schedule: str
+    learning_rate: float
+
+    def serve(
+        self,
+        data: ServerData,
+        model: nn.Module,
+        links: HeldLinks | None,
+        *,
+        schedule: str,
+        learning_rate: float,
+        **how: Any,  # arguments of `RelayServer`, which checks them
+    ) -> None:
+        """Make the server's half, of classes or of links, and keep how its step size goes on."""
+        choice(*SCHEDULES).check("schedule", schedule)
+        ABOVE_ZERO.check("learning_rate", learning_rate)
+        self.schedule, self.learning_rate = schedule, learning_rate
+        kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
+        self.server = kind(data, model, **how)
+        self.num_classes = self.server.num_classes
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
         """Refuse to run twice but to go on; the server has a model, which it evaluates itself."""

@@ -28,24 +28,21 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.session import Session
-from flower_graph.strategies.split_gradient_relay.config import SCHEDULES, StrategyConfig
-from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks, LinkRelayServer
+from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
+from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply, RelayRequest
 from flower_graph.strategies.split_gradient_relay.relay_strategy import RelayStrategy
 from flower_graph.strategies.split_gradient_relay.server_model import (
-    RelayServer,
     ServerData,
     scheduled,
 )
@@ -136,13 +133,12 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         checkpoint_every: int = 0,
         links: HeldLinks | None = None,
     ) -> None:
-        choice(*SCHEDULES).check("schedule", schedule)
-        ABOVE_ZERO.check("learning_rate", learning_rate)
-        self.schedule, self.learning_rate = schedule, learning_rate
-        kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
-        self.server = kind(
+        self.serve(
             data,
             server_model,
+            links,
+            schedule=schedule,
+            learning_rate=learning_rate,
             latent_size=latent_size,
             reg_weight=reg_weight,
             weight_decay=weight_decay,
@@ -151,7 +147,6 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
             seed=seed,
             device=resolve_device(device),
         )
-        self.num_classes = self.server.num_classes
         self.users = RelayServerState(
             self.server.num_nodes,
             UserSettings(latent_size, user_bias, weight_decay, seed, average_over),

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.config.rules import ABOVE_ZERO, BELOW_ONE, choice
+from flower_graph.config.rules import BELOW_ONE
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.records.participation import Participation
@@ -58,12 +57,11 @@ from flower_graph.strategies.split_gradient_relay.common_state import (
     CommonBook,
     CommonMembership,
 )
-from flower_graph.strategies.split_gradient_relay.config import SCHEDULES, StrategyConfig
-from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks, LinkRelayServer
+from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
+from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks
 from flower_graph.strategies.split_gradient_relay.relay_strategy import RelayStrategy
 from flower_graph.strategies.split_gradient_relay.server_model import (
     Losses,
-    RelayServer,
     ServerData,
     scheduled,
 )
@@ -133,14 +131,13 @@ class SummedGradientRelay(
         checkpoint_every: int = 0,
         links: HeldLinks | None = None,
     ) -> None:
-        choice(*SCHEDULES).check("schedule", schedule)
-        ABOVE_ZERO.check("learning_rate", learning_rate)
         BELOW_ONE.check("feature_dropout", feature_dropout)
-        self.schedule, self.learning_rate = schedule, learning_rate
-        kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
-        self.server = kind(
+        self.serve(
             data,
             server_model,
+            links,
+            schedule=schedule,
+            learning_rate=learning_rate,
             latent_size=latent_size,
             reg_weight=reg_weight,
             weight_decay=weight_decay,
@@ -149,7 +146,6 @@ class SummedGradientRelay(
             seed=seed,
             device=resolve_device(device),
         )
-        self.num_classes = self.server.num_classes
         settings = CommonSettings(latent_size, user_bias, weight_decay, seed, feature_dropout)
         self.users: CommonBook = CommonBook(self.server.num_nodes, settings)
         self._latents = Latents()
