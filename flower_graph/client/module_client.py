@@ -86,8 +86,8 @@ class ModuleClient(NumPyClient):
 
     Several clients answer with the mean of their arrays, weighted by ``examples``, and the sum of
     their weights, so that the server's mean does not depend on who hosts whom. A method that
-    answers
-    each client with a model of its own (``ReportedFedAvg.personal``) needs a SuperNode for each.
+    answers each client with a model of its own (``ReportedFedAvg.personal``) needs a SuperNode for
+    each.
 
     A subclass may override how a module is called (``logits``), its loss (``loss``), its optimiser
     and the graph of each step (``optimiser``, ``steps``), a preparation (``prepare``), the arrays
@@ -266,15 +266,14 @@ class ModuleClient(NumPyClient):
             form_of(self.exported(one.module), self._make_module, one.graph.client)
             for one in learners
         ]
-        good = [one for one in learners if not has_diverged(self._judged(one))]
-        saved = SavedModels.join(models)
-        return self.task.snapshot([self._seen(one) for one in good], saved, self._classes)
+        good = [one for one in map(self._seen, learners) if not has_diverged(one.judged)]
+        return self.task.snapshot(good, SavedModels.join(models), self._classes)
 
     def _seen(self, learner: Learner) -> Seen:
-        """Return a client's graph with what its module gives for the nodes."""
+        """Return a client's graph with what its module gives for it."""
         (local,) = (one for one in self.graphs if one.client == learner.graph.client)
-        learner.module.eval()
-        return Seen(local, learner.graph, partial(self.logits, learner.module))
+        judged = self._judged(learner)
+        return Seen(local, learner.graph, judged, partial(self.logits, learner.module))
 
     @property
     def _clients(self) -> list[int]:

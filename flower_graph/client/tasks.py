@@ -44,10 +44,11 @@ class Judged(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A client's graph, and what its module makes of one."""
+    """A client's graph, what is said of its examples, and what its module makes of a graph."""
 
     local: LocalGraph
     graph: GraphOnDevice
+    judged: Judged
     forward: Forward
 
 
@@ -107,7 +108,7 @@ class NodeTask:
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
     ) -> Snapshot:
         """Return what stays after the run: predictions of all nodes, and the models."""
-        parts = [predictions_from([one.local], one.forward(one.graph), classes) for one in seen]
+        parts = [predictions_from([one.local], one.judged.logits, classes) for one in seen]
         return Snapshot(Predictions.join(parts) if parts else None, models)
 
 
@@ -182,7 +183,7 @@ class LinkTask(NodeTask):
     ) -> Snapshot:
         """Return the nodes' rows, by all edges; these edges; and the models."""
         rows, known = [], []
-        for local, graph, forward in seen:
+        for local, graph, _, forward in seen:
             assert graph.links is not None
             edges = all_edges(graph.links)
             names = _named(local)

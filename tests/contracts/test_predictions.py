@@ -84,6 +84,7 @@ def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]
 # Whose model a newcomer can use, whoever it is; who has edges of its own making; and whose
 # newcomers join the run instead, or lie beside it by nodes that they share
 COMMON = ("fedgls", "fedgls, reset", "fedgta", "fedscem, shared", "fedscem, fedavg")
+COMMON += ("fedavg", "fedprox")
 LEARN, JOIN = "fedgls", ("nfedgnn", "deepwalk", "gat")
 
 
