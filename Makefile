@@ -74,6 +74,8 @@ deploy-demo: $(STAMP)
 # What goes to PyPI, into dist/: built, checked by twine, and tried where no checkout is.
 dist: $(STAMP)
 	@rm -rf dist
+	@! grep -q '^repository = ""' pyproject.toml || \
+		echo "pyproject.toml names no repository: the README loses its links (docs/release.md)" >&2
 	FLOWER_GRAPH_DIST="$$PWD/dist" $(BIN)/python -m pytest tests/test_wheel.py
 	@ls -l dist
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import sysconfig
 import tarfile
 import venv
 import zipfile
+from email import message_from_string
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,8 @@ import pytest
 from flower_graph.flower_compat import build_fab_from_disk
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml")
+# What a checkout has besides its files
+LEFT_OUT = (".*", "build", "dist", "*.egg-info", "__pycache__", "runs")
 FOLDERS = ("apps", "conf", "flower_graph", "strategies")
 DATA = "flower_graph/data/cora_linqs"
 WHERE = """
@@ -33,6 +36,10 @@ from flower_graph.strategies.split_gradient_relay import strategy as relay
 print(json.dumps([flower_graph.__file__, relay.__file__, server_app.__file__]))
 relay.SplitGradientRelay, NodeClient, client_app.app
 assert not any(importlib.util.find_spec(n) for n in ("strategies", "apps", "conf"))
+"""
+METADATA = """
+import setuptools.build_meta as backend
+print(backend.prepare_metadata_for_build_wheel("."))
 """
 LOAD = """
 import flower_graph
@@ -49,11 +56,10 @@ pytestmark = pytest.mark.slow
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Copy what the distributions are built from: building writes beside its sources."""
     copy = tmp_path_factory.mktemp("source") / "flower-graph"
-    copy.mkdir()
-    for name in PARTS:
-        shutil.copy(ROOT / name, copy)
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    runs = copy / "docs" / "results" / "fedgls" / "runs"
+    runs.mkdir()
+    (runs / "a.txt").touch()
     return copy
 
 
@@ -117,6 +123,24 @@ def test_wheel_installs_one_name_only(distributions: Path) -> None:
     assert packed == expected | {f"{DATA}/cora.npz", f"{DATA}/README.md", "flower_graph/py.typed"}
 
 
+@pytest.mark.parametrize("address", ["", "https://git.example/team/flower-graph"])
+def test_a_package_index_gets_no_relative_link(source: Path, tmp_path: Path, address: str) -> None:
+    for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
+        shutil.copy(source / name, tmp_path)
+    for name in FOLDERS:  # links: nothing is built, these only have to be there
+        (tmp_path / name).symlink_to(source / name)
+    project = (tmp_path / "pyproject.toml").read_text(encoding="utf-8")
+    named = re.sub(r'^repository = ".*"$', f'repository = "{address}"', project, flags=re.MULTILINE)
+    (tmp_path / "pyproject.toml").write_text(named, encoding="utf-8")
+    command = [sys.executable, "-c", METADATA]
+    made = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    found = message_from_string((tmp_path / made.split()[-1] / "METADATA").read_text("utf-8"))
+    shown = found.get_payload()
+    assert "](" in shown and not re.search(r"\]\((?!https?:|#)", shown)
+    assert (f"({address}/blob/v0.1.0/CHANGELOG.md)" in shown) == bool(address)
+    assert len(found.get_all("Project-URL", [])) == (4 if address else 0)
+
+
 def _sources() -> set[str]:
     """Name all modules and configs, as paths in the checkout."""
     files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*")]
@@ -129,6 +153,8 @@ def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "README.md", f"{DATA}/cora.npz"} <= names
     assert {"conf/quickstart.yaml", "apps/server_app.py"} <= names
+    assert not any("/runs/" in name for name in names)
+    assert sdist.stat().st_size < 4e6
 
 
 def test_installed_package_is_the_wheels_and_its_command_lists_shows_and_runs(
