@@ -1,23 +1,16 @@
-"""Keys, sealed packets and shared secrets of clients whose messages the server carries.
+"""Keys and sealed packets of clients whose messages the server carries.
 
 Every key is made for one purpose: HKDF takes the run, the round and both clients, and ChaCha20-
 Poly1305 authenticates the same again. A packet of another run, round, sender or receiver does not
 open, nor does one that was changed.
-
-Secrets of 32 bytes are shared as Shamir does, modulo the smallest prime above 2^256: the secret is
-the constant term of a random polynomial of degree ``threshold - 1``; holder number ``x`` (from 1)
-has its value at ``x``. Any ``threshold`` values give the polynomial; fewer leave every secret
-equally likely.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -32,12 +25,6 @@ from flower_graph.errors import RefusedError
 
 Bytes = NDArray[np.uint8]
 KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 32, 16
-PRIME = 2**256 + 297
-SECRET_BYTES, SHARE_BYTES = 32, 33
-# Coefficients are 48 random bytes modulo the prime: no value is likelier than another by 2^-127.
-RANDOM_BYTES = 48
-REDUCED = 32  # steps of a polynomial between two reductions
-MOST_HOLDERS = 1 << 15
 MAX_AGREEMENTS = 1 << 14  # a few MB; beyond it, those of the last round are kept
 # Public keys with which every agreement is zero (libsodium's list); the top bit is ignored.
 _P = 2**255 - 19
@@ -192,65 +179,6 @@ def commit_to_shares(
 def name_bytes(client: int) -> bytes:
     """Write a client's number as in ``context``."""
     return client.to_bytes(8, "little", signed=True)
-
-
-# Shares of a secret
-
-
-def split_secret(secret: bytes, threshold: int, count: int) -> list[bytes]:
-    """Split a secret into shares."""
-    if len(secret) != SECRET_BYTES:
-        raise ValueError(f"the secret has {len(secret)} bytes, must have {SECRET_BYTES}")
-    if not 1 <= threshold <= count:
-        raise ValueError(f"threshold is {threshold}, must be from 1 to {count}")
-    noise = os.urandom(RANDOM_BYTES * (threshold - 1))
-    coefficients = [
-        int.from_bytes(noise[start : start + RANDOM_BYTES], "little") % PRIME
-        for start in range(0, len(noise), RANDOM_BYTES)
-    ]
-    coefficients.append(int.from_bytes(secret, "little"))
-    return [_evaluate(coefficients, x).to_bytes(SHARE_BYTES, "little") for x in range(1, count + 1)]
-
-
-def combine_shares(holders: Sequence[int], shares: Sequence[bytes]) -> bytes:
-    """Reconstruct the secret from as many shares as the threshold."""
-    weights = _weights_at_zero(tuple(holders))
-    value = sum(
-        weight * int.from_bytes(share, "little")
-        for weight, share in zip(weights, shares, strict=True)
-    )
-    value %= PRIME
-    if value >> (8 * SECRET_BYTES):
-        raise ValueError("the shares give no secret of 32 bytes")
-    return value.to_bytes(SECRET_BYTES, "little")
-
-
-def _evaluate(coefficients: Sequence[int], x: int) -> int:
-    """Evaluate a polynomial, highest power first; reduced now and then, as x is small."""
-    value = 0
-    for start in range(0, len(coefficients), REDUCED):
-        for coefficient in coefficients[start : start + REDUCED]:
-            value = value * x + coefficient
-        value %= PRIME
-    return value
-
-
-@lru_cache(maxsize=4096)
-def _weights_at_zero(holders: tuple[int, ...]) -> tuple[int, ...]:
-    """Return Lagrange's weights for the value at zero; many secrets have the same holders."""
-    if len(set(holders)) != len(holders) or not all(0 < x <= MOST_HOLDERS for x in holders):
-        raise ValueError(
-            f"holders are {holders}, must be from 1 to {MOST_HOLDERS} and each there once"
-        )
-    # Were 1 to n all there, they would be binomial coefficients. For each that is missing, a factor
-    # is taken out of them: few steps with numbers of any size, for large thresholds too.
-    n = max(holders)
-    missing = sorted(set(range(1, n + 1)) - set(holders))
-    scale, weights = pow(math.prod(missing), -1, PRIME), []
-    for x in holders:
-        weight = math.comb(n, x) * math.prod([other - x for other in missing])
-        weights.append((weight if x % 2 else -weight) * scale % PRIME)
-    return tuple(weights)
 
 
 # Rows of bytes

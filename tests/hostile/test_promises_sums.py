@@ -18,8 +18,9 @@ from sum_helpers import LENGTH, RING, TERMS, World, wire
 from flower_graph.audit.deviating import Opened
 from flower_graph.errors import RefusedError
 from flower_graph.secure import channel
-from flower_graph.secure.channel import SHARE_BYTES, new_key
+from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties.messages import ListRequest, Signatures
+from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -92,8 +93,7 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
         shares.append((plain[:SHARE_BYTES], plain[SHARE_BYTES:]))
     places = range(1, local.threshold + 1)
     seed, mask_key = (
-        channel.combine_shares(places, both[: local.threshold])
-        for both in zip(*shares, strict=True)
+        combine_shares(places, both[: local.threshold]) for both in zip(*shares, strict=True)
     )
     assert channel.commit_to_seed(run, 0, VICTIM, seed) == reply.seed_commitments[0].tobytes()
     assert channel.public_key(mask_key) == round_key

@@ -1,8 +1,4 @@
-import itertools
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from nacl.bindings import crypto_scalarmult
 
 from flower_graph.errors import RefusedError
@@ -10,9 +6,7 @@ from flower_graph.secure import channel
 from flower_graph.secure.channel import (
     KEY_BYTES,
     LOW_ORDER,
-    PRIME,
     agree,
-    combine_shares,
     commitment,
     context,
     is_low_order,
@@ -20,7 +14,6 @@ from flower_graph.secure.channel import (
     new_key,
     rows_of,
     seal,
-    split_secret,
     unseal,
 )
 
@@ -98,49 +91,3 @@ def test_packet_opens_only_as_it_was_sealed():
 def test_commitment_binds_purpose_and_value():
     found = {commitment(b"a", b"1"), commitment(b"a", b"2"), commitment(b"b", b"1")}
     assert len(found) == 3 and all(len(value) == 32 for value in found)
-
-
-SECRETS = st.binary(min_size=32, max_size=32)
-
-
-def test_prime():
-    for base in (2, 3, 5, 7, 11, 13):
-        assert pow(base, PRIME - 1, PRIME) == 1
-    assert PRIME > 2**256
-
-
-def test_combine_by_hand():
-    # f(x) = 7 + 2x + x^2 at x = 1, 3, 4
-    shares = [value.to_bytes(33, "little") for value in (10, 22, 31)]
-    assert combine_shares([1, 3, 4], shares) == (7).to_bytes(32, "little")
-
-
-def test_every_choice_of_as_many_holders_as_the_threshold_gives_the_secret():
-    secret = bytes(range(32))
-    for threshold in (1, 3, 6):
-        shares = split_secret(secret, threshold, 6)
-        assert shares != split_secret(secret, threshold, 6) or threshold == 1, "shares are fresh"
-        for holders in itertools.permutations(range(1, 7), threshold):
-            assert combine_shares(holders, [shares[x - 1] for x in holders]) == secret
-
-
-@given(secret=SECRETS, other=SECRETS)
-def test_fewer_shares_fit_every_secret(secret, other):
-    """Two of three shares and any other secret lie on one polynomial, so they tell nothing."""
-    shares = split_secret(secret, 3, 3)
-    a, b = (int.from_bytes(share, "little") for share in shares[:2])
-    s = int.from_bytes(other, "little")
-    # The parabola through (0, s), (1, a), (2, b) has at 3: s - 3a + 3b.
-    third = ((s - 3 * a + 3 * b) % PRIME).to_bytes(33, "little")
-    assert combine_shares([1, 2, 3], [shares[0], shares[1], third]) == other
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match="31 bytes"):
-        split_secret(bytes(31), 1, 1)
-    with pytest.raises(ValueError, match=r"threshold.*4"):
-        split_secret(bytes(32), 4, 3)
-    with pytest.raises(ValueError, match="each"):
-        combine_shares([1, 1], [bytes(33)] * 2)
-    with pytest.raises(ValueError, match="secret"):
-        combine_shares([1], [(2**256 + 5).to_bytes(33, "little")])

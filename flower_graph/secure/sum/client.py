@@ -22,8 +22,9 @@ from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
-from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES, pieces, rows_of
+from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
+from flower_graph.secure.shamir import SECRET_BYTES, SHARE_BYTES, split_secrets
 from flower_graph.secure.sum.client_round import (
     ARRAYS,
     CHANGING,
@@ -258,18 +259,19 @@ class SumClient:
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
         """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 32]``."""
-        shares, commitments = [], []
+        secrets = np.stack([kept.seeds, kept.private], 1).reshape(-1, SECRET_BYTES)
+        shares = split_secrets(secrets, kept.threshold, kept.k)  # [2 p, k, 33]
+        shares = np.moveaxis(shares.reshape(-1, 2, kept.k, SHARE_BYTES), 1, 2)
         names = {c: channel.name_bytes(c) for c in np.unique(kept.partners).tolist()}
+        commitments = []
         for row, dealer in enumerate(kept.clients.tolist()):
-            seeds = channel.split_secret(kept.seeds[row].tobytes(), kept.threshold, kept.k)
-            mask_keys = channel.split_secret(kept.private[row].tobytes(), kept.threshold, kept.k)
             contexts = channel.share_contexts(self.run_id, kept.number, dealer)
-            holders = [names[holder] for holder in kept.partners[row].tolist()]
-            for holder, *both in zip(holders, seeds, mask_keys, strict=True):
-                shares += both
-                commitments += channel.commit_to_shares(contexts, holder, both)
-        shape = (*kept.partners.shape, 2)
-        return rows_of(shares, *shape, SHARE_BYTES), rows_of(commitments, *shape, COMMITMENT_BYTES)
+            given = pieces(shares[row].reshape(-1, SHARE_BYTES))
+            for at, holder in enumerate(kept.partners[row].tolist()):
+                both = given[2 * at : 2 * at + 2]
+                commitments += channel.commit_to_shares(contexts, names[holder], both)
+        shape = (*kept.partners.shape, 2, COMMITMENT_BYTES)
+        return np.ascontiguousarray(shares), rows_of(commitments, *shape)
 
     def _commit_to_seeds(self, kept: ClientRound) -> Bytes:
         seeds = zip(kept.clients.tolist(), pieces(kept.seeds), strict=True)

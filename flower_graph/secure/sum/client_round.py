@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure import channel
-from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, rows_of
+from flower_graph.secure.channel import KEY_BYTES, rows_of
+from flower_graph.secure.shamir import SHARE_BYTES
 from flower_graph.secure.sum.messages import (
     NOTHING,
     SEED,

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.secure.channel import COMMITMENT_BYTES as CHECK
-from flower_graph.secure.channel import KEY_BYTES, SHARE_BYTES, TAG_BYTES
+from flower_graph.secure.channel import KEY_BYTES, TAG_BYTES
 from flower_graph.secure.ring import WORDS, Ring, RingArray
+from flower_graph.secure.shamir import SHARE_BYTES
 from flower_graph.wire.codec import Known, Message, Part
 from flower_graph.wire.fields import (
     Block,

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, one_line
 from flower_graph.secure import channel
-from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, SHARE_BYTES
+from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
+from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
@@ -375,7 +376,7 @@ class SumRound:
         """Reconstruct a secret from its holders' shares; None if it was not committed to."""
         chosen, client = sorted(shares)[: self.threshold], int(self.clients[row])
         try:
-            secret = channel.combine_shares(chosen, [shares[holder] for holder in chosen])
+            secret = combine_shares(chosen, [shares[holder] for holder in chosen])
         except ValueError:
             return None
         if kind == SEED:
