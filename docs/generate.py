@@ -226,11 +226,13 @@ def promises(guide: str) -> str:
 
 
 def _adversaries() -> str:
-    """Make the table of tests for each adversary, method and setting in docs/privacy.md."""
-    shown: dict[str, dict[str, list[str]]] = json.loads(ADVERSARIES.read_text(encoding="utf-8"))
-    lines = ["| adversary | method and setting | tests |", "|---|---|---|"]
-    for adversary, methods in shown.items():
-        lines += [f"| {adversary} | {method} | {_listed(methods[method])} |" for method in methods]
+    """Make the table of tests for each adversary and setting on the pages on privacy."""
+    shown: dict[str, dict[str, dict[str, list[str]]]] = json.loads(ADVERSARIES.read_text("utf-8"))
+    lines = ["| page | adversary | setting | tests |", "|---|---|---|---|"]
+    for page, adversaries in shown.items():
+        for who, settings in adversaries.items():
+            start = f"| {page}.md | {who} |"
+            lines += [f"{start} {one} | {_listed(tests)} |" for one, tests in settings.items()]
     return "\n".join([*lines, ""])
 
 

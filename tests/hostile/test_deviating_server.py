@@ -1,4 +1,4 @@
-"""What a server that deviates gets from clients that trust it: docs/privacy.md says so."""
+"""What a server that deviates gets from clients that trust it: the pages on privacy say so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients learn of each other from what they are sent: the rows `clients` of privacy.md."""
+"""What clients learn of each other: rows `clients alone` of the pages on privacy."""
 
 from __future__ import annotations
 

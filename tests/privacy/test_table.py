@@ -1,4 +1,4 @@
-"""The table of docs/privacy.md: every adversary, every method, tests that are there."""
+"""The tables of the pages on privacy: every adversary, every method, tests that are there."""
 
 from __future__ import annotations
 
@@ -9,49 +9,46 @@ import pytest
 from doc_helpers import DOCS, assert_tests_are_there
 from federation import NAMES
 
+OF_ALL = ("network in between", "SuperLink that also delivers the app")  # whatever the method
 ADVERSARIES = (
     "curious server",
     "deviating server",
     "curious server with *c* SuperNodes",
     "clients alone",
-    "network in between",
-    "SuperLink that also delivers the app",
 )
-# adversary: method and setting: tests that show what it learns
-SHOWN: dict[str, dict[str, list[str]]] = json.loads(
+# page: adversary: setting: tests that show what it learns
+SHOWN: dict[str, dict[str, dict[str, list[str]]]] = json.loads(
     Path(__file__).with_name("adversaries.json").read_text(encoding="utf-8")
 )
-OF_ALL = ADVERSARIES[-2:]  # which no method changes anything for
 
 
-def rows() -> list[tuple[str, str, str]]:
-    """Read the table: adversary, method, what it learns."""
-    page = (DOCS / "privacy.md").read_text(encoding="utf-8")
-    part = page.partition("## In one table\n")[2].partition("\n## ")[0]
-    found, adversary = list[tuple[str, str, str]](), ""
-    for line in [line for line in part.splitlines() if line.startswith("| ") or line[:4] == "|  |"][
-        1:
-    ]:
-        first, method, learns = (cell.strip() for cell in line.strip("|").split("|"))
-        adversary = first or adversary
-        found.append((adversary, method, learns))
+def rows(page: str) -> list[tuple[str, str, str]]:
+    """Read a page's table: adversary, setting, what it learns."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    part = text.partition("| adversary | setting | learns |\n|---|---|---|\n")[2].partition("\n\n")[
+        0
+    ]
+    found = list[tuple[str, str, str]]()
+    for line in part.splitlines():
+        adversary, setting, learns = (cell.strip() for cell in line.strip("|").split("|"))
+        found.append((adversary, setting, learns))
     return found
 
 
-def test_every_row_says_what_is_learnt_and_has_tests_that_are_there() -> None:
-    named = [(adversary, method) for adversary, methods in SHOWN.items() for method in methods]
-    assert [(adversary, method) for adversary, method, learns in rows() if learns] == named
-    for methods in SHOWN.values():
-        for tests in methods.values():
+@pytest.mark.parametrize("page", SHOWN)
+def test_every_row_says_what_is_learnt_and_has_tests_that_are_there(page: str) -> None:
+    named = [(who, setting) for who, settings in SHOWN[page].items() for setting in settings]
+    assert [(who, setting) for who, setting, learns in rows(page) if learns] == named
+    for settings in SHOWN[page].values():
+        for tests in settings.values():
             assert_tests_are_there(tests)
 
 
-@pytest.mark.parametrize("adversary", ADVERSARIES)
-def test_every_adversary_meets_every_method(adversary: str) -> None:
-    of = [method for who, method, _ in rows() if who == adversary]
-    for name in ["all"] if adversary in OF_ALL else NAMES.values():
-        assert any(name in method for method in of), name
+@pytest.mark.parametrize("name", NAMES)
+def test_every_adversary_meets_every_method(name: str) -> None:
+    assert {who for who, *_ in rows(f"privacy/{name}")} == set(ADVERSARIES)
 
 
 def test_there_is_no_other_adversary() -> None:
-    assert {who for who, *_ in rows()} == set(ADVERSARIES)
+    assert {who for who, *_ in rows("privacy")} - set(ADVERSARIES) == set(OF_ALL)
+    assert set(SHOWN) == {"privacy", *(f"privacy/{name}" for name in NAMES)}
