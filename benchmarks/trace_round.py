@@ -32,7 +32,7 @@ from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
-MARKED = re.compile(r"(<!-- trace: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- trace: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SMALL = (
     "data.name=csbm",
     "data.nodes=120",
@@ -48,6 +48,12 @@ METHODS: dict[str, tuple[str, str, tuple[str, ...], int]] = {
     "nfedgnn": (
         "nFedGNN",
         "nfedgnn/cora",
+        ("data.split=random", "data.train_per_class=8", "data.num_val=20", "data.num_test=30"),
+        2,
+    ),
+    "nfedgnn-summed": (
+        "nFedGNN with one layer for all",
+        "nfedgnn/cora-summed",
         ("data.split=random", "data.train_per_class=8", "data.num_val=20", "data.num_test=30"),
         2,
     ),

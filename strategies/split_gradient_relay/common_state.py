@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,11 +29,28 @@ from flower_graph.strategies.split_gradient_relay.server_state import (
     Roster,
 )
 from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.fields import Bytes
 
 LOG = logging.getLogger(__name__)
 NUMBER = 4  # bytes of one
 NEVER = -1  # the round of no step
+
+
+@dataclass
+class Latents:
+    """What was asked for one round, and what came."""
+
+    server_round: int = 0
+    asked: dict[int, IntArray] = field(default_factory=dict)  # users of each SuperNode
+    came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h], in the same order
+    apart: set[int] = field(default_factory=set)  # who sent them besides vectors to be measured
+    rejected: list[Rejected] = field(default_factory=list)
+
+    def keep(self, nodes: Sequence[int]) -> None:
+        """Forget SuperNodes that are not connected any more."""
+        self.asked = {node: users for node, users in self.asked.items() if node in nodes}
+        self.came = {node: latent for node, latent in self.came.items() if node in nodes}
 
 
 class CommonBook(RelayBook):
@@ -111,13 +128,15 @@ class CommonBook(RelayBook):
             self.ledger.count("up", "measured", measured.size * size)
             self.traffic[measured, UP] += size
 
-    def used(self, users: IntArray) -> None:
+    def used(self, users: IntArray, *, apart: bool) -> None:
         """Count latent vectors with which a round was trained, and the gradients that answer."""
+        # apart: they were sent besides vectors to be measured, which are counted already
         size = self.settings.latent_size * NUMBER
-        self.ledger.count("up", "latent", users.size * size)
+        if apart:
+            self.ledger.count("up", "latent", users.size * size)
+            self.traffic[users, UP] += size
         self.ledger.count("down", "gradient", users.size * size)
         self.traffic[users, ANSWERED] += 1
-        self.traffic[users, UP] += size
         self.traffic[users, DOWN] += size
 
     def added_up(self, users: IntArray, nbytes: int) -> None:

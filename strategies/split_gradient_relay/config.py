@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig, StrategySection
@@ -114,6 +115,12 @@ class StrategyConfig(StrategySection):
         help="numbers into which users hash their features, by the run's seed; null: none are "
         "hashed; `summed` only",
     )
+    evaluate_every: int = setting(
+        1,
+        at_least(1),
+        help="rounds between evaluations, for each of which all users send a latent vector without "
+        "dropout; the last round has one always; `summed` only",
+    )
     newcomers_alone: int = setting(
         0, at_least(0), help="rounds in which those whom `data.add` brings train alone, all frozen"
     )
@@ -128,7 +135,7 @@ class StrategyConfig(StrategySection):
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         if self.share != AVERAGED:
-            self._refuse_averages()
+            self._refuse_unused({"average_every": 0, "average_over": "holders"}, AVERAGED)
         elif not self.average_every:
             raise ConfigError(
                 f"strategy.average_every: 0 is not allowed with strategy.share={AVERAGED}: set the "
@@ -142,18 +149,8 @@ class StrategyConfig(StrategySection):
                 "strategy.participation=1, strategy.average_over=holders or strategy.share=own",
                 key="strategy.participation",
             )
-        if self.share != SUMMED and self.sketch is not None:
-            raise ConfigError(
-                f"strategy.sketch: {self.sketch} is not allowed with strategy.share={self.share}: "
-                f"set strategy.share={SUMMED}",
-                key="strategy.sketch",
-            )
-        if self.share != SUMMED and self.aggregation == MASKED:
-            raise ConfigError(
-                f"strategy.aggregation: {MASKED} is not allowed with strategy.share={self.share}: "
-                f"set strategy.share={SUMMED}",
-                key="strategy.aggregation",
-            )
+        if self.share != SUMMED:
+            self._refuse_unused({"sketch": None, "aggregation": PLAIN, "evaluate_every": 1}, SUMMED)
         if self.share == SUMMED and self.newcomers_alone:
             raise ConfigError(
                 f"strategy.newcomers_alone: {self.newcomers_alone} is not allowed with "
@@ -161,16 +158,13 @@ class StrategyConfig(StrategySection):
                 key="strategy.newcomers_alone",
             )
 
-    def _refuse_averages(self) -> None:
-        """Refuse settings of averages where there are none."""
-        for key, value, usual in (
-            ("average_every", self.average_every, 0),
-            ("average_over", self.average_over, "holders"),
-        ):
-            if value != usual:
+    def _refuse_unused(self, usual: Mapping[str, object], share: str) -> None:
+        """Refuse settings that only another form than this one has."""
+        for key, value in usual.items():
+            if getattr(self, key) != value:
                 raise ConfigError(
-                    f"strategy.{key}: {value} is not allowed with strategy.share={self.share}: set "
-                    f"strategy.share={AVERAGED}",
+                    f"strategy.{key}: {getattr(self, key)} is not allowed with strategy.share="
+                    f"{self.share}: set strategy.share={share}",
                     key=f"strategy.{key}",
                 )
 

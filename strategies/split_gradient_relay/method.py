@@ -105,6 +105,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
         strategy: RelayStrategy[Any, Any]
         if how.share == SUMMED:
             common["feature_dropout"] = config.model.dropout
+            common["evaluate_every"] = how.evaluate_every
             strategy = (
                 MaskedGradientRelay(data, model, limit=how.limit, **common)
                 if config.masks_sums

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from flower_graph.strategies.split_gradient_relay.server_model import (
 )
 from flower_graph.strategies.split_gradient_relay.server_state import RelayBook, Roster
 from flower_graph.wire.counts import counted
+from flower_graph.wire.keys import ROLES
 
 LOG = logging.getLogger(__name__)
 Q = TypeVar("Q", bound=Request)
@@ -77,10 +79,14 @@ class RelayStrategy(RoundStrategy[Q, A]):
             for model in (self.server.model, self.server.eval_model):
                 model.load_state_dict(initial_arrays.to_torch_state_dict())
 
-    def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
-        """Judge the users' classes, or links; return the round's report."""
-        accuracy = self.server.accuracy()
-        self.counts = counted(*self.server.judged, self.counting)
+    def measure(
+        self, server_round: int, who: Participation, losses: Losses, *, judges: bool = True
+    ) -> RoundReport:
+        """Judge the users' classes, or links, if this round does; return the round's report."""
+        accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
+        if judges:
+            accuracy = self.server.accuracy()
+            self.counts = counted(*self.server.judged, self.counting)
         return self.report(
             server_round,
             who,

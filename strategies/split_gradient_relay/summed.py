@@ -8,7 +8,7 @@ Round ``t``, in two exchanges:
 
 1. server -> user ``i``: the sum of round ``t - 1``; user: the step that it gives;
 2. user -> server: ``x'_i = W x_i``, with dropout on ``x_i``; and once more without, by which the
-   server judges round ``t - 1``;
+   server judges round ``t - 1``, if that is one that it evaluates;
 3. server: ``Z = f_s(theta_s, A, X')``, the loss, and its gradients ``g_i`` by every ``x'_i``;
 4. server -> user: ``g_i``; SuperNode -> server: the sum of ``x_i g_i^T`` over its users;
 5. server: adds up, and takes its own step.
@@ -18,14 +18,13 @@ Steps 1 and 2 are asked for as soon as the round before has its sum: then that i
 *A sum that is missing.* If a SuperNode has sent latent vectors, and not its sum, nobody steps.
 
 *Absent users.* The loss and the sum are over those who answered. The others are there with the last
-vector that they sent without dropout. A SuperNode that has missed a step gets weights and optimiser
-of another one, which the server relays; newcomers do, too.
+vector that they sent without dropout, for an evaluation. A SuperNode that has missed a step gets
+weights and optimiser of another one, which the server relays; newcomers do, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.config.rules import BELOW_ONE
+from flower_graph.config.rules import BELOW_ONE, at_least
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.records.participation import Participation
@@ -56,6 +55,7 @@ from flower_graph.strategies.split_gradient_relay.common_state import (
     NEVER,
     CommonBook,
     CommonMembership,
+    Latents,
 )
 from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
 from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks
@@ -66,28 +66,13 @@ from flower_graph.strategies.split_gradient_relay.server_model import (
     scheduled,
 )
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.exchange import Rejected, Replies, few
+from flower_graph.wire.exchange import Replies, few
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 USUAL = StrategyConfig()  # where the defaults stand
 NOBODY: IntArray = np.zeros(0, np.int64)
-
-
-@dataclass
-class Latents:
-    """What was asked for one round, and what came."""
-
-    server_round: int = 0
-    asked: dict[int, IntArray] = field(default_factory=dict)  # users of each SuperNode
-    came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h], in the same order
-    rejected: list[Rejected] = field(default_factory=list)
-
-    def keep(self, nodes: Sequence[int]) -> None:
-        """Forget SuperNodes that are not connected any more."""
-        self.asked = {node: users for node, users in self.asked.items() if node in nodes}
-        self.came = {node: latent for node, latent in self.came.items() if node in nodes}
 
 
 class SummedGradientRelay(
@@ -103,6 +88,9 @@ class SummedGradientRelay(
         Weight of the smoothness of neighbouring latent vectors.
     feature_dropout : float
         Share of its features that each user drops in training.
+    evaluate_every : int
+        Rounds between evaluations; the last round is evaluated always. In the others the report
+        has losses, and no accuracy.
     gradient_norm, server_average, participation, seed, device, min_nodes
         As of ``SplitGradientRelay``.
     checkpoint_dir, checkpoint_every : Path, int
@@ -120,6 +108,7 @@ class SummedGradientRelay(
         learning_rate: float = USUAL.learning_rate,
         weight_decay: float = USUAL.weight_decay,
         feature_dropout: float = 0.0,
+        evaluate_every: int = USUAL.evaluate_every,
         schedule: str = USUAL.schedule,
         gradient_norm: float = USUAL.gradient_norm,
         server_average: float = USUAL.server_average,
@@ -132,6 +121,8 @@ class SummedGradientRelay(
         links: HeldLinks | None = None,
     ) -> None:
         BELOW_ONE.check("feature_dropout", feature_dropout)
+        at_least(1).check("evaluate_every", evaluate_every)
+        self._every = evaluate_every
         self.serve(
             data,
             server_model,
@@ -197,12 +188,14 @@ class SummedGradientRelay(
         answered = {node: latents.asked[node] for node in latents.came}
         rate = scheduled(self.schedule, self.learning_rate, server_round, session.rounds)
         losses, gradient = self._losses(server_round, latents)
+        for node, local in answered.items():
+            self.users.used(local, apart=node in latents.apart)
         missing = self._add_up(server_round, answered, gradient, rate)
         why = f"no sum of gradients: missing from {len(missing)} SuperNodes"
         who = self._participation([] if missing else list(answered), why if missing else "")
         self.users.ended(server_round)
         self._look_ahead(server_round)
-        report = self.measure(server_round, who, losses)
+        report = self.measure(server_round, who, losses, judges=self._evaluates(server_round))
         report.skipped = why if missing else ""
         return report
 
@@ -234,8 +227,15 @@ class SummedGradientRelay(
         nobody = dict.fromkeys(hosted, NOBODY)
         is_last = server_round >= self.session.rounds
         drawn = nobody if is_last else self._drawn(server_round + 1, hosted)
-        asked = {node: (drawn[node], np.array(local, np.int64)) for node, local in hosted.items()}
+        every = {node: np.array(local, np.int64) for node, local in hosted.items()}
+        measured = every if self._evaluates(server_round) else nobody
+        asked = {node: (drawn[node], measured[node]) for node in hosted}
         self._ask(self._latents, asked, saves=self.session.is_due(server_round))
+
+    def _evaluates(self, server_round: int) -> bool:
+        """Whether a round is evaluated: every so many, and one that may be the last."""
+        may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
+        return may_end or server_round % self._every == 0
 
     def _drawn(self, server_round: int, hosted: Mapping[int, Sequence[int]]) -> dict[int, IntArray]:
         """Give the users of each SuperNode that take part in a round."""
@@ -290,6 +290,8 @@ class SummedGradientRelay(
             latents.asked[node] = request.users
         for node, reply in replies.values.items():
             latents.came[node] = self._take(node, reply)
+            if reply.latent is not None:
+                latents.apart.add(node)
 
     def _take(self, node: int, reply: LatentReply) -> FloatArray:
         """Take in what a SuperNode answers; return the vectors that its users train with."""
@@ -357,8 +359,6 @@ class SummedGradientRelay(
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
             for node, local in answered.items()
         }
-        for local in answered.values():
-            users.used(local)
         total, missing = self.add(server_round, requests)
         if total is not None:
             self.server.move(server_round, rate)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Container, Iterable
 from typing import Any
 
@@ -61,6 +63,7 @@ class Summed:
         gone: Container[int] = (),
         mute: Container[int] = (),
         timeout: float = 5.0,
+        patience: int = 0,
         is_masked: bool = False,
         **how: Any,
     ) -> None:
@@ -78,7 +81,9 @@ class Summed:
         self.seed = self.strategy.users.settings.seed
         self.grid = grid(make_client_app(self.client), num_supernodes=supernodes)
         self.grid.__dict__ |= {"gone": gone, "mute": mute}
-        self.strategy.start(self.grid, num_rounds=rounds, timeout=timeout, on_round=self.note)
+        self.strategy.start(
+            self.grid, num_rounds=rounds, timeout=timeout, patience=patience, on_round=self.note
+        )
 
     def client(self, context: Context) -> CommonLayerClient:
         kind = MaskedLayerClient if self.is_masked else CommonLayerClient
@@ -248,6 +253,48 @@ def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
     deep = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 4))
     losses = Summed(data, user_model=deep, supernodes=3).losses
     assert losses[-1] < losses[0]
+
+
+class Counted(InProcessGrid):
+    """Counts the numbers of latent vectors that clients send, by array."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Look at the replies."""
+        replies = list(super().pull_messages(message_ids))
+        for one in replies:
+            if one.metadata.message_type == "train" and one.has_content():
+                for name, array in one.content.array_records.get("arrays", {}).items():
+                    sent = self.__dict__.setdefault("sent", Counter())
+                    sent[name] += int(np.prod(array.shape))
+        return replies
+
+
+@pytest.mark.parametrize(("dropout", "latent"), [(0.5, (8, 8)), (0.0, (1, 6))])
+def test_vectors_without_dropout_travel_for_rounds_that_are_evaluated(
+    dropout: float, latent: tuple[int, int]
+) -> None:
+    how: dict[str, Any] = {"feature_dropout": dropout, "rounds": 8, "grid": Counted}
+    every, third = (Summed(rich_graph(), evaluate_every=k, **how) for k in (1, 3))
+    assert third.losses == every.losses
+    accuracies = [report.val_accuracy for report in third.reports]
+    evaluated = [report.round for report in third.reports if not math.isnan(report.val_accuracy)]
+    assert evaluated == [3, 6, 8]
+    assert [accuracies[k - 1] for k in evaluated] == [
+        every.reports[k - 1].val_accuracy for k in evaluated
+    ]
+    assert torch.equal(every.strategy.server.latent, third.strategy.server.latent)
+    # Without dropout one vector does for both
+    for run, measured, own in ((every, 8, latent[0]), (third, 3, latent[1])):
+        numbers = 40 * 4  # of the vectors of all users
+        assert run.grid.__dict__["sent"] == {"relay": own * numbers, "measured": measured * numbers}
+        up = run.reports[-1].bytes["up"]
+        assert (up["latent"], up["measured"]) == (4 * own * numbers, 4 * measured * numbers)
+
+
+def test_patience_ends_a_run_in_a_round_that_is_evaluated() -> None:
+    run = Summed(rich_graph(), rounds=60, patience=4, evaluate_every=3)
+    assert len(run.reports) < 60 and not math.isnan(run.reports[-1].val_accuracy)
+    assert run.strategy.best.number == run.reports[-1].round - 4
 
 
 # Who is missing -----------------------------------------------------------------------------------
