@@ -66,6 +66,7 @@ RATE, GAT_RATE, WEIGHT = "strategy.learning_rate", "gat.learning_rate", "strateg
 STEPS = {RATE: (0.03, 0.01, 0.003)}
 GAT_STEPS = {GAT_RATE: (0.03, 0.01, 0.005)}
 RELAY = {RATE: (0.1, 0.03, 0.01), WEIGHT: (1.0, 10.0, 100.0)}
+ONE_LAYER = {RATE: (0.1, 0.03, 0.01), WEIGHT: (0.0, 1.0, 10.0)}  # it needs no smoothness
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,14 @@ FED_KNN, LOCAL_KNN = "FedAvg, k-NN where no edges", "local, k-NN where no edges"
 FED_GNN, LOCAL_GNN = "FedAvg of communities", "local communities"
 FED_EGO, LOCAL_EGO = "FedAvg of ego-networks", "local ego-networks"
 LOCAL_GAT, CNFGNN = "local GAT", "CNFGNN"
+SUMMED = "nFedGNN summed"
 JUDGED_ONCE = ("judge.mlp=false", "judge.every=10")  # by what no figure here is made of
 # As exact as masked sums but for fixed point, in a third of the time
 PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
 EDGES = "graph.graphless_ratio=0"
 METHODS = {
     "nFedGNN": Tried("nfedgnn/own-graph", grid=RELAY, averaged=CNFGNN),
+    SUMMED: Tried("nfedgnn/own-graph", ("strategy.share=summed",), ONE_LAYER, averaged=CNFGNN),
     "FedGLS": Tried("fedgls/own-graph", local=LOCAL_KNN, averaged=FED_KNN),
     "FedSCem": Tried("fedscem/own-graph", PLAIN, local=LOCAL_EGO, averaged=FED_EGO),
     "PPFL-GNN": Tried("ppfl/own-graph", JUDGED_ONCE, GAT_STEPS, LOCAL_GAT),
