@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("dev", "metis", "dp")
+EXTRAS = ("dev", "deepwalk", "metis", "dp")
 # What sends messages through Flower, or is called by it
 TESTS = (
     *("tests/test_flower_compat.py", "tests/test_simulation.py", "tests/test_plain_clients.py"),

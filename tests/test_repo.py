@@ -88,7 +88,7 @@ def test_every_package_is_listed_for_the_wheel() -> None:
 def test_dependencies_are_what_the_code_imports() -> None:
     declared = PYPROJECT["project"]["dependencies"]
     extras = PYPROJECT["project"]["optional-dependencies"]
-    for name in ("completion", "metis", "ogb", "mlflow", "optuna", "wandb"):
+    for name in ("completion", "deepwalk", "metis", "ogb", "mlflow", "optuna", "wandb"):
         declared += extras[name]
     names = {re.split(r"[\[<>=~! ]", one)[0].lower().replace("-", "_") for one in declared}
     modules = {

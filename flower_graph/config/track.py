@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 
+from flower_graph.config.extras import require_library
 from flower_graph.config.rules import Rule
-from flower_graph.errors import ConfigError
 
 TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
 SOME = Rule(
@@ -22,9 +21,4 @@ HELP = (
 def require_trackers(names: Sequence[str]) -> None:
     """Refuse trackers that are not installed; ``ConfigError`` names the extra."""
     for name in names:
-        if find_spec(name) is None:
-            raise ConfigError(
-                f"track: {name} is not installed: pip install 'flower-graph[{name}]', "
-                "or leave it out",
-                key="track",
-            )
+        require_library(name, "track", extra=name, otherwise="leave it out")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig
+from flower_graph.config.extras import require_library
 from flower_graph.config.partition import OverlapSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -105,7 +106,11 @@ class GATConfig:
 class ModelConfig:
     """The embedding model."""
 
-    name: str = setting(DEEPWALK, choice(*MODELS), help="what embeds the nodes")
+    name: str = setting(
+        DEEPWALK,
+        choice(*MODELS),
+        help="what embeds the nodes; `deepwalk` needs the extra of this name",
+    )
     dimension: int = setting(16, at_least(1), help="numbers of an embedding")
 
 
@@ -200,3 +205,9 @@ class PPFLConfig(RunConfig):
                 f"partition.ratios: {self.partition.ratios} leaves no training node, and "
                 "model.name=gat learns from labels; the first must be above 0"
             )
+
+
+def require_gensim(config: PPFLConfig) -> None:
+    """Refuse DeepWalk where gensim, an extra, is not installed."""
+    if config.model.name == DEEPWALK:
+        require_library("gensim", "model.name", extra=DEEPWALK, otherwise=f"set model.name={GAT}")

@@ -33,6 +33,7 @@ from flower_graph.strategies.procrustes_alignment.config import (
     LOCAL,
     SECURE,
     PPFLConfig,
+    require_gensim,
 )
 from flower_graph.strategies.procrustes_alignment.evaluation import (
     MLP,
@@ -81,6 +82,8 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         self, config: PPFLConfig, out: Path | None, folder: RunFolder | None = None
     ) -> ProcrustesAlignment:
         """Build the server's half."""
+        if folder is None:  # the clients are in this process, too, or in others like it
+            require_gensim(config)
         strategy = self._strategy(config, out)
         strategy.num_classes = self.num_classes(config, folder)
         return strategy
@@ -104,6 +107,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
 
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
         """Build the clients of one SuperNode, assigned by its partition."""
+        require_gensim(config)
         here, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in here])
         classes = self.num_classes(config, folder)

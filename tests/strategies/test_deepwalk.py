@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from scipy.stats import chisquare
 from torch import Tensor
 
-from flower_graph.errors import DataError
+import flower_graph as fg
+from flower_graph.config import extras
+from flower_graph.errors import ConfigError, DataError
 from flower_graph.strategies.procrustes_alignment.deepwalk import (
     DeepWalk,
     DeepWalkSettings,
@@ -74,6 +76,15 @@ def test_a_fresh_process_with_another_hash_seed_computes_the_same_bits():
         )
         assert run.stdout.strip() == run_three_rounds()
         assert run.stderr == ""  # gensim has nothing to warn of
+
+
+def test_without_gensim_the_run_is_refused_and_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"flower-graph\[deepwalk\]") as error:
+        fg.run("ppfl/cora-linqs-deepwalk", out=tmp_path / "out")
+    assert error.value.key == "model.name" and not (tmp_path / "out").exists()
 
 
 def test_a_model_made_anew_from_the_state_goes_on_with_the_same_bits():
