@@ -31,7 +31,8 @@ SPLITS = ("auto", "public", "geom-gcn", "random")
 AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
     "auto", "auto-dense", "as-is", "row", "presence", "presence-row", "standardise",
 )  # fmt: skip
-NO_FEATURES = ("refuse", "degree", "one-hot")
+REFUSE, MEAN, ONE_HOT = "refuse", "mean", "one-hot"
+NO_FEATURES = (REFUSE, "degree", ONE_HOT)
 DEVICES = ("auto", "cpu", "cuda")
 FORMS = ("local", "central")
 LOCAL_FORM, CENTRAL_FORM = FORMS
@@ -93,6 +94,18 @@ class DataConfig:
         "refuse",
         choice(*NO_FEATURES),
         help="what stands for features that a graph lacks: its nodes' degrees, or their numbers",
+    )
+    missing: str = setting(
+        REFUSE,
+        choice(REFUSE, MEAN),
+        help="what stands for a number that a node lacks (an empty cell of a table, NaN in `x`): "
+        "the feature's mean over all nodes of all clients that have it",
+    )
+    categories: str = setting(
+        REFUSE,
+        choice(REFUSE, ONE_HOT),
+        help="what stands for the words of a column of a table, GraphML or JSON: a feature for "
+        "each word, 1 at the nodes that have it",
     )
     nodes: int = setting(10000, help="`csbm`: number of nodes, at least one for each class")
     classes: int = setting(7, at_least(2), help="`csbm`: number of classes")

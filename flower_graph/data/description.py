@@ -16,6 +16,8 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from flower_graph.config.common import MEAN, REFUSE
+from flower_graph.data.gaps import NO_GAPS, Columns, Gaps
 from flower_graph.data.graph import PARTS, Graph, check_dense_size, to_undirected
 from flower_graph.data.labels import (
     DENSE,
@@ -53,6 +55,7 @@ class Described:
     masks: dict[str, Tensor | None]  # of each part, boolean [n] or [n, k]
     names: tuple[str, ...] | None = None  # of the nodes
     notes: list[str] = field(default_factory=list)  # what was done to the data
+    columns: Columns | None = None  # of the features, where some of them are words
 
 
 @contextmanager
@@ -96,7 +99,12 @@ def as_graph(data: object, *, num_classes: int | None = None, no_features: str =
     DataError
         If anything is missing or cannot be understood; names index, value and remedy.
     """
-    described = describe_graph(data, no_features=no_features)
+    return read_graph(data, num_classes=num_classes, gaps=Gaps(no_features))
+
+
+def read_graph(data: object, *, num_classes: int | None = None, gaps: Gaps) -> Graph:
+    """Do what :func:`as_graph` does; a number that a node lacks may stay NaN for now."""
+    described = describe_graph(data, gaps=gaps)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
     labels = number_classes([described.labels], declared, getattr(data, "classes", None))
     assert described.edge_index is not None
@@ -112,6 +120,7 @@ def as_graph(data: object, *, num_classes: int | None = None, no_features: str =
         classes=labels.classes,
         names=described.names,
         notes=(*kept, *described.notes, *labels.notes),
+        columns=described.columns,
     )
 
 
@@ -179,7 +188,7 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
 def describe_graph(
     data: object,
     *,
-    no_features: str = "refuse",
+    gaps: Gaps = NO_GAPS,
     needs_edges: bool = True,
     needs_labels: bool = True,
 ) -> Described:
@@ -192,7 +201,7 @@ def describe_graph(
     if y is None and needs_labels:
         raise DataError("the graph has no y: give each node a class, or -1 if it has none")
     x = getattr(data, "x", None)
-    given = None if _is_missing(x) else read_features(x, notes)
+    given = None if _is_missing(x) else read_features(x, notes, gaps.missing)
     if y is None and given is None:
         raise DataError("the graph has no x: give it features [nodes, features] as the run has")
     y = torch.full((len(given),), -1) if y is None and given is not None else y
@@ -204,12 +213,15 @@ def describe_graph(
     if edges is None and needs_edges:
         raise DataError("the graph has no edge_index: give it pairs of nodes, whole numbers [2, E]")
     edges = None if edges is None else read_edges(edges, n, notes)
-    x = _made_features(no_features, n, edges, notes) if given is None else given
+    x = _made_features(gaps.no_features, n, edges, notes) if given is None else given
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
-    return Described(x, edges, labels, masks, _names(getattr(data, "names", None), n), notes)
+    names, columns = _names(getattr(data, "names", None), n), getattr(data, "columns", None)
+    # A saved file may have any entry of this name; only readers of tables make these.
+    columns = columns if isinstance(columns, Columns) else None
+    return Described(x, edges, labels, masks, names, notes, columns)
 
 
-def read_features(x: object, notes: list[str]) -> Tensor:
+def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
     """Return features as dense float32, from any kind of matrix; add notes."""
     given = as_tensor("x", x)
     if given.dim() != 2:
@@ -224,11 +236,17 @@ def read_features(x: object, notes: list[str]) -> Tensor:
     if given.dtype != torch.float32:
         notes.append(f"features of {kind_of(given)} taken as float32")
     result = given.to(torch.float32)
-    if not torch.isfinite(result).all():
-        row, column = (~torch.isfinite(result)).nonzero()[0].tolist()
+    wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
+    if wrong.any():
+        row, column = wrong.nonzero()[0].tolist()
         value = given[row, column].item()
-        raise DataError(f"x[{row}, {column}] is {value}: must be finite, below 3e38")
+        raise DataError(f"x[{row}, {column}] is {value}: must be finite, below 3e38{if_nan(value)}")
     return result
+
+
+def if_nan(value: float) -> str:
+    """Return the remedy for a number that is missing, to follow an error."""
+    return f"; data.missing={MEAN} fills what is missing" if value != value else ""
 
 
 def read_edges(edge_index: object, num_nodes: int, notes: list[str]) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import PRESENCE, PRESENCE_ROW, ROW, STANDARDISE
+from flower_graph.data.gaps import Columns, fill_gaps
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers
 from flower_graph.storage.reading import Tree
@@ -29,11 +30,15 @@ class Treatment(NamedTuple):
     width: int  # features of a node
     mean: Tensor | None = None  # float64 [f], of standardise
     scale: Tensor | None = None  # likewise; infinite where a feature was constant
+    fill: Tensor | None = None  # float64 [f], for missing numbers (``data.missing``)
+    columns: Columns | None = None  # of the features, where words are some (``data.categories``)
 
     def apply(self, x: Tensor) -> Tensor:
         """Apply the treatment of the training features to features ``[n, f]``."""
         if x.size(1) != self.width:
             raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
+        if self.fill is not None:
+            x = fill_gaps(x, self.fill)
         if self.how in (PRESENCE, PRESENCE_ROW):
             x = (x != 0).to(x.dtype)
         if self.how in (ROW, PRESENCE_ROW):
@@ -49,6 +54,10 @@ class Treatment(NamedTuple):
         for name, value in (("mean", self.mean), ("scale", self.scale)):
             if value is not None:
                 record[name] = [None if one == inf else one for one in value.tolist()]
+        if self.fill is not None:
+            record["fill"] = self.fill.tolist()
+        if self.columns is not None:
+            record["columns"] = self.columns.to_json()
         return record
 
     @classmethod
@@ -62,9 +71,15 @@ class Treatment(NamedTuple):
         )
         how, width = str(record["features"]), int(record["width"])
         given = [one for one in (mean, scale) if one is not None]
-        if any(one.shape != (width,) for one in given) or (how == STANDARDISE and len(given) < 2):
-            raise ValueError(f"mean and scale are not those of {width} features")
-        return cls(how, width, mean, scale)
+        filled, named = record.get("fill"), record.get("columns")
+        fill = None if filled is None else torch.tensor(filled, dtype=torch.float64)
+        vectors = given if fill is None else [*given, fill]
+        if any(one.shape != (width,) for one in vectors) or (how == STANDARDISE and len(given) < 2):
+            raise ValueError(f"mean, scale and fill are not those of {width} features")
+        columns = None if named is None else Columns.from_json(named)
+        if columns is not None and len(columns.names) != width:
+            raise ValueError(f"{len(columns.names)} columns for {width} features")
+        return cls(how, width, mean, scale, fill, columns)
 
 
 @dataclass
@@ -91,6 +106,8 @@ class Graph:
         Notes on what was done to the data when they were read.
     treatment
         The treatment of the features, for those of other nodes; None before it is applied.
+    columns
+        The columns of the features, where ``data.categories`` makes features of words.
     """
 
     x: Tensor
@@ -104,6 +121,7 @@ class Graph:
     names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
     treatment: Treatment | None = None
+    columns: Columns | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -115,7 +133,7 @@ class Graph:
         # Imported here, because it takes seconds and not every process needs it.
         from torch_geometric.data import Data
 
-        left_out = {"notes", "treatment"} | {
+        left_out = {"notes", "treatment", "columns"} | {
             name for name in ("classes", "names") if not getattr(self, name)
         }
         return Data(**{name: each for name, each in vars(self).items() if name not in left_out})

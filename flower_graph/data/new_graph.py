@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.description import describe_graph, read_edges, read_features, saying
+from flower_graph.data.gaps import Gaps, align, gaps_of_form
 from flower_graph.data.graph import Treatment
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
@@ -26,6 +27,11 @@ class DataForm(NamedTuple):
     num_classes: int
     classes: tuple[str, ...] | None  # the classes' names, if these are not the numbers
     no_features: str  # the setting ``data.no_features``
+
+    @property
+    def gaps(self) -> Gaps:
+        """What stands for what new nodes lack."""
+        return gaps_of_form(self.no_features, self.treatment.fill, self.treatment.columns)
 
     def to_json(self) -> dict[str, object]:
         """Return the content of the file ``data.json``."""
@@ -59,7 +65,7 @@ class NewGraph(NamedTuple):
 
 def new_graph(x: object, edge_index: object, of: DataForm) -> NewGraph:
     """Make a graph from untreated features, and from edges in any direction."""
-    given = read_features(x, [])
+    given = read_features(x, [], of.gaps.missing)
     edges = None if edge_index is None else read_edges(edge_index, given.size(0), [])
     labels = torch.full((given.size(0),), -1)
     return NewGraph(of.treatment.apply(given), edges, labels)
@@ -67,7 +73,7 @@ def new_graph(x: object, edge_index: object, of: DataForm) -> NewGraph:
 
 def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
-    values = read_file(path, needs_labels=False)
+    values = read_file(path, of.gaps, needs_labels=False)
     if of.no_features == "one-hot" and values.get("x") is None:
         raise DataError(
             f"file {path}: has no x, and the run's features are numbers of its own nodes "
@@ -76,14 +82,14 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     with saying(f"file {path}"):
         described = describe_graph(
             SimpleNamespace(**values),
-            no_features=of.no_features,
+            gaps=of.gaps,
             needs_edges=False,
             needs_labels=False,
         )
-        y = _numbered(described.labels, of)
-        return NewGraph(
-            of.treatment.apply(described.x), described.edge_index, y, described.names, values
-        )
+        x, y, columns = described.x, _numbered(described.labels, of), of.treatment.columns
+        if columns is not None and described.columns is not None:
+            x = align(x, described.columns, columns)
+        return NewGraph(of.treatment.apply(x), described.edge_index, y, described.names, values)
 
 
 def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from flower_graph.config.common import AS_IS, RunConfig
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph
 from flower_graph.data.partition.statistics import counts
 from flower_graph.data.sources.datasets import load_graph
@@ -43,7 +44,7 @@ def survey(config: RunConfig) -> Survey:
     if path is None:
         graph = load_graph(data, seed=config.seed)
         return survey_graph(graph)
-    clients = load_folder(path, RATIOS, config.seed, no_features=data.no_features)
+    clients = load_folder(path, RATIOS, config.seed, gaps=Gaps.of(data))
     return survey_graph(clients.as_graph())
 
 

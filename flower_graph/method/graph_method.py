@@ -13,6 +13,7 @@ from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients, load_folder
 from flower_graph.data.folders.party import client_folder, graph_data, graphs_of, share
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph
 from flower_graph.data.holdings import graphs_held
 from flower_graph.data.new_graph import DataForm
@@ -150,7 +151,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             train_share=how.train_share,
             graphless_ratio=ratio,
             features=config.data.features,
-            no_features=config.data.no_features,
+            gaps=Gaps.of(config.data),
         )
 
     def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:

@@ -19,6 +19,7 @@ from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.ego_folder import load_ego_folder
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
@@ -145,7 +146,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             how.ratios,
             config.seed if how.seed is None else how.seed,
             features=config.data.features,
-            no_features=config.data.no_features,
+            gaps=Gaps.of(config.data),
         )
         if len(egos) < 2 and config.masks_sums:
             raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")

@@ -17,6 +17,7 @@ from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.method import OwnGraphMethod
@@ -152,7 +153,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
                 config.seed if parts.seed is None else parts.seed,
                 parts.label_noise,
                 features=config.data.features,
-                no_features=config.data.no_features,
+                gaps=Gaps.of(config.data),
             )
         whole = cached_data(config)
         graphs = overlapping_graphs(whole, config.partition, config.seed)

@@ -20,6 +20,7 @@ from flower_graph.data import as_graph, description, load_graph
 from flower_graph.data.checked import check_clients, check_rows, server_graph
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
+from flower_graph.data.gaps import Gaps
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 
@@ -238,10 +239,10 @@ def test_whatever_is_given_is_taken_or_refused_in_one_line(key: str) -> None:
 
 def test_numbers_of_nodes_are_no_features_of_several_clients(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.no_features='one-hot'.*data\.no_features=deg"):
-        load_folder(tmp_path, RATIOS, seed=0, no_features="one-hot")
+        load_folder(tmp_path, RATIOS, seed=0, gaps=Gaps("one-hot"))
     for name in "ab":
         torch.save({**PLAIN, "x": None}, tmp_path / f"{name}.pt")
-    first, _ = load_folder(tmp_path, RATIOS, seed=0, no_features="degree")
+    first, _ = load_folder(tmp_path, RATIOS, seed=0, gaps=Gaps("degree"))
     assert first.x.argmax(1).tolist() == [2, 2, 2, 0, 0, 0]
     assert first.x.sum(1).tolist() == [1.0] * 6 and first.x.shape == (6, 32)
 

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flower_graph.config.common import MEAN, ONE_HOT
 from flower_graph.data.description import check_edges, saying, tell
+from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
 from flower_graph.data.labels import as_tensor, check_entries
 from flower_graph.data.sources.datasets import saved_at
@@ -25,8 +27,9 @@ from flower_graph.data.sources.names import (
     folder_path,
     graphs_in,
 )
+from flower_graph.data.sources.nodes import CLIENT
 from flower_graph.data.sources.pyg import read_file
-from flower_graph.data.sources.tables import CLIENT, names_clients
+from flower_graph.data.sources.tables import names_clients
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
@@ -35,6 +38,7 @@ IDENTITIES = (
     "n_id",
     "names",
 )  # keys of nodes' identities, in the order in which they are tried
+ANY = Gaps(missing=MEAN, categories=ONE_HOT)  # for a look at a file, whose features may have gaps
 OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
 
 
@@ -52,7 +56,7 @@ def clients_path(name: str) -> Path | None:
 @lru_cache(maxsize=16)
 def _says_clients(file: Path, saved: int) -> bool:
     """Read whether nodes have a client; with `saved`, a changed file is read again."""
-    return names_clients(file) if file.is_dir() else read_file(file).get(CLIENT) is not None
+    return names_clients(file) if file.is_dir() else read_file(file, ANY).get(CLIENT) is not None
 
 
 def is_one_graph(path: Path | str) -> bool:
@@ -60,13 +64,15 @@ def is_one_graph(path: Path | str) -> bool:
     return Path(path).is_file() or (Path(path) / NODES).is_file()
 
 
-def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, object]]]:
+def client_graphs(
+    path: Path | str, gaps: Gaps = NO_GAPS
+) -> Iterator[tuple[str, dict[str, object]]]:
     """Return each client's graph, still unchecked, with its name in errors."""
     path = Path(path)
     if not path.exists():
         raise absent(str(path), "folder")
     if is_one_graph(path):
-        yield from _parts(path, read_file(path))
+        yield from _parts(path, read_file(path, gaps))
         return
     files = graphs_in(path)
     for file in sorted(path.iterdir()):
@@ -78,7 +84,7 @@ def client_graphs(path: Path | str) -> Iterator[tuple[str, dict[str, object]]]:
             f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}) nor {NODES}"
         )
     for file in files:
-        yield f"file {file}", read_file(file)
+        yield f"file {file}", read_file(file, gaps)
 
 
 def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:

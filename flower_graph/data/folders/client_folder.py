@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import AS_IS
+from flower_graph.config.common import AS_IS, ONE_HOT
 from flower_graph.data.description import (
     Caution,
     Described,
@@ -28,6 +28,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_files import IDENTITIES, client_graphs, is_one_graph
+from flower_graph.data.gaps import NO_GAPS, Gaps, align, common_columns, fill_missing
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment
 from flower_graph.data.labels import Labels, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
@@ -129,14 +130,14 @@ def load_folder(
     train_share: float | None = None,
     graphless_ratio: float = 0.0,
     features: str = AS_IS,
-    **how: object,
+    gaps: Gaps = NO_GAPS,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
-    ``how`` is as for ``describe_graph``. ``graphless_ratio`` removes edges from clients of one
+    ``graphless_ratio`` removes edges from clients of one
     graph; in a folder, files without edges make graphless clients.
     """
-    files = read_clients(path, features, needs_edges=False, **how)
+    files = read_clients(path, features, gaps, needs_edges=False)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for client, file in enumerate(files):
@@ -148,33 +149,40 @@ def load_folder(
     return told(path, files, graphs)
 
 
-def read_clients(path: Path | str, features: str, **how: object) -> Clients[ClientFile]:
+def read_clients(
+    path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True
+) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
-    files = _read_files(path, **how)
+    files = _read_files(path, gaps, needs_edges)
+    columns = files[0].found.columns
     labels = _labels_of(path, files)
     with saying(f"folder {path}"):
-        done = prepare_features([each.found.x for each in files], features)
+        filled = fill_missing([each.found.x for each in files], gaps.missing, columns)
+        done = prepare_features(filled.features, features)
     described = [
         each._replace(found=replace(each.found, x=x, labels=y))
         for each, x, y in zip(files, done.features, labels.y, strict=True)
     ]
-    notes = (*labels.notes, *done.notes)
-    return Clients(described, labels.num_classes, labels.classes, notes, done.treatment)
+    notes = (*labels.notes, *filled.notes, *done.notes)
+    treatment = done.treatment._replace(fill=filled.fill, columns=columns)
+    return Clients(described, labels.num_classes, labels.classes, notes, treatment)
 
 
-def _read_files(path: Path | str, **how: Any) -> list[ClientFile]:
+def _read_files(path: Path | str, gaps: Gaps, needs_edges: bool) -> list[ClientFile]:
     """Read the clients' graphs, which have equally many features; labels are as they are given."""
-    if how.get("no_features") == "one-hot":
+    if gaps.no_features == ONE_HOT:
         raise DataError(
             f"data.no_features='one-hot' with data.name={str(path)!r}: numbers of nodes mean "
             "nothing to other clients; set data.no_features=degree"
         )
     files = []
-    for where, content in client_graphs(path):
+    for where, content in client_graphs(path, gaps):
         with saying(where):
             values = SimpleNamespace(**content)
             check_entries(values, ("n_id", "identity", "public"))
-            files.append(ClientFile(where, values, describe_graph(values, **how)))
+            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges)
+            files.append(ClientFile(where, values, found))
+    files = _with_common_columns(files)
     width = files[0].found.x.size(1)
     for each in files:
         if each.found.x.size(1) != width:
@@ -183,6 +191,21 @@ def _read_files(path: Path | str, **how: Any) -> list[ClientFile]:
                 f"{files[0].where} has {width}: all clients need the same features"
             )
     return files
+
+
+def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
+    """Give all clients the same features of words: those that any of them has."""
+    given = [each.found.columns for each in files]
+    own = [columns for columns in given if columns is not None]
+    if len(own) < len(files):  # a saved graph has features without names
+        return [each._replace(found=replace(each.found, columns=None)) for each in files]
+    common = common_columns(own)
+    result = []
+    for each, columns in zip(files, own, strict=True):
+        with saying(each.where):
+            x = align(each.found.x, columns, common)
+            result.append(each._replace(found=replace(each.found, x=x, columns=common)))
+    return result
 
 
 def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:

@@ -23,6 +23,7 @@ from flower_graph.data.folders.client_folder import (
     told,
 )
 from flower_graph.data.folders.overlapping_folder import Holder, common_roles
+from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.partition.ego_networks import EgoNetwork, split_per_client
 from flower_graph.data.splits import Masks, with_masks
 
@@ -34,7 +35,7 @@ def load_ego_folder(
     seed: int,
     *,
     features: str = AS_IS,
-    **how: object,
+    gaps: Gaps = NO_GAPS,
 ) -> Clients[EgoNetwork]:
     """Load one client from each graph of a folder, or of a file that says who holds what.
 
@@ -47,8 +48,10 @@ def load_ego_folder(
         ``per-client`` or ``global``; masks that a graph has stay.
     ratios, seed
         Of the clients without masks.
-    features, how
-        As for ``prepare_features`` and ``describe_graph``.
+    features
+        As for ``prepare_features``.
+    gaps
+        What stands for what nodes lack.
 
     Returns
     -------
@@ -60,7 +63,7 @@ def load_ego_folder(
     DataError
         If anything is missing or malformed; names file, client and what is allowed.
     """
-    files = read_clients(path, features, **how)
+    files = read_clients(path, features, gaps)
     egos: list[EgoNetwork] = []
     for client, (file, who) in enumerate(zip(files, identities_of(files), strict=True)):
         with saying(file.where):

@@ -23,6 +23,7 @@ from flower_graph.data.folders.client_folder import (
     read_clients,
     told,
 )
+from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import to_undirected
 from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
 from flower_graph.data.splits import ROLE_WORDS, Masks, check_roles, stratified_split
@@ -62,10 +63,10 @@ def load_overlapping_folder(
     label_noise: float = 0.0,
     *,
     features: str = AS_IS,
-    **how: object,
+    gaps: Gaps = NO_GAPS,
 ) -> Clients[OverlappingGraph]:
     """Load one client, whose graph overlaps with others', from each graph of a folder."""
-    files = read_clients(path, features, **how)
+    files = read_clients(path, features, gaps)
     every_id, words = _ids(files)
     held = [_held(*each) for each in zip(files, every_id, strict=True)]
     if not any(each.edges.numel() for each in held):

@@ -16,6 +16,7 @@ from flower_graph.config.common import SPLITS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
+from flower_graph.data.gaps import Gaps, fill_missing
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.sources.generators import csbm
 from flower_graph.data.sources.names import CSBM, EDGES, LINQS, NODES, OGB, file_path, pyg_name
@@ -101,7 +102,8 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
     masks = _split(config, graph, masks, notes, config.draws(seed))
     train, val, test = select_column(masks, config.split_index, seed)
     with saying(source):
-        x = graph.x
+        (x,), fill, filled = fill_missing([graph.x], config.missing, graph.columns)
+        notes += filled
         if config.feature_noise:
             rng = generator(config.draws(seed), "feature-noise")
             x = move_features(x, config.feature_noise, rng)
@@ -111,7 +113,7 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
         graph,
         x=x,
         notes=(*notes, *done),
-        treatment=treatment,
+        treatment=treatment._replace(fill=fill, columns=graph.columns),
         train_mask=train,
         val_mask=val,
         test_mask=test,
@@ -182,7 +184,7 @@ def _read(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks |
     path = file_path(config.name)
     name = config.name.lower()
     if path is not None:
-        graph = load_file(path, config.no_features)
+        graph = load_file(path, Gaps.of(config))
     elif name == LINQS:
         graph = load_cora_linqs()
     elif name == CSBM:

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 from xml.etree import ElementTree
 from xml.parsers import expat
 
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.sources.tables import ENDS, of_entries, readable
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, reading
@@ -17,7 +18,7 @@ from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, readin
 MOST_FILLED = 1 << 22  # entries of all nodes, if the file has fewer bytes
 
 
-def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, object]:
+def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read GraphML, as NetworkX, igraph, Gephi and others write it."""
     nodes, links, keys = [], [], {}
     problem = "is cut short, damaged or no GraphML; save it again"
@@ -42,7 +43,7 @@ def read_graphml(path: Path, needs_labels: bool = True) -> dict[str, object]:
                 ends = {key: element.get(key) for key in ENDS}
                 links.append(_data_of(element, keys, "edge") | ends)
                 element.clear()
-    return of_entries(path, nodes, links, needs_labels)
+    return of_entries(path, nodes, links, needs_labels, gaps)
 
 
 def _elements(stream: BinaryIO) -> Iterator[ElementTree.Element]:

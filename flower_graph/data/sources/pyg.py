@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flower_graph.data.description import ONE_KIND, Caution, as_graph, saying
+from flower_graph.data.description import ONE_KIND, Caution, as_graph, read_graph, saying
+from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
@@ -39,7 +40,8 @@ from flower_graph.data.sources.cache import (
 from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.graphml import read_graphml
 from flower_graph.data.sources.names import PygName, check_graph_file
-from flower_graph.data.sources.tables import CLIENT, read_node_link, read_tables
+from flower_graph.data.sources.nodes import CLIENT
+from flower_graph.data.sources.tables import read_node_link, read_tables
 from flower_graph.errors import DataError
 from flower_graph.storage.pickled import load_saved
 from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading, reason
@@ -233,10 +235,10 @@ def pyg_classes_allowed() -> Iterator[None]:
 EDGE_VALUES = ("edge_weight", "edge_attr")
 
 
-def load_file(path: Path, no_features: str = "refuse") -> Graph:
+def load_file(path: Path, gaps: Gaps = NO_GAPS) -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
-    values = read_file(path)
+    values = read_file(path, gaps)
     if values.get(CLIENT) is not None:
         note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
         values["notes"] = (*values.get("notes", ()), Caution(note))
@@ -245,17 +247,17 @@ def load_file(path: Path, no_features: str = "refuse") -> Graph:
         values["notes"] = (*values.get("notes", ()), note)
     what = f"file {path}"
     with reading(what, DataError, "is no graph that can be read"), saying(what):
-        return as_graph(SimpleNamespace(**values), no_features=no_features)
+        return read_graph(SimpleNamespace(**values), gaps=gaps)
 
 
-def read_file(path: Path, *, needs_labels: bool = True) -> dict[str, Any]:
+def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) -> dict[str, Any]:
     """Read the entries of a graph file, unchecked."""
     check_graph_file(path)
     with reading(f"file {path}", DataError, "is damaged, or no graph"):
         if path.is_dir():
-            return read_tables(path, needs_labels)
+            return read_tables(path, needs_labels, gaps)
         if reader := READERS.get(path.suffix):
-            return reader(path, needs_labels)
+            return reader(path, needs_labels, gaps)
         with saying(f"file {path}"):
             return _read_saved(path)
 

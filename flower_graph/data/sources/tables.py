@@ -8,7 +8,6 @@ files is executed.
 from __future__ import annotations
 
 import csv
-import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,10 +15,22 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
-from torch import Tensor
 
+from flower_graph.config.common import MEAN
+from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES
+from flower_graph.data.sources.nodes import (
+    CLIENT,
+    IDENTITY,
+    LABEL,
+    NAMES,
+    OWN,
+    SPLIT,
+    SPLITS,
+    Nodes,
+    text_of,
+)
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
     MOST_GRAPH,
@@ -29,98 +40,8 @@ from flower_graph.storage.reading import (
     reading,
 )
 
-LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
-NAMES = ("name", "id")  # columns that name a node
 MOST_ROW = 1 << 24  # characters of a row of a table
-SPLITS = ("train", "val", "test")
-UNLABELLED = ("-1", "-1.0")  # texts that stand for an empty cell
 ENDS = ("source", "target")
-# Columns that are no features, with the names that tables use for them
-ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
-
-
-class Nodes:
-    """The nodes of a graph, as they are read one after another."""
-
-    def __init__(
-        self, path: Path, unit: str, columns: Sequence[str], needs_labels: bool = True
-    ) -> None:
-        for key in columns:
-            if key in ELSEWHERE:
-                raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
-        # `unit` is the word for an entry of the file: line or node.
-        self.path, self.unit, self.columns = path, unit, list(columns)
-        self.needs_labels = needs_labels  # nodes to predict have none
-        self.places: dict[str, int] = {}
-        self.rows = array("q")
-        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
-        self.features = array("d")
-
-    def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
-        """Add a node; `own` in the order of ``OWN``, with None for missing values."""
-        name = _text(name)
-        if name is None:
-            raise self.wrong(place, "name: is empty; every node needs a name of its own")
-        if name in self.places:
-            first = self.rows[self.places[name]]
-            raise self.wrong(place, f"name: {name!r} is there already, {self.unit} {first}")
-        self.places[name] = len(self.places)
-        self.rows.append(place)
-        for key, value in zip(OWN, own, strict=True):
-            self.own[key].append(_text(value))
-        if self.own[LABEL][-1] in UNLABELLED:
-            self.own[LABEL][-1] = None
-        split = self.own[SPLIT][-1]
-        if split is not None and split not in SPLITS:
-            raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
-        if len(features) != len(self.columns):
-            count, wanted = len(features), len(self.columns)
-            raise self.wrong(place, f"{count} features, but the first node has {wanted}")
-        try:
-            self.features.extend(map(float, features))
-        except (TypeError, ValueError, OverflowError):
-            raise self._no_number(place, features) from None
-
-    def wrong(self, place: int, why: str) -> DataError:
-        """Return an error with its place."""
-        return DataError(f"file {self.path}, {self.unit} {place}: {why}")
-
-    def _no_number(self, place: int, features: Sequence[object]) -> DataError:
-        """Return the error for a node's feature that is not a number."""
-        place_of = (column for column, one in enumerate(features) if not _is_number(one))
-        given = features[column := next(place_of)]
-        key = self.columns[column]
-        if _text(given) is None:
-            return self.wrong(place, f"{key}: is empty; a feature needs a number at every node")
-        return self.wrong(
-            place,
-            f"{key}: {given!r:.40} is no number; whatever is not name, {', '.join(OWN)} is a "
-            f"feature: leave {key} out or make numbers of it; if it is the class, name it {LABEL}",
-        )
-
-    def x(self) -> Tensor | None:
-        """Return the features, ``[n, f]``; None if there are none."""
-        width = len(self.columns)
-        if width == 0:
-            return None
-        x = torch.frombuffer(self.features, dtype=torch.float64).reshape(-1, width).float()
-        if not torch.isfinite(x).all():
-            row, column = (~torch.isfinite(x)).nonzero()[0].tolist()
-            value = self.features[row * width + column]
-            why = f"{self.columns[column]}: {value} must be finite, below 3e38"
-            raise self.wrong(self.rows[row], why)
-        return x
-
-    def check(self) -> None:
-        """Refuse a graph without nodes, or without any label."""
-        if not self.places:
-            raise DataError(f"file {self.path}: has no nodes")
-        if self.needs_labels and not any(self.own[LABEL]):
-            columns = ", ".join(self.columns) or "none"
-            raise DataError(
-                f"file {self.path}: no {LABEL} (a node's class) at any node: that column or "
-                f"attribute is missing, or empty everywhere; others: {columns}"
-            )
 
 
 class Edges:
@@ -136,9 +57,9 @@ class Edges:
         """Add an edge."""
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
             try:
-                found.append(self.nodes.places[_text(end) or ""])
+                found.append(self.nodes.places[text_of(end) or ""])
             except KeyError:
-                problem = "is empty" if _text(end) is None else f"{end!r:.40} is no node"
+                problem = "is empty" if text_of(end) is None else f"{end!r:.40} is no node"
                 where = f"{self.path}, {self.unit} {place}"
                 raise DataError(
                     f"file {where}: {key}: {problem}; it must be one of the "
@@ -150,7 +71,10 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     """Return nodes and edges as the entries of a saved graph, unchecked."""
     own = nodes.own
     pairs = [torch.tensor(end, dtype=torch.int64) for end in edges.ends]
-    values: dict[str, object] = {"x": nodes.x(), "edge_index": torch.stack(pairs), "y": own[LABEL]}
+    x, columns = nodes.x()
+    values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
+    if columns is not None:
+        values["columns"] = columns
     if any(own[SPLIT]):
         for part, split in zip(PARTS, SPLITS, strict=True):
             values[part] = torch.tensor([one == split for one in own[SPLIT]])
@@ -163,12 +87,12 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     return values
 
 
-def read_tables(folder: Path, needs_labels: bool = True) -> dict[str, object]:
+def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
     path = folder / NODES
     with _table(path) as (header, rows):
         name, own, others = _columns(path, header)
-        nodes = Nodes(path, "line", [header[column] for column in others], needs_labels)
+        nodes = Nodes(path, "line", [header[column] for column in others], needs_labels, gaps)
         for line, row in rows:
             given = [None if column is None else row[column] for column in own]
             nodes.add(line, row[name], given, [row[column] for column in others])
@@ -198,7 +122,9 @@ def names_clients(folder: Path) -> bool:
         return CLIENT in [key.lower() for key in header]
 
 
-def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, object]:
+def read_node_link(
+    path: Path, needs_labels: bool = True, gaps: Gaps = NO_GAPS
+) -> dict[str, object]:
     """Read the JSON of NetworkX's ``node_link_data``."""
     with readable(path):
         data = read_bytes(path, MOST_GRAPH)
@@ -215,7 +141,7 @@ def read_node_link(path: Path, needs_labels: bool = True) -> dict[str, object]:
         for index, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise DataError(f"file {path}, {kind} {index}: {entry!r:.40} is no table")
-    return of_entries(path, listed["nodes"], links, needs_labels)
+    return of_entries(path, listed["nodes"], links, needs_labels, gaps)
 
 
 def of_entries(
@@ -223,23 +149,22 @@ def of_entries(
     given: Sequence[Mapping[str, object]],
     links: Sequence[Mapping[str, object]],
     needs_labels: bool,
+    gaps: Gaps,
 ) -> dict[str, object]:
     """Make a graph from named entries and their attributes."""
     given = [_with_own_keys(entry) for entry in given]
     first = given[0] if given else {}
-    features = [key for key in first if key not in (*NAMES, *OWN)]
+    features = _features_of(given if gaps.missing == MEAN else given[:1])
     columns: list[str] = []
-    for key in features:
-        value = first[key]
+    for key, value in features.items():
         # A list of numbers is several features.
         several = range(len(value)) if isinstance(value, list) else None
         columns += [key] if several is None else [f"{key}[{i}]" for i in several]
-    nodes = Nodes(path, "node", columns, needs_labels)
+    nodes = Nodes(path, "node", columns, needs_labels, gaps)
     for index, entry in enumerate(given):
         if more := sorted(entry.keys() - {*features, *NAMES, *OWN}):
             raise nodes.wrong(index, f"{more[0]}: not all nodes have it, as a feature must be")
-        listed = [entry.get(key) for key in features]
-        flat = [one for value in listed for one in (value if isinstance(value, list) else [value])]
+        flat = [one for key in features for one in _listed(entry.get(key), features[key])]
         nodes.add(index, entry.get("id"), [entry.get(key) for key in OWN], flat)
     edges = Edges(nodes, path, "edge")
     for index, entry in enumerate(links):
@@ -251,12 +176,21 @@ def of_entries(
     return graph
 
 
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
+def _features_of(entries: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """Return the features that any of these nodes has, each with the first value that is one."""
+    features: dict[str, object] = {}
+    for entry in entries:
+        for key, value in entry.items():
+            if key not in (*NAMES, *OWN) and features.get(key) is None:
+                features[key] = value
+    return features
+
+
+def _listed(value: object, example: object) -> Sequence[object]:
+    """Return the numbers of an entry; as many of nothing as another node has numbers."""
+    if isinstance(value, list):
+        return value
+    return [None] * len(example) if value is None and isinstance(example, list) else [value]
 
 
 def _with_own_keys(entry: Mapping[str, object]) -> dict[str, object]:
@@ -349,10 +283,3 @@ def readable(path: Path) -> Iterator[None]:
         raise DataError(f"file {path}: is no UTF-8 text; save it as UTF-8") from error
     except OSError as error:
         raise DataError(f"file {path}: cannot be read ({error.strerror or error})") from error
-
-
-def _text(value: object) -> str | None:
-    """Return a value as text; None if it is empty."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return str(value).strip() or None

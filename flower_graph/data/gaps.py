@@ -1,0 +1,173 @@
+"""What stands for what nodes lack: missing numbers, words in place of numbers, no features at all.
+
+A missing number is NaN until all nodes of a run are known. A column of words is one feature for
+each word that any node has, and these are the same features at all clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flower_graph.config.common import MEAN, ONE_HOT, REFUSE, DataConfig
+from flower_graph.errors import DataError
+
+MOST_WORDS = 1000  # different ones of a column; with more it is taken for names or free text
+
+
+class Gaps(NamedTuple):
+    """What stands for what nodes lack: settings of the section ``data``."""
+
+    no_features: str = REFUSE  # for all features of a graph that has none
+    missing: str = REFUSE  # for a number that a node lacks
+    categories: str = REFUSE  # for a word in place of a number
+
+    @classmethod
+    def of(cls, config: DataConfig) -> Gaps:
+        """Return those of a config."""
+        return cls(config.no_features, config.missing, config.categories)
+
+
+NO_GAPS = Gaps()  # all are refused
+
+
+class Columns(NamedTuple):
+    """The column of each feature, and its word where the column has words."""
+
+    names: tuple[str, ...]
+    words: tuple[str | None, ...]
+
+    def to_json(self) -> list[list[str | None]]:
+        """Return a pair for each feature."""
+        return [[name, word] for name, word in zip(self.names, self.words, strict=True)]
+
+    @classmethod
+    def from_json(cls, pairs: Sequence[Sequence[str | None]]) -> Columns:
+        """Read the result of :meth:`to_json`."""
+        words = tuple(None if word is None else str(word) for _, word in pairs)
+        return cls(tuple(str(name) for name, _ in pairs), words)
+
+    def words_of(self, name: str) -> list[str]:
+        """Return the words of a column; none if it has numbers."""
+        pairs = zip(self.names, self.words, strict=True)
+        return [word for one, word in pairs if one == name and word is not None]
+
+
+class Filled(NamedTuple):
+    """Features without gaps."""
+
+    features: list[Tensor]
+    fill: Tensor | None  # float64 [f], what stands for a missing number; None: nothing may
+    notes: tuple[str, ...]
+
+
+def encode_words(numbers: Tensor, words: Mapping[int, str]) -> tuple[Tensor, list[str]]:
+    """Make a feature of each word of a column.
+
+    Parameters
+    ----------
+    numbers
+        The column ``[n]``, NaN where it has a word or nothing.
+    words
+        The word of each node that has one.
+
+    Returns
+    -------
+    tuple of Tensor and list of str
+        ``[n, k]``, 1 for a node's own word and NaN where it has none; the k words, sorted.
+
+    Raises
+    ------
+    DataError
+        If there are more than ``MOST_WORDS`` words.
+    """
+    known = sorted(set(words.values()))
+    if len(known) > MOST_WORDS:
+        raise DataError(
+            f"has {len(known)} different words, more than {MOST_WORDS}: leave the column out"
+        )
+    number = {word: index for index, word in enumerate(known)}
+    encoded = torch.full((len(numbers), len(known)), torch.nan, dtype=numbers.dtype)
+    rows = torch.tensor(list(words))
+    encoded[rows] = 0
+    encoded[rows, torch.tensor([number[word] for word in words.values()])] = 1
+    return encoded, known
+
+
+def common_columns(clients: Sequence[Columns]) -> Columns:
+    """Return the features of all clients: the first one's columns, with the words of all."""
+    pairs: list[tuple[str, str | None]] = []
+    for name in dict.fromkeys(clients[0].names):
+        words = sorted({word for columns in clients for word in columns.words_of(name)})
+        pairs += [(name, word) for word in words] if words else [(name, None)]
+    return Columns.from_json(pairs)
+
+
+def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
+    """Bring features ``[n, f]`` with columns of their own to the columns of a run.
+
+    Raises
+    ------
+    DataError
+        If a column or a word is not in both, or one has words and the other numbers.
+    """
+    if own == common:
+        return x
+    _check_columns(own, common)
+    place = {pair: at for at, pair in enumerate(zip(*own, strict=True))}
+    found = []
+    for name, word in zip(*common, strict=True):
+        if (name, word) in place:
+            found.append(x[:, place[name, word]])
+            continue
+        some = x[:, own.names.index(name)]  # of another word, or a column without anything
+        if (name, None) in place and not bool(torch.isnan(some).all()):
+            raise DataError(
+                f"{name}: has numbers, where the others have words: "
+                f"{', '.join(common.words_of(name))}"
+            )
+        found.append(torch.where(torch.isnan(some), some, 0.0))
+    return torch.stack(found, 1)
+
+
+def _check_columns(own: Columns, common: Columns) -> None:
+    """Refuse a column or a word that is not in both."""
+    for name in sorted({*own.names} ^ {*common.names}):
+        problem = "is missing here" if name in common.names else "is not among the others'"
+        raise DataError(f"column {name} {problem}; they are {', '.join({}.fromkeys(common.names))}")
+    for name in dict.fromkeys(own.names):
+        known = common.words_of(name)
+        if unknown := [word for word in own.words_of(name) if word not in known]:
+            allowed = f"must be one of {', '.join(known)}" if known else "must be a number"
+            raise DataError(f"{name}: {unknown[0]!r:.40} {allowed}")
+
+
+def fill_missing(features: Sequence[Tensor], missing: str, columns: Columns | None) -> Filled:
+    """Put each feature's mean over all nodes of all clients where a node lacks it."""
+    if missing != MEAN or any(x.layout != torch.strided for x in features):
+        return Filled(list(features), None, ())
+    nothing = [torch.isnan(x) for x in features]
+    total = sum((x.double().nansum(0) for x in features), torch.zeros(1).double())
+    known = sum(((~each).sum(0) for each in nothing), torch.zeros(1, dtype=torch.int64))
+    if (known == 0).any():
+        column = int((known == 0).nonzero()[0])
+        name = f"x[:, {column}]" if columns is None else columns.names[column]
+        raise DataError(f"{name}: no node has a number there; leave it out")
+    fill = total / known
+    count = sum(int(each.sum()) for each in nothing)
+    notes = (f"{count} missing numbers: each feature's mean stands for them",) if count else ()
+    return Filled([fill_gaps(x, fill) for x in features], fill, notes)
+
+
+def fill_gaps(x: Tensor, fill: Tensor) -> Tensor:
+    """Put each feature's fill where it is NaN."""
+    return torch.where(torch.isnan(x), fill.to(x.dtype), x)
+
+
+def gaps_of_form(no_features: str, fill: Tensor | None, columns: Columns | None) -> Gaps:
+    """Return what a run allows in new graphs: what it allowed in its own."""
+    missing = REFUSE if fill is None else MEAN
+    return Gaps(no_features, missing, REFUSE if columns is None else ONE_HOT)

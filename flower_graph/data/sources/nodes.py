@@ -1,0 +1,174 @@
+"""The nodes of a table, GraphML or JSON, read one after another."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flower_graph.config.common import MEAN, ONE_HOT
+from flower_graph.data.description import if_nan, saying
+from flower_graph.data.gaps import NO_GAPS, Columns, Gaps, encode_words
+from flower_graph.data.graph import PARTS
+from flower_graph.errors import DataError
+
+LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
+NAMES = ("name", "id")  # columns that name a node
+SPLITS = ("train", "val", "test")
+UNLABELLED = ("-1", "-1.0")  # texts that stand for an empty cell
+# Columns that are no features, with the names that tables use for them
+ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
+
+
+class Nodes:
+    """The nodes of a graph, as they are read one after another."""
+
+    def __init__(
+        self,
+        path: Path,
+        unit: str,
+        columns: Sequence[str],
+        needs_labels: bool = True,
+        gaps: Gaps = NO_GAPS,
+    ) -> None:
+        for key in columns:
+            if key in ELSEWHERE:
+                raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
+        # `unit` is the word for an entry of the file: line or node.
+        self.path, self.unit, self.columns = path, unit, list(columns)
+        self.needs_labels = needs_labels  # nodes to predict have none
+        self.gaps = gaps
+        self.places: dict[str, int] = {}
+        self.rows = array("q")
+        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
+        self.features = array("d")  # NaN where there is a word, or nothing
+        self.words: list[dict[int, str]] = [{} for _ in columns]  # of each column, by row
+
+    def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
+        """Add a node; `own` in the order of ``OWN``, with None for missing values."""
+        name = text_of(name)
+        if name is None:
+            raise self.wrong(place, "name: is empty; every node needs a name of its own")
+        if name in self.places:
+            first = self.rows[self.places[name]]
+            raise self.wrong(place, f"name: {name!r} is there already, {self.unit} {first}")
+        self.places[name] = len(self.places)
+        self.rows.append(place)
+        for key, value in zip(OWN, own, strict=True):
+            self.own[key].append(text_of(value))
+        if self.own[LABEL][-1] in UNLABELLED:
+            self.own[LABEL][-1] = None
+        split = self.own[SPLIT][-1]
+        if split is not None and split not in SPLITS:
+            raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
+        if len(features) != len(self.columns):
+            count, wanted = len(features), len(self.columns)
+            raise self.wrong(place, f"{count} features, but the first node has {wanted}")
+        try:
+            self.features.extend(array("d", map(float, features)))
+        except (TypeError, ValueError, OverflowError):
+            row = len(self.rows) - 1
+            numbers = [self._number(row, column, one) for column, one in enumerate(features)]
+            self.features.extend(numbers)
+
+    def wrong(self, place: int, why: str) -> DataError:
+        """Return an error with its place."""
+        return DataError(f"file {self.path}, {self.unit} {place}: {why}")
+
+    def _number(self, row: int, column: int, given: Any) -> float:
+        """Return a feature; NaN for a word or nothing, if these are allowed."""
+        key, text = self.columns[column], text_of(given)
+        if _is_number(given):
+            return float(given)
+        if text is None and self.gaps.missing == MEAN:
+            return math.nan
+        if text is None:
+            raise self.wrong(
+                self.rows[row],
+                f"{key}: is empty; a feature needs a number at every node, or set "
+                f"data.missing={MEAN}",
+            )
+        if isinstance(given, str) and self.gaps.categories == ONE_HOT:
+            self.words[column][row] = text
+            return math.nan
+        raise self.wrong(
+            self.rows[row],
+            f"{key}: {given!r:.40} is no number; whatever is not name, {', '.join(OWN)} is a "
+            f"feature: leave {key} out, make numbers of it, or set data.categories={ONE_HOT}; if "
+            f"it is the class, name it {LABEL}",
+        )
+
+    def x(self) -> tuple[Tensor | None, Columns | None]:
+        """Return the features ``[n, f]``, None without any, and their columns if words may be some.
+
+        Until all nodes of a run are known, what is missing is NaN.
+        """
+        width = len(self.columns)
+        if width == 0:
+            return None, None
+        numbers = torch.frombuffer(self.features, dtype=torch.float64).reshape(-1, width)
+        self._check_numbers(numbers.float())
+        if self.gaps.categories != ONE_HOT:
+            return numbers.float(), None
+        parts, columns = list[Tensor](), list[tuple[str, str | None]]()
+        for column, (key, words) in enumerate(zip(self.columns, self.words, strict=True)):
+            if not words:
+                parts.append(numbers[:, column : column + 1].float())
+                columns.append((key, None))
+                continue
+            with saying(f"file {self.path}, {key}"):
+                encoded, known = encode_words(numbers[:, column], words)
+            parts.append(encoded.float())
+            columns += [(key, word) for word in known]
+        return torch.cat(parts, 1), Columns.from_json(columns)
+
+    def _check_numbers(self, x: Tensor) -> None:
+        """Refuse numbers that are not finite, and a column with words and numbers."""
+        wrong = torch.isinf(x) if self.gaps.missing == MEAN else ~torch.isfinite(x)
+        for column, words in enumerate(self.words):
+            if words:
+                wrong[list(words), column] = False
+                if (numbers := ~torch.isnan(x[:, column])).any():
+                    row, other = int(numbers.nonzero()[0]), next(iter(words))
+                    raise self.wrong(
+                        self.rows[row],
+                        f"{self.columns[column]}: {x[row, column]:g} is a number, but "
+                        f"{self.unit} {self.rows[other]} has the word {words[other]!r:.40}: a "
+                        "column has only words, or only numbers",
+                    )
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
+            value = self.features[row * x.size(1) + column]
+            why = f"{self.columns[column]}: {value} must be finite, below 3e38{if_nan(value)}"
+            raise self.wrong(self.rows[row], why)
+
+    def check(self) -> None:
+        """Refuse a graph without nodes, or without any label."""
+        if not self.places:
+            raise DataError(f"file {self.path}: has no nodes")
+        if self.needs_labels and not any(self.own[LABEL]):
+            columns = ", ".join(self.columns) or "none"
+            raise DataError(
+                f"file {self.path}: no {LABEL} (a node's class) at any node: that column or "
+                f"attribute is missing, or empty everywhere; others: {columns}"
+            )
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def text_of(value: object) -> str | None:
+    """Return a value as text; None if it is empty."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return None
+    return str(value).strip() or None

@@ -1,0 +1,162 @@
+"""Missing numbers and words in features: how each is filled, at all clients and in new graphs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import networkx as nx
+import pytest
+import torch
+from torch_geometric.data import Data
+
+from flower_graph.config.common import DataConfig
+from flower_graph.data.folders.client_folder import RATIOS, load_folder
+from flower_graph.data.gaps import Gaps
+from flower_graph.data.graph import Graph
+from flower_graph.data.new_graph import DataForm, read_new_graph
+from flower_graph.data.sources.datasets import load_graph
+from flower_graph.data.sources.pyg import read_file
+from flower_graph.errors import DataError
+
+FILLED = Gaps(missing="mean", categories="one-hot")
+NODES = """\
+name,label,split,age,town
+anna,cat,train,30,bern
+bert,dog,val,,genf
+cora,cat,test,60,bern
+dora,dog,train,60,
+"""
+# Ages have the mean 50; of three towns, two are bern.
+FEATURES = [[30, 1, 0], [50, 0, 1], [60, 1, 0], [60, 2 / 3, 1 / 3]]
+
+
+def tables(folder: Path, nodes: str = NODES) -> Path:
+    """Write a graph in tables, a path of its nodes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [line.partition(",")[0] for line in nodes.splitlines()[1:]]
+    pairs = [f"{a},{b}" for a, b in itertools.pairwise(names)]
+    (folder / "nodes.csv").write_text(nodes, encoding="utf-8")
+    (folder / "edges.csv").write_text("\n".join(["source,target", *pairs]), encoding="utf-8")
+    return folder
+
+
+def load(path: Path, features: str = "as-is", gaps: Gaps = FILLED) -> Graph:
+    """Load a graph as a run does."""
+    return load_graph(DataConfig(str(path), split="auto", features=features, **gaps._asdict()))
+
+
+def form_of(graph: Graph) -> DataForm:
+    """Return the form of new graphs, by way of its file."""
+    assert graph.treatment is not None
+    form = DataForm(graph.treatment, graph.num_classes, graph.classes, "refuse")
+    return DataForm.from_json(json.loads(json.dumps(form.to_json())))
+
+
+def test_a_missing_number_gets_the_mean_and_a_word_a_feature(tmp_path: Path) -> None:
+    graph = load(tables(tmp_path / "t"))
+    torch.testing.assert_close(graph.x, torch.tensor(FEATURES))
+    assert any("3 missing numbers" in note for note in graph.notes)  # a town's two features
+
+
+def test_json_and_graphml_may_lack_attributes(tmp_path: Path) -> None:
+    graph = nx.Graph()
+    graph.add_node("anna", label="cat", town="bern", at=[1, 2])
+    graph.add_node("bert", label="dog", age=40, town="genf", at=None)
+    graph.add_edge("anna", "bert")
+    (tmp_path / "g.json").write_text(json.dumps(nx.node_link_data(graph)), encoding="utf-8")
+    found = read_file(tmp_path / "g.json", FILLED)
+    assert found["columns"].to_json() == [
+        ["town", "bern"], ["town", "genf"], ["at[0]", None], ["at[1]", None], ["age", None],
+    ]  # fmt: skip
+    nan = torch.nan
+    expected = torch.tensor([[1, 0, 1, 2, nan], [0, 1, nan, nan, 40]])
+    torch.testing.assert_close(found["x"], expected, equal_nan=True)
+    for node in graph:
+        del graph.nodes[node]["at"]
+    nx.write_graphml(graph, tmp_path / "g.graphml")
+    assert read_file(tmp_path / "g.graphml", FILLED)["x"].isnan().sum() == 1
+
+
+def test_nan_in_a_saved_graph_gets_the_mean(tmp_path: Path) -> None:
+    x = torch.tensor([[1.0, torch.nan], [3.0, 4.0], [torch.nan, 6.0]])
+    edges = torch.tensor([[0, 1], [1, 2]])
+    data = Data(x=x, edge_index=edges, y=torch.tensor([0, 1, 0]))
+    data.train_mask, data.val_mask, data.test_mask = torch.eye(3, dtype=torch.bool)
+    torch.save(data, tmp_path / "g.pt")
+    graph = load(tmp_path / "g.pt", "standardise", Gaps(missing="mean"))
+    assert graph.x[2, 0] == graph.x[0, 1] == 0  # the mean
+    assert graph.treatment is not None
+    torch.testing.assert_close(graph.treatment.apply(x), graph.x)
+    with pytest.raises(DataError, match=r"x\[0, 1\].*data\.missing=mean"):
+        load(tmp_path / "g.pt", gaps=Gaps())
+
+
+def test_new_nodes_get_the_runs_means_and_words(tmp_path: Path) -> None:
+    form = form_of(load(tables(tmp_path / "t")))
+    columns = "name,town,age\n"  # in another order, without labels
+    new = read_new_graph(tables(tmp_path / "new", f"{columns}eva,genf,\nfinn,,20\n"), form)
+    torch.testing.assert_close(new.x, torch.tensor([[50, 0, 1], [20, 2 / 3, 1 / 3]]))
+    empty = read_new_graph(tables(tmp_path / "none", f"{columns}eva,,7\n"), form)
+    torch.testing.assert_close(empty.x, torch.tensor([[7, 2 / 3, 1 / 3]]))
+    for nodes, said in (
+        (f"{columns}eva,chur,7\n", "'chur'.*bern, genf"),
+        (f"{columns}eva,3,7\n", "town.*bern, genf"),
+        (f"{columns}eva,genf,old\n", "age: 'old'"),
+        ("name,town\neva,genf\n", "age"),
+        ("name,town,age,size\neva,genf,7,3\n", "size"),
+    ):
+        with pytest.raises(DataError, match=said):
+            read_new_graph(tables(tmp_path / "wrong", nodes), form)
+
+
+def test_all_clients_have_the_same_features(tmp_path: Path) -> None:
+    tables(tmp_path / "all" / "one")
+    tables(
+        tmp_path / "all" / "two",
+        NODES.replace("bern", "chur").replace("age,town", "town,age").replace(
+            "30,chur", "chur,100"
+        ).replace(",genf", "genf,").replace("60,chur", "chur,100").replace("60,", ",100"),
+    )  # fmt: skip
+    clients = load_folder(tmp_path / "all", RATIOS, seed=0, gaps=FILLED)
+    # Known ages: 30, 60, 60, 100, 100, 100. Of six towns, two each.
+    thirds = [1 / 3] * 3
+    assert clients.treatment is not None and clients.treatment.columns is not None
+    assert clients.treatment.columns.words == (None, "bern", "chur", "genf")
+    torch.testing.assert_close(clients[0].x[1], torch.tensor([75.0, 0, 0, 1]))
+    torch.testing.assert_close(clients[0].x[3], torch.tensor([60.0, *thirds]))
+    torch.testing.assert_close(clients[1].x[0], torch.tensor([100.0, 0, 1, 0]))
+    torch.testing.assert_close(clients[1].x[3], torch.tensor([100.0, *thirds]))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "gaps", "said"),
+    [
+        ("", "", Gaps(), r"line 2: town.*data\.categories=one-hot"),
+        ("", "", Gaps(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
+        ("", "", Gaps(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
+        ("30,", "nan,", Gaps(categories="one-hot"), r"line 3: age"),
+        ("60,bern", "60,7", FILLED, r"line 4: town.*line 2.*'bern'"),
+        ("60,bern", "inf,bern", FILLED, "line 4: age: inf"),
+        ("30,bern", ",bern", FILLED, None),
+    ],
+)
+def test_refusals_name_the_place_and_the_setting(
+    old: str, new: str, gaps: Gaps, said: str | None, tmp_path: Path
+) -> None:
+    path = tables(tmp_path / "t", NODES.replace(old, new, 1) if old else NODES)
+    if said is None:
+        assert load(path, gaps=gaps).x[0, 0] == 60
+        return
+    with pytest.raises(DataError, match=said):
+        load(path, gaps=gaps)
+
+
+def test_a_column_without_any_number_and_one_of_free_text_are_refused(tmp_path: Path) -> None:
+    empty = "name,label,age\n" + "".join(f"n{i},c{i % 2},\n" for i in range(9))
+    with pytest.raises(DataError, match="age: no node"):
+        load(tables(tmp_path / "empty", empty))
+    text = "name,label,said\n" + "".join(f"n{i},c{i % 2},word{i}\n" for i in range(1001))
+    with pytest.raises(DataError, match="said: has 1001"):
+        load(tables(tmp_path / "text", text))
