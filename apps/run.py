@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 
 from flwr.app import Context, Message
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
@@ -25,7 +24,7 @@ from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
 from flower_graph.data.new_graph import DataForm
 from flower_graph.engine.machine import refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError
-from flower_graph.flower_compat import ClientAppCallable
+from flower_graph.flower_compat import ClientAppCallable, NumPyClient
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.client import own_outputs

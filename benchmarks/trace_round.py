@@ -22,9 +22,9 @@ from types import FrameType
 from typing import Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport

@@ -1,6 +1,6 @@
 """What this project uses of Flower besides its public interface: the one module that names it.
 
-All else is in what Flower documents: ``__all__`` of ``flwr.app``, ``flwr.client``,
+All else is in what Flower documents: ``__all__`` of ``flwr.app``,
 ``flwr.clientapp``, ``flwr.clientapp.mod``, ``flwr.serverapp`` and ``flwr.serverapp.strategy``; a
 test holds that. The names below are imported on first use, so that a process imports what it needs.
 Beside each stands the version that first has it there, and above each group what to do should a
@@ -22,6 +22,10 @@ from flower_graph.errors import FlowerVersionError
 from flower_graph.lazy import declared
 
 if TYPE_CHECKING:
+    # The base of clients, which Flower moves from place to place (MOVED). Gone: the three methods that
+    # `client/adaptor.py` calls, as a class here.
+    from flwr.client import NumPyClient  # 1.22
+
     # Types of mods. Gone: write the two `Callable`s out here.
     from flwr.clientapp.typing import ClientAppCallable  # 1.22
     from flwr.clientapp.typing import Mod  # 1.32, before in flwr.client.typing
@@ -78,6 +82,7 @@ __all__ = [
     "LinkStateFactory",
     "Mod",
     "NoOpFederationManager",
+    "NumPyClient",
     "ObjectStoreFactory",
     "RecordDictProto",
     "Run",
@@ -102,6 +107,8 @@ __all__ = [
 ]
 
 LOG = logging.getLogger(__name__)
+# Where a name is in versions that lack the place above
+MOVED = {"NumPyClient": ("flwr.compat.client", "flwr.compat.client.numpy_client")}
 OLDEST, NEWEST = "1.39", "1.42"  # of those that `make test-versions` runs tests with
 
 
@@ -110,14 +117,16 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warn_if_newer()
     module, there = declared(__name__)[name]
-    try:
-        return getattr(import_module(module), there)
-    except (ImportError, AttributeError) as error:
-        raise FlowerVersionError(
-            f"{module}.{there}, which flower-graph {__version__} needs, is not in flwr "
-            f"{_installed()} ({error}); tested are flwr {OLDEST} to {NEWEST}: "
-            f"pip install 'flwr[simulation]=={NEWEST}.*'"
-        ) from error
+    for other in (module, *MOVED.get(name, ())):
+        try:
+            return getattr(import_module(other), there)
+        except (ImportError, AttributeError) as error:
+            first = error
+    raise FlowerVersionError(
+        f"{module}.{there}, which flower-graph {__version__} needs, is not in flwr "
+        f"{_installed()} ({first}); tested are flwr {OLDEST} to {NEWEST}: "
+        f"pip install 'flwr[simulation]=={NEWEST}.*'"
+    ) from first
 
 
 @cache

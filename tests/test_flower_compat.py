@@ -9,17 +9,20 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
+from flwr.serverapp.strategy import Strategy
 
 from flower_graph import flower_compat
 from flower_graph.errors import FlowerVersionError
 from flower_graph.lazy import declared
+from flower_graph.server.round_loop import RoundLoop
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("flower_graph", "strategies", "apps", "deploy", "benchmarks", "examples", "tests")
-PUBLIC = ("app", "client", "clientapp", "clientapp.mod", "serverapp", "serverapp.strategy")
+PUBLIC = ("app", "clientapp", "clientapp.mod", "serverapp", "serverapp.strategy")
 DOCUMENTED = {f"flwr.{name}" for name in PUBLIC}
 INNER = ("TaskIdentity._", "metadata.__dict__", "_registered_funcs")  # attributes, not imports
 NAMES = declared(flower_compat.__name__)
@@ -73,6 +76,20 @@ def test_each_name_has_the_version_that_it_came_with() -> None:
     source = Path(flower_compat.__file__).read_text(encoding="utf-8")
     with_version = re.findall(r"^    from flwr\..* import .*  # 1\.\d+", source, re.MULTILINE)
     assert len(with_version) == len(NAMES)
+
+
+def test_a_client_is_found_where_flower_has_moved_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_compat, "declared", lambda _: {"NumPyClient": ("flwr.gone", "N")})
+    monkeypatch.setattr(flower_compat, "MOVED", {"NumPyClient": ("flwr.gone.too", "queue")})
+    monkeypatch.setattr("queue.N", 5, raising=False)
+    assert flower_compat.NumPyClient == 5  # type: ignore[comparison-overlap]
+
+
+def test_strategies_start_as_flowers_do() -> None:
+    """Flower 1.43 has ``should_stop`` too, which is then compared; it stands last, as ours."""
+    flowers, ours = (list(signature(one.start).parameters) for one in (Strategy, RoundLoop))
+    assert ours[: len(flowers)] == flowers
+    assert [*flowers, "should_stop"][:9] == ours[:9]
 
 
 def test_what_is_gone_is_named_with_both_versions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from flower_graph import __version__
@@ -28,6 +27,7 @@ from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.flower_compat import (
     ClientAppCallable,
     Mod,
+    NumPyClient,
     RecordDictProto,
     recorddict_from_proto,
     recorddict_to_proto,

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -36,6 +35,7 @@ from flower_graph.client.tasks import (
     measure,
 )
 from flower_graph.engine.machine import resolve_device
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import SavedModels, Snapshot

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from flwr.app import Context
-from flwr.client import NumPyClient
 from torch import Tensor
 
 from flower_graph.config.common import RunConfig
@@ -30,7 +29,7 @@ from flower_graph.data.holdings import nodes_held
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError
-from flower_graph.flower_compat import Mod
+from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.outputs.build import build_module
 from flower_graph.privacy.local import privacy_mods, withhold_measurements
 

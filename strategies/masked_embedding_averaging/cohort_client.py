@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,6 +23,7 @@ from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
 from flower_graph.engine.machine import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise

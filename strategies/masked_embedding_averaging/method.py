@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 from torch import Tensor
 
 from flower_graph.client.trust import trust_of
@@ -24,7 +23,7 @@ from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.flower_compat import Mod
+from flower_graph.flower_compat import Mod, NumPyClient
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.permits import Permits
 from flower_graph.method.trust import OF_PARTIES

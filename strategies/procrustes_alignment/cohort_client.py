@@ -11,11 +11,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Context
-from flwr.client import NumPyClient
 from torch import Tensor
 
 from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import NODE_ROLES, Snapshot
 from flower_graph.storage.files import private_folder, replaced, saying

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
@@ -20,6 +19,7 @@ from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.local import require_one_client

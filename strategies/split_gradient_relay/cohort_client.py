@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
-from flwr.client import NumPyClient
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -22,6 +21,7 @@ from flower_graph.data.checked import check_rows
 from flower_graph.data.graph import row_entries
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.outputs.client import ClientOutputs, Snapshot
 from flower_graph.outputs.weights import SavedModels

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.baselines import Figures, client_baselines, says_one_class
@@ -21,6 +20,7 @@ from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import GraphMethod, Partition
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client

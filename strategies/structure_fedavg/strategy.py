@@ -40,13 +40,13 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
-from flwr.client import NumPyClient
 
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.state import Tensors
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import check_sizes, count_batch
 from flower_graph.engine.machine import resolve_device
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.server.averaging import ReportedFedAvg

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import LocalDpMod, message_size_mod
 
 import flower_graph
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import StateLostError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.client_errors import Kind

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
-from flwr.client import NumPyClient
 from mutations import Evil
 
 from flower_graph.apps.client_app import app
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.method.of_app import configured, configured_client
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.client_errors import AT_HOME

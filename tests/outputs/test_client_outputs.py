@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from flwr.client import NumPyClient
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import OutputError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Predictions, SavedModels, Snapshot, read_predictions
 from flower_graph.outputs.messages import KeepReply, KeepRequest

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
 from flwr.clientapp.mod import LocalDpMod
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from scipy.stats import kstest, norm
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.flower_compat import identify
+from flower_graph.flower_compat import NumPyClient, identify
 from flower_graph.privacy.accountant import accounted, noise_multiplier, spent, spent_until
 from flower_graph.privacy.central import CentralNoise, central_noise
 from flower_graph.privacy.local import (

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
-from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import NoClientsError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg

@@ -10,7 +10,6 @@ from uuid import uuid4
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
-from flwr.client import NumPyClient
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.flower_compat import (
@@ -21,6 +20,7 @@ from flower_graph.flower_compat import (
     InMemoryLinkState,
     LinkStateFactory,
     NoOpFederationManager,
+    NumPyClient,
     ObjectStoreFactory,
     Run,
     RunRecord,

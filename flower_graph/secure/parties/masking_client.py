@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flwr.app import Context
-from flwr.client import NumPyClient
 from numpy.typing import ArrayLike
 
 from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindRequest, Ready

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
-from flwr.client import NumPyClient
 from numpy.typing import ArrayLike, NDArray
 
 from flower_graph.errors import StateLostError
+from flower_graph.flower_compat import NumPyClient
 from flower_graph.secure.ring import Ring, RingArray, encode_sum
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import RING, KeyRequest, MaskedReply, MaskRequest
