@@ -38,14 +38,13 @@ class _GraphCache(Generic[T]):
 
     def __init__(self, build: Callable[[Tensor, int], T]) -> None:
         self._build = build
-        self._key: tuple[Tensor, int] | None = None
-        self._value: T | None = None
+        self._kept: tuple[Tensor, int, T] | None = None
 
     def __call__(self, edge_index: Tensor, n: int) -> T:
-        is_built = self._key is not None and self._key[0] is edge_index and self._key[1] == n
-        if self._value is None or not is_built:
-            self._value, self._key = self._build(edge_index, n), (edge_index, n)
-        return self._value
+        kept = self._kept
+        if kept is None or kept[0] is not edge_index or kept[1] != n:
+            kept = self._kept = edge_index, n, self._build(edge_index, n)
+        return kept[2]
 
     def __deepcopy__(self, memo: dict[int, object]) -> _GraphCache[T]:
         return _GraphCache(self._build)  # sparse matrices cannot be copied so

@@ -32,6 +32,14 @@ def test_figures_and_chances_of_a_method_s_page_stand_in_its_table(method: str) 
         assert found and not found - set(figure.findall(table))
 
 
+def test_figures_and_chances_about_links_stand_in_their_table() -> None:
+    said = " ".join((DOCS / "links.md").read_text("utf-8").split())
+    table = (PAGE.parent / "links" / "table.md").read_text("utf-8")
+    for figure in (FIGURE, re.compile(r"Holm (?!1\b)[\de.-]*\d")):
+        found = set(figure.findall(said))
+        assert found and not found - set(figure.findall(table))
+
+
 def test_every_table_has_the_command_that_makes_it() -> None:
     for line in re.findall(r"^- .*/table\.md\).*$", PAGE.read_text("utf-8"), re.MULTILINE):
         table = re.findall(r"\]\((\S+?)/table\.md\)", line)[0]

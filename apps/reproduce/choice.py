@@ -1,4 +1,4 @@
-"""The choice of settings by validation accuracy: what was tried, and what was taken."""
+"""The choice of settings by validation: what was tried, and what was taken."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from pathlib import Path
 from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.experiments import Run, Runs, kept_runs
 from flower_graph.apps.reproduce.page import formatted, markdown
-from flower_graph.apps.reproduce.rows import VALIDATION, best_experiment, row, to_the_end
+from flower_graph.apps.reproduce.rows import best_experiment, row, to_the_end
 from flower_graph.storage.files import write_json, write_text
 from flower_graph.storage.reading import Tree
 
+BEST = "best-val-"  # begins the name of a figure, which ends with its metric
+
 TEXT = """# How settings were chosen
 
-Of each row's settings that with the best mean validation accuracy, in the round where that is best,
-is taken (**bold**); no choice looked at a test accuracy. *Rounds* are those run, for each seed;
+Of each row's settings that with the best mean validation {metric}, in the round where that is best,
+is taken (**bold**); no choice looked at a test {metric}. *Rounds* are those run, for each seed;
 *ended*: validation had stopped improving in all of them. All figures: [choices.json](choices.json).
 """
 
@@ -54,7 +56,23 @@ def write_choices(out: Path, asked: Asked, runs: Runs) -> None:
         for made in rows
     ]
     columns = ["row", "settings", "best validation", "seeds", "rounds", "ended"]
-    write_text(out / "choices.md", "\n".join([TEXT, *markdown(columns, lines)]) + "\n")
+    metrics = dict.fromkeys(made["metric"].removeprefix(BEST) for made in rows)
+    page = [TEXT.format(metric=" or ".join(metrics)), *how_many(asked), *markdown(columns, lines)]
+    write_text(out / "choices.md", "\n".join(page) + "\n")
+
+
+def how_many(asked: Asked) -> list[str]:
+    """Say how many settings each method chooses among, if some choose among more than others."""
+    groups, grid = asked.groups(), asked.table.grid
+    tried = {one.method: len(grid.of(one.method, one.model)) for one in groups if one.choosers}
+    few = min(tried.values())
+    more = [f"{method} {count}" for method, count in tried.items() if count > few]
+    if not more:
+        return []
+    return [
+        f"Not all choose among equally many: {', '.join(more)}, the others {few}. Among more "
+        "settings the best validation is higher by chance alone.\n"
+    ]
 
 
 def choices(group: Group, runs: Runs) -> list[Tree]:
@@ -65,7 +83,8 @@ def choices(group: Group, runs: Runs) -> list[Tree]:
         kept = {s: runs[one][s] for s in group.choosers if s in runs.get(one, {})}
         if kept:
             best = {seed: curves.best_val for seed, curves in kept.items()}
-            made = row(group.part.table, one, VALIDATION, best, group.rounds)
+            metric = BEST + next(iter(kept.values())).metric
+            made = row(group.part.table, one, metric, best, group.rounds)
             end = to_the_end(one, kept, group.rounds)
             made |= {"method": group.shown, **group.keys, **end}
             others = [other.overrides for other in group.tried]

@@ -101,6 +101,12 @@ class Curves:
         """Test accuracy in the round of the best validation."""
         return self.test_accuracy[self.best_round]
 
+    @property
+    def decided(self) -> tuple[str, float]:
+        """The metric that decides, and what it is on the test nodes in the best round."""
+        value = self.score(self.metric, "test", self.best_round)
+        return self.metric, self.test_at_best_val if value is None else value
+
     def score(self, metric: str, role: str, place: int) -> float | None:
         """Return a metric other than the accuracy in one round, if the run reports it."""
         values = self.scores.get(metric, {}).get(role)
@@ -212,10 +218,11 @@ def _run_stage(runs: Sequence[Run], folder: Path, in_place: Mapping[Experiment, 
     """Do some runs, as many at a time as there are cores, and print the result of each."""
     number = 0
     groups = [(group, [in_place.get(run.experiment) for run in group]) for group in _together(runs)]
-    for (group, _), accuracies, left in in_parallel(partial(_run, folder=folder), groups):
-        for run, accuracy in zip(group, accuracies, strict=True):
+    for (group, _), figures, left in in_parallel(partial(_run, folder=folder), groups):
+        for run, (metric, value) in zip(group, figures, strict=True):
             number += 1
-            print(_progress(run, accuracy, number, len(runs), left), flush=True)
+            reached = f"test {metric} {value:.3f} at the best validation"
+            print(_progress(run, reached, number, len(runs), left), flush=True)
 
 
 def _together(runs: Sequence[Run]) -> list[list[Run]]:
@@ -229,12 +236,11 @@ def _together(runs: Sequence[Run]) -> list[list[Run]]:
     return list(groups.values())
 
 
-def _progress(run: Run, accuracy: float, number: int, count: int, left: float) -> str:
+def _progress(run: Run, reached: str, number: int, count: int, left: float) -> str:
     one = run.experiment
     return (
-        f"{number}/{count}  {one.data} {one.model} {one.method}, seed {run.seed}: test accuracy "
-        f"{accuracy:.3f} at the best validation; the others of this table and seed take about "
-        f"{time_left(left)}"
+        f"{number}/{count}  {one.data} {one.model} {one.method}, seed {run.seed}: {reached}; "
+        f"the others of this table and seed take about {time_left(left)}"
     )
 
 
@@ -299,11 +305,13 @@ def _short(value: object) -> object:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) -> list[float]:
-    """Do runs with the same config and seed, keep them, and return their test accuracies."""
+def _run(
+    runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path
+) -> list[tuple[str, float]]:
+    """Do runs with the same config and seed, keep them, and return what each reached."""
     config = config_of(runs[0])
     baselines = cache(lambda: method_of(config).baselines(config))
-    accuracies = []
+    reached = []
     for run, how in zip(runs, in_place, strict=True):
         started = time.perf_counter()
         if how is None:
@@ -314,6 +322,7 @@ def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) 
             curves = plain_curves([_baseline(how, baselines())])
             scores = baselines()[how].get("scores", {})  # of links
             curves.scores = {n: {role: [v] for role, v in s.items()} for n, s in scores.items()}
+            curves.metric = config.metrics[0] if config.metrics[0] in scores else ACCURACY
         else:
             curves = plain_curves(how(config))
             curves.seconds_per_round = (time.perf_counter() - started) / run.rounds
@@ -321,8 +330,8 @@ def _run(runs: Sequence[Run], in_place: Sequence[InPlace | None], folder: Path) 
         stored = {"cell": asdict(run.experiment), "seed": run.seed, "rounds": run.rounds}
         stored |= {"settings": settings_of(config), "curves": _short(asdict(curves))}
         write_text(_path(folder, run), json.dumps(plain(stored)) + "\n")
-        accuracies.append(curves.test_at_best_val)
-    return accuracies
+        reached.append(curves.decided)
+    return reached
 
 
 def _baseline(name: str, figures: Mapping[str, Mapping[str, float]]) -> Epoch:

@@ -20,7 +20,7 @@ from flower_graph.storage.reading import MOST_SETTINGS, Tree, check_yaml, read_t
 
 BLOCKS = "blocks"  # Name of the file with parts of pages that several tables have
 PRIVACY = "privacy"  # Name of the table that is a curve
-MOST_TRIED = 4  # settings of a method
+MOST_TRIED = 4  # settings of a method, and as many that only it has
 USUAL_ROWS = ("test-accuracy-at-best-val", "best-val-accuracy")  # of a file that names no figures
 
 
@@ -45,17 +45,27 @@ class Choice:
 
 @dataclass(frozen=True)
 class Grid:
-    """The settings that each method tries, equally many, with seeds that no table has."""
+    """The settings that each method tries, with seeds that no table has.
+
+    All try equally many, but for settings that only some methods have.
+    """
 
     seeds: tuple[int, ...] = ()
     # Settings that are tried, each a list; a mapping has those of each model
     methods: Mapping[str, Sequence[Sequence[str]] | Mapping[str, Sequence[Sequence[str]]]] = field(
         default_factory=dict
     )
+    # Settings that a method has and others lack; each is tried with each of those above
+    also: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
     settings: tuple[str, ...] = ()  # Where it is tried, if not where each table's rows are
 
     def of(self, method: str, model: str) -> Sequence[Sequence[str]]:
         """Return the settings that a method tries with a model."""
+        both = product(self.shared(method, model), self.also.get(method, [()]))
+        return [(*shared, *also) for shared, also in both]
+
+    def shared(self, method: str, model: str) -> Sequence[Sequence[str]]:
+        """Return those of which each method tries as many."""
         tried = self.methods.get(method, ())
         return tried.get(model, ()) if isinstance(tried, Mapping) else tried
 
@@ -214,10 +224,17 @@ def _check_choices(key: str, table: Table) -> None:
         if part.choose:
             for name, model in product(part.methods or table.methods, part.models or table.models):
                 what = f"{name}, {model}" if isinstance(grid.methods.get(name), Mapping) else name
-                counts[what] = len(grid.of(name, model))
-    for name in grid.methods:
-        if name not in table.methods:
-            refuse_key(name, [*table.methods], " (in grid.methods)")
+                counts[what] = len(grid.shared(name, model))
+    for section, named in (("methods", [*grid.methods]), ("also", [*grid.also])):
+        for name in named:
+            if name not in table.methods:
+                refuse_key(name, [*table.methods], f" (in grid.{section})")
+    for name, also in grid.also.items():
+        if not 1 <= len(also) <= MOST_TRIED:
+            raise ConfigError(
+                f"grid.also: {name!r} has {len(also)} settings of its own to try; allowed are 1 to "
+                f"{MOST_TRIED}"
+            )
     for name, count in counts.items():
         if not 1 <= count <= MOST_TRIED or count != max(counts.values()):
             raise ConfigError(

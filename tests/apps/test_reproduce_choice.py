@@ -96,6 +96,33 @@ def test_other_seeds_choose_and_all_that_was_tried_is_named(
     assert "| mine | 0.800 ± 0.000 | 0.75 |" in page
 
 
+def test_a_setting_that_only_one_method_has_is_tried_with_each_that_all_have(
+    tmp_path: Path, simulated: list[RunConfig]
+) -> None:
+    tree = grid_table()
+    decays = [["strategy.weight_decay=0.1"], ["strategy.weight_decay=0.2"]]
+    tree["grid"] = {**GRID, "seeds": [10], "also": {"mine": decays}}
+    run_table(tree, tmp_path / "out")
+    choices = json.loads((tmp_path / "out" / "choices.json").read_text())
+    tried = [one["tried"] for one in choices if one["method"] == "mine"]
+    assert tried == [[*shared, *also] for shared in (K3, K7) for also in decays]
+    text = (tmp_path / "out" / "choices.md").read_text()
+    assert "mine 4, the others 2" in text
+    run_table(grid_table(), tmp_path / "even")
+    assert "the others" not in (tmp_path / "even" / "choices.md").read_text()
+
+
+def test_choices_name_the_metric_that_decides(
+    tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_table(grid_table(settings=["patience=1", "metrics=[auc,accuracy]"]), tmp_path / "out")
+    choices = json.loads((tmp_path / "out" / "choices.json").read_text())
+    assert {one["metric"] for one in choices} == {"best-val-auc"}
+    text = (tmp_path / "out" / "choices.md").read_text()
+    assert "validation auc" in text and "accuracy" not in text
+    assert "test auc 0.800 at the best validation" in capsys.readouterr().out
+
+
 def test_a_data_set_may_try_the_first_of_each(tmp_path: Path, simulated: list[RunConfig]) -> None:
     tree = grid_table()
     tree["data"]["Cora"]["tries"] = 1
@@ -172,6 +199,9 @@ def test_a_row_that_went_without_clients_says_so(
         ({"seeds": [1, 2]}, {}, None, r"grid.seeds: \(1, 2\).*seeds"),
         ({}, {}, [3, 11], r"seeds \(3, 11\)"),
         ({"methods": {**GRID["methods"], "thrid": [K3, K7]}}, {}, None, "thrid"),  # type: ignore[dict-item]
+        ({"also": {"thrid": [K3]}}, {}, None, r"thrid.*grid\.also"),
+        ({"also": {"mine": []}}, {}, None, r"grid\.also.*'mine'.*0"),
+        ({"also": {"mine": [K3] * 5}}, {}, None, r"grid\.also.*'mine'.*5.*4"),
         ({}, {"choose": "last"}, None, "choose: 'last'"),
         ({"seed": [1]}, {}, None, "seed"),
     ],
