@@ -34,7 +34,7 @@ def test_it_is_short_and_says_what_is_not_there() -> None:
     (out,) = re.findall(r"## What it does not do\n(.*?)\n## ", TEXT, re.DOTALL)
     assert all(what in out for what in ("Whole graphs", "asynchronous", "one GPU"))
     # Figures stand before the link to the table that they are from.
-    for said, table in re.findall(r"(.*?)\[table\]\((\S+)\)", TEXT, re.DOTALL):
+    for said, table in re.findall(r"(.*?)\[table\]\(([^)]+)\)", TEXT, re.DOTALL):
         found = (DOCS.parent / table).read_text(encoding="utf-8")
         figures = re.findall(r"\d\.\d+ ± \d\.\d+", said)
         assert figures and all(figure in found for figure in figures)
