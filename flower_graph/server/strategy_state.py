@@ -25,7 +25,7 @@ PLAIN = (*SCALARS, np.ndarray, np.generic, list, dict, ArrayRecord)
 RECORD = "array-record"  # the key of a dict that stands for an array
 # Attributes that a checkpoint saves elsewhere, or that last only a run or a round
 OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
-OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs"}
+OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs", "counts"}
 
 
 class StrategyState:
