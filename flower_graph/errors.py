@@ -19,6 +19,10 @@ class DataError(ValueError):
     """A data set that is missing, unreadable or unfit for training."""
 
 
+class FractionalLabelsError(DataError):
+    """Labels that are no classes, but numbers that can be learnt (``task: values``)."""
+
+
 class OutputError(ValueError):
     """An output folder that exists, cannot be written or has no room."""
 

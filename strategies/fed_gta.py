@@ -39,8 +39,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
+from flower_graph.config.metrics import VALUES
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
-from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice
+from flower_graph.config.rules import ABOVE_ZERO, FRACTION, Rule, at_least, choice, require
 from flower_graph.config.schema import section, setting
 from flower_graph.method.module_method import ModuleFedAvg, ModuleMethod
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate
@@ -82,8 +83,10 @@ class FedGTAConfig(ModuleRunConfig):
     strategy: FedGTASection = section(FedGTASection)
 
     def validate(self) -> None:
-        """Refuse a budget: ``ConfigError``."""
+        """Refuse a budget, and numbers, which have no shares: ``ConfigError``."""
         super().validate()
+        allowed = f"nodes or links with app={APP}: it compares shares of classes"
+        require(self.task != VALUES, "task", self.task, allowed)
         why = "noise is for weights, and it sends moments and a confidence too"
         self.privacy.refuse_with(f"app={APP}", why)
 

@@ -132,3 +132,17 @@ OTHERS: dict[str, Callable[[], Data]] = {
     "star": star,
     "no features": no_features,
 }
+
+
+def valued(n: int = 160, **changes: Any) -> Data:
+    """Make a graph whose nodes have a number, the mean over neighbours of what features tell."""
+    gen = torch.Generator().manual_seed(3)
+    x = torch.randn(n, 6, generator=gen)
+    source = torch.randint(n, (4 * n,), generator=gen)
+    target = (source + torch.randint(1, 5, (4 * n,), generator=gen)) % n  # near ones
+    near = torch.eye(n)
+    near[source, target] = near[target, source] = 1
+    own = x @ torch.tensor([1.0, -2.0, 0.5, 0, 0, 0])
+    y = 100 + 30 * (near @ own) / near.sum(1) + torch.randn(n, generator=gen)
+    y[: n // 20] = torch.nan
+    return Data(**{"x": x, "edge_index": torch.stack([source, target]), "y": y, **changes})

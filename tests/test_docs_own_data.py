@@ -13,6 +13,7 @@ import networkx as nx
 import pytest
 import torch
 from doc_helpers import DOCS, run_blocks
+from own_graphs import valued
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli import main as cli
@@ -71,6 +72,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("people", "graph.graphml", "graph.json", "graph.pt", "new-people"):
         write(tmp_path / name, people(90))
     write(tmp_path / "people-now", people(95))
+    torch.save(valued(), tmp_path / "incomes.pt")
     (tmp_path / "clients").mkdir()
     (names,) = re.findall(r"^clients/\n((?:  .+\n)+)", TEXT, re.MULTILINE)
     for number, line in enumerate(names.splitlines()):

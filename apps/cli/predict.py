@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from flower_graph.apps.cli.predict_links import HEAD, link_lines
@@ -16,8 +17,9 @@ from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
 from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
 from flower_graph.outputs.files import NO_CLIENT, NODE_ROLES, Predictions, table_of, table_text
+from flower_graph.records.rounds import figure_text
 from flower_graph.storage.files import write_text
-from flower_graph.wire.keys import BALANCED, MACRO_F1
+from flower_graph.wire.keys import BALANCED, MACRO_F1, VALUE_SCORES
 
 OF_CONFUSION = {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}
 
@@ -54,16 +56,12 @@ def _hand_over(text: str, out: Path | None) -> None:
 def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
     """Predict the nodes of a file's graph."""
     graph = read_new_graph(path.expanduser(), run.data)
-    probability = run.predict_graph(graph, client)
-    n = len(probability)
-    return Predictions.of(
-        probability.log(),
-        _whose(run, client),
-        range(n) if graph.names is None else graph.names,
-        [0] * n,
-        graph.y,
-        run.data.classes,
-    )
+    found = run.predict_graph(graph, client)
+    who, n = _whose(run, client), len(found)
+    names = range(n) if graph.names is None else graph.names
+    if run.data.scale is not None:
+        return Predictions.of_values(found, who, names, np.zeros(n, np.int8), graph.y)
+    return Predictions.of(found.log(), who, names, [0] * n, graph.y, run.data.classes)
 
 
 def _whose(run: Run, client: int | None) -> int:
@@ -77,19 +75,31 @@ def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
     """Summarise the table: how many predictions there are, and which share of them is right."""
     count = f"{run.path}: {len(predictions.node):,} predictions"
     if is_new:
-        has_label = predictions.label >= 0
+        has_label = predictions.known
         if not has_label.any():
             return [count]
+        if predictions.are_values:
+            return [f"{count}; {_errors(predictions)} on the {has_label.sum():,} that are known"]
         right = (predictions.predicted == predictions.label)[has_label].mean()
         return [f"{count}; {right:.3f} of the {has_label.sum():,} with a label are right"]
     rounds = ", ".join(map(str, run.kept_rounds))
     lines = [f"{count} of round {rounds}" if rounds else count]
+    if predictions.are_values:
+        parts = {role: predictions.of_role(role) for role in NODE_ROLES[1:]}
+        lines += [f"  {role:9} {_errors(one)}" for role, one in parts.items() if len(one.label)]
+        return lines
     if any(shares := [_share(predictions, role) for role in (*NODE_ROLES[1:], NODE_ROLES[0])]):
         lines.append(f"  accuracy  {', '.join(filter(None, shares))}{_how(predictions)}")
     lines += [
         f"  {name:9} {text}" for name in _asked(run) if (text := _together(predictions, name))
     ]
     return lines
+
+
+def _errors(predictions: Predictions) -> str:
+    """Format the errors of numbers whose truth is known."""
+    pairs = zip(VALUE_SCORES, predictions.errors(), strict=True)
+    return ", ".join(f"{name} {figure_text(name, value)}" for name, value in pairs)
 
 
 def _asked(run: Run) -> Sequence[str]:

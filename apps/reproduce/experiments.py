@@ -22,7 +22,7 @@ from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import OutputError
 from flower_graph.method.registry import method_of
-from flower_graph.records.rounds import RoundReport
+from flower_graph.records.rounds import RoundReport, merit
 from flower_graph.storage.files import plain, write_text
 from flower_graph.storage.reading import Tree, read_json, reading
 from flower_graph.wire.keys import ACCURACY, ROLES
@@ -88,8 +88,14 @@ class Curves:
     @property
     def best_round(self) -> int:
         """Index of the first round with the best validation; NaN is never best."""
-        value = [_known(one) for one in self.validation]
+        value = self._merits
         return value.index(max(value))
+
+    @property
+    def _merits(self) -> list[float]:
+        """What decides, so that more is better; NaN is worst."""
+        merits = [merit(self.metric, one) for one in self.validation]
+        return [-math.inf if math.isnan(one) else one for one in merits]
 
     @property
     def best_val(self) -> float:
@@ -119,9 +125,9 @@ class Curves:
     @property
     def best_so_far(self) -> list[float]:
         """Test accuracy after each round, at the best validation accuracy until then."""
-        best, result = 0, []
-        for index, value in enumerate(self.validation):
-            best = index if _known(value) > _known(self.validation[best]) else best
+        best, result, merits = 0, [], self._merits
+        for index, value in enumerate(merits):
+            best = index if value > merits[best] else best
             result.append(self.test_accuracy[best])
         return result
 
@@ -130,10 +136,6 @@ class Curves:
         rounds = range(1, len(self.val_accuracy) + 1)
         amounts = rounds, self.steps, [one / 2**20 for one in self.up]
         return dict(zip(AXES, amounts, strict=True))[axis]
-
-
-def _known(accuracy: float) -> float:
-    return -1.0 if math.isnan(accuracy) else accuracy
 
 
 def plain_curves(reports: Sequence[Any]) -> Curves:

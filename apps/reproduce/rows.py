@@ -12,15 +12,11 @@ from typing import Any, NamedTuple
 
 from flower_graph.apps.parallel import loaded, worker_pool
 from flower_graph.apps.reproduce.asked import Asked, Group
-from flower_graph.apps.reproduce.experiments import (
-    AXES,
-    Curves,
-    Experiment,
-    Runs,
-)
+from flower_graph.apps.reproduce.experiments import AXES, Curves, Experiment, Runs
 from flower_graph.apps.reproduce.templates import Values, fill, function, make, one_of
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
+from flower_graph.records.rounds import merit
 from flower_graph.report.significance import correct, differences, paired
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import SCORES
@@ -157,7 +153,11 @@ def _measure(name: str, config: str, overrides: Sequence[str]) -> Any:
 def best_experiment(group: Group, runs: Runs) -> Experiment:
     """Return the experiment with the best mean validation accuracy."""
     by_experiment = {
-        one: [curves.best_val for seed, curves in runs[one].items() if seed in group.choosers]
+        one: [
+            merit(curves.metric, curves.best_val)
+            for seed, curves in runs[one].items()
+            if seed in group.choosers
+        ]
         for one in group.tried
         if one in runs
     }

@@ -88,13 +88,14 @@ def split(text: str) -> list[str]:
 def finish(trials: Sequence[Trial], sweep: Sweep) -> int:
     """Print the comparison, and write it and the best settings."""
     seeds, apps = sweep.seeds, "".join(f" --app {file}" for file in sweep.apps)
-    figures = {one.folder: (one.validation(seeds), one) for one in trials}
+    figures = {one.folder: (one.merit(seeds), one) for one in trials}
     whole = {f: made for f, made in figures.items() if math.isfinite(made[0])}
     if not whole:
         raise OutputError("no run of any setting has a validation figure: there is no best one")
     for folder in whole:
         summarise(folder, [whole[folder][1].result(seed) for seed in seeds])
-    value, best = max(whole.values(), key=lambda one: one[0])
+    best = max(whole.values(), key=lambda one: one[0])[1]
+    value = best.validation(seeds)
     compared = compare(*sorted(whole, key=lambda folder: -whole[folder][0]))
     print(compared.to_text())
     write_text(best.out / "table.csv", compared.to_csv())

@@ -35,7 +35,7 @@ def search(sweep: Sweep, varied: Mapping[str, Sequence[str]], count: int) -> lis
             sweep.announce(batch, count)
         sweep.do(batch)
         for one, trial in zip(asked, batch, strict=True):
-            value = trial.validation(sweep.seeds)
+            value = trial.merit(sweep.seeds)
             failed = optuna.trial.TrialState.FAIL
             study.tell(one, *((value,) if math.isfinite(value) else (None, failed)))
         trials += batch

@@ -21,6 +21,7 @@ from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.errors import DivergedError
 from flower_graph.method.load import title_of
 from flower_graph.method.run import RESULT, load_run
+from flower_graph.records.rounds import merit
 from flower_graph.report.result import metrics_of
 from flower_graph.storage.reading import Tree
 
@@ -63,6 +64,10 @@ class Trial:
         """Return the result of one run; empty if it is not done."""
         folder = self.run_folder(seed)
         return load_run(folder).result if (folder / RESULT).is_file() else {}
+
+    def merit(self, seeds: Sequence[int]) -> float:
+        """Return that mean so that more is better, whatever the metric."""
+        return merit(self.loaded(0).metrics[0], self.validation(seeds))
 
     def validation(self, seeds: Sequence[int]) -> float:
         """Return the mean over seeds of the best validation; NaN if a run has none."""

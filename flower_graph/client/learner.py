@@ -27,6 +27,7 @@ class GraphOnDevice(NamedTuple):
     edge_index: Tensor  # [2, e]; without edges at a graphless client
     y: Tensor  # [n]; below 0 without a label
     masks: dict[str, Tensor]  # [n] bool by role: train, val, test
+    targets: Tensor | None = None  # [n] numbers to learn, standardised; NaN for none
     links: LinkSplit | None = None  # where links are learnt; ``edge_index`` has none held out
 
 

@@ -25,15 +25,7 @@ from flower_graph.client.learner import (
     trained_parameters,
 )
 from flower_graph.client.state import Tensors
-from flower_graph.client.tasks import (
-    NODES,
-    Judged,
-    NodeTask,
-    Seen,
-    count_all,
-    has_diverged,
-    measure,
-)
+from flower_graph.client.tasks import NODES, Judged, NodeTask, Seen
 from flower_graph.engine.machine import resolve_device
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.grouped import one_thread
@@ -246,13 +238,13 @@ class ModuleClient(NumPyClient):
                 self._take_over(learner.module, parameters)
                 self.prepare(learner)
             judged = [self._judged(one) for one in learners]
-            measured = torch.stack([measure(one) for one in judged])
+            measured = torch.stack([self.task.measure(one) for one in judged])
         loss, train, val, test = measured.T
         nodes = [graph.y.numel() for graph in self.graphs]
         self.outputs.measured(
             request.server_round, self._clients, loss=loss, accuracy=measured[:, 1:], nodes=nodes
         )
-        counts = count_all(judged, request.counting)
+        counts = self.task.count_all(judged, request.counting)
         said = Measured(
             weight=len(learners), cross_entropy=loss, train=train, val=val, test=test, counts=counts
         )
@@ -266,7 +258,8 @@ class ModuleClient(NumPyClient):
             form_of(self.exported(one.module), self._make_module, one.graph.client)
             for one in learners
         ]
-        good = [one for one in map(self._seen, learners) if not has_diverged(one.judged)]
+        seen = map(self._seen, learners)
+        good = [one for one in seen if not self.task.has_diverged(one.judged)]
         return self.task.snapshot(good, SavedModels.join(models), self._classes)
 
     def _seen(self, learner: Learner) -> Seen:

@@ -1,4 +1,4 @@
-"""What the clients of a ``ModuleClient`` learn: classes of nodes, or which nodes are linked."""
+"""What the clients of a ``ModuleClient`` learn: classes of nodes, numbers, or links."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from torch.nn import functional
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph, placed_on
 from flower_graph.data.graph import called
+from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.scale import Scale
 from flower_graph.errors import DataError
-from flower_graph.ops.counts import Counts
+from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.links import (
     LinkSplit,
     both_directions,
@@ -26,7 +28,7 @@ from flower_graph.ops.links import (
     undirected,
 )
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
-from flower_graph.outputs.form import predictions_from
+from flower_graph.outputs.form import predictions_from, values_from
 from flower_graph.outputs.links import KnownLinks
 from flower_graph.rng import generator
 from flower_graph.wire.counts import added, counted
@@ -52,36 +54,6 @@ class Seen(NamedTuple):
     forward: Forward
 
 
-def measure(judged: Judged) -> Tensor:
-    """Return loss and accuracy by role; NaN if a client has no such examples."""
-    right, loss = (judged.logits.argmax(1) == judged.y).double(), training_loss(judged)
-    shares = [right[judged.masks[role]].mean() for role in ROLES]
-    result = torch.stack([loss.double(), *shares]).cpu()
-    return torch.full_like(result, torch.nan) if has_diverged(judged) else result
-
-
-def count_all(judged: Sequence[Judged], counting: str) -> Counts | None:
-    """Count clients' predictions together, if that is asked for; none of one that diverged."""
-    parts = []
-    for one in judged if counting else ():
-        good = not has_diverged(one)
-        masks = {role: mask & good for role, mask in one.masks.items()}
-        parts.append(counted(one.logits, one.y, masks, counting))
-    return added(parts)
-
-
-def training_loss(judged: Judged) -> Tensor:
-    """Return the mean cross-entropy of the training examples; NaN without any."""
-    mask = judged.masks["train"]
-    return functional.cross_entropy(judged.logits[mask], judged.y[mask])
-
-
-def has_diverged(judged: Judged) -> bool:
-    """Whether the loss on the training examples, if there are any, is no number."""
-    is_lost = not bool(training_loss(judged).isfinite())
-    return is_lost and bool(judged.masks["train"].any())
-
-
 class NodeTask:
     """Learns the classes of nodes."""
 
@@ -104,11 +76,102 @@ class NodeTask:
         """Return what is said of all examples."""
         return Judged(forward(graph), graph.y, graph.masks)
 
+    def training_loss(self, judged: Judged) -> Tensor:
+        """Return the mean loss of the training examples; NaN without any."""
+        mask = judged.masks["train"]
+        return functional.cross_entropy(judged.logits[mask], judged.y[mask])
+
+    def shares(self, judged: Judged) -> list[Tensor]:
+        """Return the accuracy by role; NaN without such examples."""
+        right = (judged.logits.argmax(1) == judged.y).double()
+        return [right[judged.masks[role]].mean() for role in ROLES]
+
+    def count(self, judged: Judged, counting: str) -> Counts | Errors | None:
+        """Count one client's predictions, as is asked for."""
+        return counted(judged.logits, judged.y, judged.masks, counting)
+
+    def measure(self, judged: Judged) -> Tensor:
+        """Return loss and accuracy by role; NaN if a client has no such examples."""
+        result = torch.stack([self.training_loss(judged).double(), *self.shares(judged)]).cpu()
+        return torch.full_like(result, torch.nan) if self.has_diverged(judged) else result
+
+    def count_all(self, judged: Sequence[Judged], counting: str) -> Counts | Errors | None:
+        """Count clients' predictions together, if that is asked for; none of one that diverged."""
+        parts = []
+        for one in judged if counting else ():
+            good = not self.has_diverged(one)
+            masks = {role: mask & good for role, mask in one.masks.items()}
+            parts.append(self.count(one._replace(masks=masks), counting))
+        return added(parts)
+
+    def has_diverged(self, judged: Judged) -> bool:
+        """Whether the loss on the training examples, if there are any, is no number."""
+        is_lost = not bool(self.training_loss(judged).isfinite())
+        return is_lost and bool(judged.masks["train"].any())
+
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
     ) -> Snapshot:
         """Return what stays after the run: predictions of all nodes, and the models."""
         parts = [predictions_from([one.local], one.judged.logits, classes) for one in seen]
+        return Snapshot(Predictions.join(parts) if parts else None, models)
+
+
+@dataclass
+class ValueTask(NodeTask):
+    """Learns a number of each node: one output of the module, standardised.
+
+    Parameters
+    ----------
+    scale : Scale
+        Mean and deviation of the training nodes' numbers, the same at all clients.
+    """
+
+    scale: Scale = field(default_factory=Scale)
+
+    def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
+        """Move the graph with its numbers standardised."""
+        targets = graph.targets if isinstance(graph, ClientGraph) else None
+        if targets is None:
+            raise DataError(
+                f"client {graph.client} has no numbers of nodes, which are to be learnt"
+            )
+        return placed_on(graph, device)._replace(targets=self.scale.apply(targets).to(device))
+
+    def loss(self, out: Tensor, graph: GraphOnDevice) -> Tensor:
+        """Return the mean squared error of the standardised numbers."""
+        assert graph.targets is not None
+        mask = graph.masks["train"]
+        return functional.mse_loss(out[mask, 0], graph.targets[mask])
+
+    def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
+        """Return what is said of all nodes, and what is true, standardised."""
+        assert graph.targets is not None
+        return Judged(forward(graph), graph.targets, graph.masks)
+
+    def training_loss(self, judged: Judged) -> Tensor:
+        """Return the mean squared error of the training nodes."""
+        mask = judged.masks["train"]
+        return functional.mse_loss(judged.logits[mask, 0], judged.y[mask])
+
+    def shares(self, judged: Judged) -> list[Tensor]:
+        """Return NaN: numbers are near or far, not right."""
+        return [torch.full((), torch.nan, dtype=torch.float64, device=judged.y.device)] * len(ROLES)
+
+    def count(self, judged: Judged, counting: str) -> Errors:
+        """Add up errors in the numbers' own unit."""
+        apart = (judged.logits[:, 0] - judged.y).double() * self.scale.deviation
+        return Errors.of(apart, judged.masks)
+
+    def snapshot(
+        self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
+    ) -> Snapshot:
+        """Return the numbers that are predicted of all nodes, and the models."""
+        parts = [
+            values_from(one.local, self.scale.undo(one.judged.logits[:, 0].double()))
+            for one in seen
+            if isinstance(one.local, ClientGraph)
+        ]
         return Snapshot(Predictions.join(parts) if parts else None, models)
 
 

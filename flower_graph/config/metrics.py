@@ -10,15 +10,17 @@ from flower_graph.wire.keys import (
     AP,
     AUC,
     CONFUSION,
+    ERRORS,
     HISTOGRAMS,
     LINK_SCORES,
     NODE_SCORES,
     RANKED,
     RANKS,
     SCORES,
+    VALUE_SCORES,
 )
 
-NODES, LINKS = TASKS = ("nodes", "links")
+NODES, LINKS, VALUES = TASKS = ("nodes", "links", "values")
 
 SOME = Rule(
     f"some of {', '.join(SCORES)}, none twice",
@@ -35,6 +37,8 @@ WITHHELD = (
 
 def counting_of(metrics: Sequence[str]) -> str:
     """Return what must be counted for some metrics: nothing for the accuracy alone."""
+    if set(VALUE_SCORES) & set(metrics):
+        return ERRORS
     if set(RANKED) & set(metrics):
         return RANKS
     return HISTOGRAMS if {AUC, AP} & set(metrics) else CONFUSION if {*metrics} - {ACCURACY} else ""
@@ -42,6 +46,11 @@ def counting_of(metrics: Sequence[str]) -> str:
 
 def refuse_metrics(metrics: Sequence[str], task: str) -> None:
     """Refuse metrics that a task's predictions do not have; ``ConfigError`` names them."""
-    allowed = {NODES: NODE_SCORES, LINKS: LINK_SCORES}.get(task, ())
+    allowed = {NODES: NODE_SCORES, LINKS: LINK_SCORES, VALUES: VALUE_SCORES}.get(task, ())
     for name in metrics:
         require(name in allowed, "metrics", name, f"one of {', '.join(allowed)} with task={task}")
+
+
+def learns_values(config: object) -> bool:
+    """Whether the nodes of a run have numbers to learn instead of classes."""
+    return getattr(config, "task", NODES) == VALUES

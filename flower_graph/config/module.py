@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import CutRunConfig, DataConfig, StrategySection
-from flower_graph.config.metrics import LINKS, NODES, TASKS
+from flower_graph.config.metrics import LINKS, NODES, TASKS, VALUES
 from flower_graph.config.partition import (
     DIRICHLET,
     LOUVAIN,
@@ -71,7 +71,7 @@ class ModuleRunConfig(CutRunConfig):
     """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
 
     rounds: int = 100
-    task: str = setting(NODES, choice(*TASKS), help=TASK_HELP)
+    task: str = setting(NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: docs/own-data.md")
     # The graph's own split is not used: clients split their nodes by ``partition``. Features stay
     # as they are: models learn slowly from scaled ones.
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")
@@ -81,8 +81,12 @@ class ModuleRunConfig(CutRunConfig):
     strategy: TrainingSection = section(TrainingSection)
 
     def validate(self) -> None:
-        """Refuse clients that share edges which some hold out; ``ConfigError`` names the key."""
+        """Refuse ways of cutting that a task does not allow; ``ConfigError`` names the key."""
         super().validate()
         good = self.task != LINKS or self.partition.method in DISJOINT
         allowed = f"one of {', '.join(DISJOINT)} with task={LINKS}: no two clients share an edge"
         require(good, "partition.method", self.partition.method, allowed)
+        good = self.task != VALUES or self.partition.method != DIRICHLET
+        require(
+            good, "partition.method", DIRICHLET, f"another with task={VALUES}: it cuts by class"
+        )

@@ -28,6 +28,7 @@ from flower_graph.data.labels import (
     listed,
     number_classes,
     read_labels,
+    read_targets,
 )
 from flower_graph.errors import DataError
 
@@ -56,6 +57,7 @@ class Described:
     names: tuple[str, ...] | None = None  # of the nodes
     notes: list[str] = field(default_factory=list)  # what was done to the data
     columns: Columns | None = None  # of the features, where some of them are words
+    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels then say who has one
 
 
 @contextmanager
@@ -64,7 +66,7 @@ def saying(what: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        raise DataError(f"{what}: {error}") from error
+        raise type(error)(f"{what}: {error}") from error
 
 
 def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
@@ -75,7 +77,13 @@ def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
             LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
 
 
-def as_graph(data: object, *, num_classes: int | None = None, no_features: str = "refuse") -> Graph:
+def as_graph(
+    data: object,
+    *,
+    num_classes: int | None = None,
+    no_features: str = "refuse",
+    targets: bool = False,
+) -> Graph:
     """Make a graph of anything with ``x``, ``edge_index``, ``y`` and, if it has them, masks.
 
     Parameters
@@ -88,6 +96,8 @@ def as_graph(data: object, *, num_classes: int | None = None, no_features: str =
         Number of classes, where labels are numbers below it and stay as they are.
     no_features
         The features of a graph that has none: ``refuse``, ``degree`` or ``one-hot``.
+    targets
+        Whether ``y`` has numbers to learn instead of classes (``task: values``).
 
     Returns
     -------
@@ -99,14 +109,17 @@ def as_graph(data: object, *, num_classes: int | None = None, no_features: str =
     DataError
         If anything is missing or cannot be understood; names index, value and remedy.
     """
-    return read_graph(data, num_classes=num_classes, gaps=Gaps(no_features))
+    return read_graph(data, num_classes=num_classes, gaps=Gaps(no_features), targets=targets)
 
 
-def read_graph(data: object, *, num_classes: int | None = None, gaps: Gaps) -> Graph:
+def read_graph(
+    data: object, *, num_classes: int | None = None, gaps: Gaps, targets: bool = False
+) -> Graph:
     """Do what :func:`as_graph` does; a number that a node lacks may stay NaN for now."""
-    described = describe_graph(data, gaps=gaps)
+    described = describe_graph(data, gaps=gaps, targets=targets)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
-    labels = number_classes([described.labels], declared, getattr(data, "classes", None))
+    named = None if targets else getattr(data, "classes", None)
+    labels = number_classes([described.labels], 1 if targets else declared, named)
     assert described.edge_index is not None
     kept = tuple(getattr(data, "notes", ()))
     return Graph(
@@ -121,6 +134,7 @@ def read_graph(data: object, *, num_classes: int | None = None, gaps: Gaps) -> G
         names=described.names,
         notes=(*kept, *described.notes, *labels.notes),
         columns=described.columns,
+        targets=described.targets,
     )
 
 
@@ -191,6 +205,7 @@ def describe_graph(
     gaps: Gaps = NO_GAPS,
     needs_edges: bool = True,
     needs_labels: bool = True,
+    targets: bool = False,
 ) -> Described:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes: list[str] = []
@@ -204,8 +219,10 @@ def describe_graph(
     given = None if _is_missing(x) else read_features(x, notes, gaps.missing)
     if y is None and given is None:
         raise DataError("the graph has no x: give it features [nodes, features] as the run has")
-    y = torch.full((len(given),), -1) if y is None and given is not None else y
-    labels = read_labels(y, None if given is None else given.size(0), notes)
+    n = None if given is None else given.size(0)
+    numbers = read_targets(y, n) if targets and y is not None else None
+    y = torch.full((n or 0,), -1) if y is None else y
+    labels = read_labels(y, n, notes) if numbers is None else numbers.isnan().long().neg()
     n = len(labels)
     if n == 0:
         raise DataError("the graph has no nodes")
@@ -218,7 +235,7 @@ def describe_graph(
     names, columns = _names(getattr(data, "names", None), n), getattr(data, "columns", None)
     # A saved file may have any entry of this name; only readers of tables make these.
     columns = columns if isinstance(columns, Columns) else None
-    return Described(x, edges, labels, masks, names, notes, columns)
+    return Described(x, edges, labels, masks, names, notes, columns, numbers)
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:

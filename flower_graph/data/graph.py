@@ -84,7 +84,7 @@ class Treatment(NamedTuple):
 
 @dataclass
 class Graph:
-    """One graph for node classification, without PyTorch Geometric.
+    """One graph whose nodes are classified or valued, without PyTorch Geometric.
 
     Parameters
     ----------
@@ -93,7 +93,8 @@ class Graph:
     edge_index
         Both directions of every edge, int64 ``[2, E]``.
     y
-        Class of each node, int64 ``[n]``; -1 for a node without a label, which is in no mask.
+        Class of each node, int64 ``[n]``; -1 for a node without a label, which is in no mask. Where
+        numbers are learnt, 0 for each node that has one.
     num_classes
         Number of classes.
     train_mask, val_mask, test_mask
@@ -108,6 +109,8 @@ class Graph:
         The treatment of the features, for those of other nodes; None before it is applied.
     columns
         The columns of the features, where ``data.categories`` makes features of words.
+    targets
+        Number that each node is to learn, float32 ``[n]``, NaN for none; None where classes are.
     """
 
     x: Tensor
@@ -122,6 +125,7 @@ class Graph:
     notes: tuple[str, ...] = ()
     treatment: Treatment | None = None
     columns: Columns | None = None
+    targets: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -134,7 +138,7 @@ class Graph:
         from torch_geometric.data import Data
 
         left_out = {"notes", "treatment", "columns"} | {
-            name for name in ("classes", "names") if not getattr(self, name)
+            name for name in ("classes", "names", "targets") if getattr(self, name) is None
         }
         return Data(**{name: each for name, each in vars(self).items() if name not in left_out})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.graph import check_dense_size
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.wire.keys import MAX_CLASSES
 
 DENSE = "They are sparse, and would be made dense: use fewer of them."
 MOST_CLASSES = 1000  # with more different labels, they are taken for something else than classes
 SHOWN = 8  # most labels that a note lists
+UNLABELLED = ("-1", "-1.0")  # words that stand for no label
 
 
 class Labels(NamedTuple):
@@ -84,8 +86,9 @@ def _check_number(count: int) -> None:
     if count > MOST_CLASSES:
         raise DataError(
             f"y has {count} different labels, more than {MOST_CLASSES}: must be classes of nodes "
-            "(numbers of nodes, several labels a node, and regression, are not supported); as many "
-            "classes as these are taken where the graph says so by num_classes"
+            "(numbers of nodes, and several labels a node, are not supported; numbers to be learnt "
+            "need task=values); as many classes as these are taken where the graph says so by "
+            "num_classes"
         )
 
 
@@ -128,7 +131,7 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
         every = listed("y", y)
         given = [one for one in every if not _is_none(one)]
         if any(isinstance(one, str) for one in given):
-            words = [None if _is_none(one) else str(one) for one in every]
+            words = [None if _is_none(one) or one in UNLABELLED else str(one) for one in every]
             _check_length(words, n)
             return _numbered(words)
         y = [-1 if _is_none(one) else one for one in every]
@@ -149,10 +152,7 @@ def _whole(y: Tensor, notes: list[str]) -> Tensor:
     wrong = ~nan & ((y != y.round()) | (y.abs() >= 2**53))
     if wrong.any():
         node = int(wrong.nonzero()[0])
-        raise DataError(
-            f"y[{node}] is {y[node].item()}: labels must be whole numbers, one class a node "
-            "(regression is not supported); y.long() rounds towards 0"
-        )
+        raise _fractional(node, y[node].item())
     notes.append(f"labels of {kind_of(y)} taken as whole numbers")
     return torch.where(nan, -1, y.double()).long()
 
@@ -162,7 +162,52 @@ def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
     try:
         return torch.tensor([-1 if word is None else int(word) for word in words])
     except (ValueError, RuntimeError):
+        _refuse_fractions(words)
         return words
+
+
+def _refuse_fractions(words: Sequence[str | None]) -> None:
+    """Refuse words all of which are numbers, if one of them is not whole."""
+    try:
+        numbers = [0.0 if word is None else float(word) for word in words]
+    except ValueError:
+        return
+    for node, number in enumerate(numbers):
+        if math.isfinite(number) and not number.is_integer():
+            raise _fractional(node, number)
+
+
+def _fractional(node: int, value: object) -> FractionalLabelsError:
+    return FractionalLabelsError(
+        f"y[{node}] is {value}: labels must be whole numbers, one class a node; task=values learns "
+        "such numbers, and y.long() rounds them towards 0"
+    )
+
+
+def read_targets(y: object, n: int | None) -> Tensor:
+    """Return the numbers that nodes are to learn, float32 ``[n]``; NaN: not known."""
+    if not isinstance(y, Tensor):
+        y = [_number(node, one) for node, one in enumerate(listed("y", y))]
+    given = as_tensor("y", y)
+    if given.dim() == 2 and given.size(1) == 1:
+        given = given.flatten()
+    if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
+        rows = "n" if n is None else n
+        kind = f"{given.dtype} {list(given.shape)}"
+        raise DataError(f"y is {kind}: must be real numbers [{rows}], one a node, NaN for none")
+    result = given.to(torch.float32)
+    if (wrong := result.isinf()).any():
+        node = int(wrong.nonzero()[0])
+        raise DataError(f"y[{node}] is {given[node].item()}: must be below 3e38, NaN for none")
+    return result
+
+
+def _number(node: int, value: Any) -> float:
+    """Return a number of a list, which may be written as a word; NaN for none."""
+    try:
+        return math.nan if _is_none(value) else float(value)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"y[{node}] is {value!r:.40}: with task=values it is a number") from error
 
 
 def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
@@ -170,8 +215,8 @@ def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
     kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else f"{len(y)} words"
     if isinstance(y, Tensor) and y.dim() != 1:
         raise DataError(
-            f"y is {kind}: must be one class a node (several labels a node, and regression, are "
-            "not supported; for one-hot rows use y.argmax(1))"
+            f"y is {kind}: must be one class a node (several labels a node are not supported; for "
+            "one-hot rows use y.argmax(1))"
         )
     if n is not None and len(y) != n:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")

@@ -13,11 +13,15 @@ from torch import Tensor
 from flower_graph.data.description import describe_graph, read_edges, read_features, saying
 from flower_graph.data.gaps import Gaps, align, gaps_of_form
 from flower_graph.data.graph import Treatment
+from flower_graph.data.scale import Scale
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
 __all__ = ["DataForm", "NewGraph", "new_graph", "read_new_graph"]
+
+
+SCALE = "target-scale"  # in ``data.json``; the treatment of features has a ``scale`` too
 
 
 class DataForm(NamedTuple):
@@ -27,6 +31,7 @@ class DataForm(NamedTuple):
     num_classes: int
     classes: tuple[str, ...] | None  # the classes' names, if these are not the numbers
     no_features: str  # the setting ``data.no_features``
+    scale: Scale | None = None  # that of numbers that are learnt; None where classes are
 
     @property
     def gaps(self) -> Gaps:
@@ -35,21 +40,27 @@ class DataForm(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         """Return the content of the file ``data.json``."""
+        scale = {} if self.scale is None else {SCALE: [*self.scale]}
         return self.treatment.to_json() | {
             "num-classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
             "no-features": self.no_features,
+            **scale,
         }
 
     @classmethod
     def from_json(cls, record: Tree) -> DataForm:
         """Read the content of ``data.json``."""
-        classes = record["classes"]
+        classes, scale = record["classes"], record.get(SCALE)
+        if scale is not None:
+            scale = Scale(*map(float, scale))
+            scale.check()
         return cls(
             Treatment.from_json(record),
             int(record["num-classes"]),
             None if classes is None else tuple(classes),
             str(record["no-features"]),
+            scale,
         )
 
 
@@ -58,7 +69,7 @@ class NewGraph(NamedTuple):
 
     x: Tensor  # float32 [n, f], treated as the run's
     edge_index: Tensor | None  # int64 [2, e], both directions, sorted; None: not known
-    y: Tensor  # int64 [n], -1 without a label
+    y: Tensor  # int64 [n], -1 without a label; of numbers float32, NaN
     names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
     values: Mapping[str, object] = {}  # further entries of the file, such as identities, unchecked
 
@@ -85,8 +96,12 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
             gaps=of.gaps,
             needs_edges=False,
             needs_labels=False,
+            targets=of.scale is not None,
         )
-        x, y, columns = described.x, _numbered(described.labels, of), of.treatment.columns
+        x, y, columns = described.x, described.targets, of.treatment.columns
+        if y is None:
+            y = _numbered(described.labels, of)
+            y = y if of.scale is None else torch.full(y.shape, torch.nan)
         if columns is not None and described.columns is not None:
             x = align(x, described.columns, columns)
         return NewGraph(of.treatment.apply(x), described.edge_index, y, described.names, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,12 +11,15 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
+from flower_graph.config.metrics import learns_values
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph
 from flower_graph.data.partition.statistics import counts
+from flower_graph.data.scale import Scale
 from flower_graph.data.sources.datasets import load_graph
+from flower_graph.errors import FractionalLabelsError
 from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
 
@@ -38,14 +42,25 @@ class Survey(NamedTuple):
 
 
 def survey(config: RunConfig) -> Survey:
-    """Read the data that a config names, and describe them, with untreated features."""
+    """Read the data that a config names, and describe them, with untreated features.
+
+    Labels that are no classes are described as numbers, even if the run is to learn classes.
+    """
+    if learns_values(config):
+        return survey_graph(_read(config, targets=True))
+    try:
+        return survey_graph(_read(config, targets=False))
+    except FractionalLabelsError:
+        return survey_graph(_read(config, targets=True))
+
+
+def _read(config: RunConfig, *, targets: bool) -> Graph:
     data = replace(config.data, features=AS_IS)
     path = clients_path(data.name)
     if path is None:
-        graph = load_graph(data, seed=config.seed)
-        return survey_graph(graph)
-    clients = load_folder(path, RATIOS, config.seed, gaps=Gaps.of(data))
-    return survey_graph(clients.as_graph())
+        return load_graph(data, seed=config.seed, targets=targets)
+    gaps = Gaps.of(data)
+    return load_folder(path, RATIOS, config.seed, gaps=gaps, targets=targets).as_graph()
 
 
 def survey_graph(graph: Graph) -> Survey:
@@ -55,7 +70,9 @@ def survey_graph(graph: Graph) -> Survey:
     labelled = graph.y >= 0
     sizes = torch.bincount(graph.y[labelled], minlength=graph.num_classes)
     names = graph.classes or tuple(map(str, range(graph.num_classes)))
-    both = labelled[source] & labelled[target]
+    # Numbers are no classes: of these there is one then, which says who has a number
+    has_classes = graph.targets is None
+    both = labelled[source] & labelled[target] & has_classes
     same = (graph.y[source] == graph.y[target])[both]
     shares = sizes / sizes.sum()
     parts = component_sizes(graph.edge_index, n)
@@ -73,6 +90,7 @@ def survey_graph(graph: Graph) -> Survey:
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
         "closed-edges": _closed_share(graph.edge_index, n),
         "labelled": int(labelled.sum()),
+        **_of_targets(graph),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": float(same.double().mean()) if same.numel() else None,
         "homophily-by-chance": float((shares**2).sum()),
@@ -81,12 +99,33 @@ def survey_graph(graph: Graph) -> Survey:
         "neighbours of a node": counts(degree),
         "class of a labelled node": counts(graph.y[labelled]),
     }
+    if not has_classes:
+        del distributions["class of a labelled node"]
     if same.numel():
         around = torch.bincount(source[both], minlength=n)
         alike = torch.bincount(source[both], weights=same.double(), minlength=n)
         percent = (100 * alike[around > 0] / around[around > 0]).round().long()
         distributions["neighbours of its own class (%)"] = counts(percent)
     return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
+
+
+def _of_targets(graph: Graph) -> Tree:
+    """Return figures of the numbers that nodes are to learn, if they are."""
+    if graph.targets is None:
+        return {}
+    source, target = graph.targets.double()[graph.edge_index]
+    known = ~(source.isnan() | target.isnan())
+    ends_of_edges = torch.stack([source[known], target[known]])
+    alike = float(torch.corrcoef(ends_of_edges)[0, 1]) if bool(known.any()) else math.nan
+    given = graph.targets[graph.y >= 0].double()
+    return {
+        "values": {
+            "least": float(given.min()),
+            "largest": float(given.max()),
+            **dict(zip(("mean", "deviation"), Scale.of([given]), strict=True)),
+            "correlation-of-neighbours": alike if math.isfinite(alike) else None,
+        }
+    }
 
 
 def _closed_share(edge_index: Tensor, n: int) -> float:
@@ -136,16 +175,30 @@ def lines(survey: Survey) -> list[str]:
     )
     isolated = f["isolated"]
     no_neighbours = "1 node has none" if isolated == 1 else f"{isolated:,} nodes have none"
+    learnt = [
+        f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes",
+        alike,
+    ]
     return [
         f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
         f"(at most {f['most-neighbours']:,}; {no_neighbours}), "
         + (parts if f["components"] > 1 else "all connected"),
         f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
         f"{_percent(f['non-zero-share'])} of the entries non-zero",
-        f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes",
-        alike,
+        *(_value_lines(f) if "values" in f else learnt),
         f"with task=links {f['edges']:,} edges to learn; the ends of "
         f"{_percent(f['closed-edges'])} have a common neighbour",
+    ]
+
+
+def _value_lines(f: Tree) -> list[str]:
+    """Describe the numbers that nodes are to learn."""
+    v, alike = f["values"], f["values"]["correlation-of-neighbours"]
+    said = "no edge has two ends that differ" if alike is None else f"correlated by {alike:.2f}"
+    return [
+        f"with task=values numbers from {v['least']:.4g} to {v['largest']:.4g} to learn, mean "
+        f"{v['mean']:.4g}, deviation {v['deviation']:.4g}, on {f['labelled']:,} nodes",
+        f"numbers of neighbours: {said}",
     ]
 
 
@@ -155,29 +208,37 @@ def _percent(share: float) -> str:
 
 def _warnings(f: Tree, x: Tensor) -> list[str]:
     """Return the warnings."""
-    name, most = max(f["classes"].items(), key=lambda one: one[1])
-    share, labelled = most / max(1, f["labelled"]), f["labelled"] / f["nodes"]
-    alike, chance = f["homophily"], f["homophily-by-chance"]
-    is_far_less = is_heterophilous(f)
-    weak = alike is not None and alike < 1.2 * chance and not is_far_less
-    said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
+    labelled = f["labelled"] / f["nodes"]
     warnings = {
-        f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
-        "often right": share >= DOMINANT,
         f"{_percent(1 - labelled)} of the nodes have no label: they are neither trained on nor "
         "judged": labelled < FEW,
-        "neighbours are hardly more often of one class than chance: edges may not help": weak,
-        f"neighbours are far less often of one class than chance ({said_less}): the graph is "
-        "heterophilous, and methods that smooth over edges do poorly": is_far_less,
         "all nodes have the same features: they tell nothing": bool((x == x[:1]).all()),
         f"{f['nodes']} nodes are few: one test node more or less changes an accuracy a lot": (
             f["nodes"] < LEAST
         ),
+    }
+    warnings |= {} if "values" in f else _of_classes(f)
+    return [text for text, is_so in warnings.items() if is_so]
+
+
+def _of_classes(f: Tree) -> dict[str, bool]:
+    """Return warnings about classes, and whether they are due."""
+    name, most = max(f["classes"].items(), key=lambda one: one[1])
+    share = most / max(1, f["labelled"])
+    alike, chance = f["homophily"], f["homophily-by-chance"]
+    is_far_less = is_heterophilous(f)
+    weak = alike is not None and alike < 1.2 * chance and not is_far_less
+    said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
+    return {
+        f"class {name} has {_percent(share)} of the labelled nodes: whoever guesses it is as "
+        "often right": share >= DOMINANT,
+        "neighbours are hardly more often of one class than chance: edges may not help": weak,
+        f"neighbours are far less often of one class than chance ({said_less}): the graph is "
+        "heterophilous, and methods that smooth over edges do poorly": is_far_less,
         f"class {_rarest(f['classes'])} is rare: some clients may have none of it": (
             min(f["classes"].values()) < 10
         ),
     }
-    return [text for text, is_so in warnings.items() if is_so]
 
 
 def _rarest(sizes: dict[str, int]) -> str:

@@ -12,11 +12,10 @@ from flower_graph.errors import OutputError
 from flower_graph.method.comparison import ROUNDS, SECONDS, Comparison, order
 from flower_graph.method.load import flatten
 from flower_graph.method.run import METRICS, RESULT, Run
-from flower_graph.records.rounds import WAYS
-from flower_graph.report.result import metrics_of
+from flower_graph.records.rounds import WAYS, merit
+from flower_graph.report.result import metrics_of, metrics_shown
 from flower_graph.report.significance import differences, holm, paired
 from flower_graph.storage.reading import Tree, reading
-from flower_graph.wire.keys import ACCURACY
 
 __all__ = ["Comparison", "compare"]
 
@@ -139,7 +138,8 @@ def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
     row["baselines"] = _baselines([*results.values()], metric)
     reached = row["figures"].get(f"test-{metric}", {}).get("mean", math.nan)
     # Equal means over clients may differ in their last digits.
-    row["beaten"] = [key for key, value in row["baselines"].items() if reached - 1e-9 > value]
+    own = merit(metric, reached) - 1e-9
+    row["beaten"] = [key for key, one in row["baselines"].items() if own > merit(metric, one)]
     return row
 
 
@@ -148,7 +148,7 @@ def _figures(result: Tree) -> dict[str, float]:
     figures = dict[str, float]()
     metrics = metrics_of(result["config"])
     figures[f"val-{metrics[0]}"] = _number(result.get(f"best-val-{metrics[0]}"))
-    for name in dict.fromkeys([*metrics, ACCURACY]):
+    for name in dict.fromkeys([*metrics, *metrics_shown(result["config"])]):
         figures[f"test-{name}"] = _number(result.get(f"test-{name}-at-best-val"))
     for way in WAYS:
         sent = (result.get("bytes") or {}).get(way, {})

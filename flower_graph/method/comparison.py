@@ -13,9 +13,10 @@ from typing import Any
 from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
 from flower_graph.outputs.frames import html_of, pandas_module
-from flower_graph.records.rounds import WAYS, format_bytes
+from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree
+from flower_graph.wire.keys import VALUE_SCORES
 
 ROUNDS, SECONDS = "rounds-run", "seconds"  # `rounds` is a setting
 COSTS = (*WAYS, ROUNDS, SECONDS)  # of all clients: payload up and down
@@ -139,7 +140,7 @@ class Comparison:
             ", ".join(map(str, row["seeds"])),
             *(_shown(name, row["figures"].get(name)) for name in self.figures),
             _beaten(row),
-            _shown("", difference, "+") if difference else NONE,
+            _shown(f"test-{row['metric']}", difference, "+") if difference else NONE,
             NONE if chance is None else f"{chance:.2g}",
         ]
         # Files of others may hold characters that move a terminal's cursor
@@ -156,7 +157,9 @@ class Comparison:
             reference = next(row["run"] for row in self.rows if row["is-reference"])
             count = sum(one["p"] is not None for one in tested)
             words.append(
-                f"difference: test metric minus that of {reference} on the same seeds; p: "
+                f"difference: test metric minus that of {reference} on the same seeds"
+                + "; the less of an error, the better" * any(map(_is_error, self.rows))
+                + "; p: "
                 + (f"paired t test, corrected for {count} (Holm)" if count else "needs two seeds")
             )
         return "\n".join(["", *words])
@@ -175,10 +178,14 @@ class Comparison:
 
 
 def order(row: Tree, by: str, otherwise: float = -math.inf) -> float:
-    """Return a row's mean of a figure, or of the metric that decides its best round."""
+    """Return a row's mean of a figure, or of the metric that decides; of errors less is more."""
     name = f"{by}-{row['metric']}" if by in ("test", "val") else by
     mean = row["figures"].get(name, {}).get("mean", math.nan)
-    return mean if math.isfinite(mean) else otherwise
+    return merit(name.partition("-")[2], mean) if math.isfinite(mean) else otherwise
+
+
+def _is_error(row: Tree) -> bool:
+    return row["metric"] in VALUE_SCORES
 
 
 def _place(values: Tree, key: str) -> tuple[bool, bool, object]:
@@ -206,7 +213,9 @@ def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
         return format_bytes(mean)
     if name in COSTS:
         return f"{mean:.0f}" if name == ROUNDS else f"{mean:.1f}"
-    return f"{mean:{sign}.3f}" + (f" ± {spread:.3f}" if several else "")
+    metric = name.partition("-")[2]  # of test-mse
+    shown = f"{'+' * (bool(sign) and mean >= 0)}{figure_text(metric, mean)}"
+    return shown + (f" ± {figure_text(metric, spread)}" if several else "")
 
 
 def _beaten(row: Tree) -> str:

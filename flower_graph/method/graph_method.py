@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from flwr.app import Context
 
 from flower_graph.config.common import CutRunConfig
+from flower_graph.config.metrics import learns_values
 from flower_graph.data.baselines import Figures, client_baselines, own_baselines
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients, load_folder
@@ -152,6 +153,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             graphless_ratio=ratio,
             features=config.data.features,
             gaps=Gaps.of(config.data),
+            targets=learns_values(config),
         )
 
     def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:

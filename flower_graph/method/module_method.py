@@ -8,21 +8,29 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
-from torch import nn
+from torch import Tensor, nn
 
 from flower_graph.client.module_client import ModuleClient, ModuleSettings, first_module
-from flower_graph.client.tasks import NODES, LinkTask, NodeTask
+from flower_graph.client.tasks import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.config.metrics import LINKS
+from flower_graph.config.metrics import LINKS, VALUES
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.data.folders.party import graphs_of
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
 from flower_graph.data.link_baselines import link_baselines
+from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.client_graphs import ClientGraph
+from flower_graph.data.scale import Scale
+from flower_graph.data.value_baselines import value_baselines
+from flower_graph.errors import DataError
+from flower_graph.method.base import Left
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN
+from flower_graph.outputs.build import build_module
+from flower_graph.outputs.weights import SavedModels
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
@@ -143,7 +151,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             output_dir=out,
             how=config.strategy,
             classes=self.class_names(config, folder),
-            task=self.task(config),
+            task=self.task(config, folder),
         )
 
     def default_supernodes(self, config: M) -> int | None:
@@ -168,15 +176,51 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         """Return how many numbers the module gives a node: classes, or those of its row."""
         return config.model.hidden if config.task == LINKS else self.num_classes(config, folder)
 
-    def task(self, config: M) -> NodeTask:
+    def task(self, config: M, folder: RunFolder | None = None) -> NodeTask:
         """Return what clients learn."""
+        if config.task == VALUES:
+            return ValueTask(self.scale(config, folder))
         if config.task != LINKS:
             return NODES
         how = config.links
         return LinkTask(how.val, how.test, config.seed if how.seed is None else how.seed)
 
+    def scale(self, config: M, folder: RunFolder | None = None) -> Scale:
+        """Return the scale of all clients' training numbers: of the data, or as a folder says."""
+        if folder is None:
+            graphs = self.graphs(config)
+            return Scale.of(g.targets[g.train_mask] for g in graphs if g.targets is not None)
+        form = DataForm.from_json(folder.detail(DATA_FORM, dict))
+        if form.scale is None:
+            raise DataError(
+                f"{folder.path}: it says no scale of numbers, which task={VALUES} needs"
+            )
+        return form.scale
+
+    def data_form(self, config: M) -> DataForm | None:
+        """Return the form of a new graph, with the scale of numbers that are learnt."""
+        form = super().data_form(config)
+        if form is None or config.task != VALUES:
+            return form
+        return form._replace(scale=self.scale(config))
+
+    def predict(self, config: M, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
+        """Predict classes ``[n, k]``, or standardised numbers ``[n, 1]``."""
+        if config.task != VALUES:
+            return super().predict(config, models, graph, client)
+        with torch.no_grad():
+            module = build_module(models, client)
+            return module(graph.x, self.edges_of(config, graph))  # type: ignore[no-any-return]
+
+    def predict_beside(self, run: Left[M], graph: NewGraph, client: int | None) -> Tensor:
+        """Predict classes ``[n, k]``, or numbers ``[n]`` in their own unit."""
+        said, scale = super().predict_beside(run, graph, client), run.data.scale
+        return said if scale is None else scale.undo(said[:, 0])
+
     def baselines_of(self, config: M, graphs: Sequence[ClientGraph]) -> Figures:
-        """Return what baselines reach on some clients' graphs: accuracies, or figures of links."""
+        """Return what baselines reach on some clients' graphs: accuracies, errors, or of links."""
+        if config.task == VALUES:
+            return value_baselines(graphs, config.metrics[0])
         if config.task != LINKS:
             return super().baselines_of(config, graphs)
         task = self.task(config)
@@ -186,7 +230,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
 
     def own_baselines(self, config: M, folder: RunFolder) -> Figures:
         """Return the baselines of a party's clients."""
-        if config.task != LINKS:
+        if config.task not in (LINKS, VALUES):
             return super().own_baselines(config, folder)
         return self.baselines_of(config, graphs_of(folder, self.graph))
 

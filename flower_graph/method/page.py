@@ -17,11 +17,17 @@ from flower_graph.method.comparison import ROUNDS, SECONDS, SIDE_BY_SIDE, Compar
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.figures import CLIENTS
-from flower_graph.records.rounds import WAYS, RoundReport, format_bytes, read_reports
-from flower_graph.report.result import BASELINES, metrics_of
+from flower_graph.records.rounds import (
+    WAYS,
+    RoundReport,
+    figure_text,
+    format_bytes,
+    read_reports,
+)
+from flower_graph.report.result import BASELINES, metrics_of, metrics_shown
 from flower_graph.report.trackers.base import visible
 from flower_graph.storage.reading import MOST_GRAPH, Tree, open_text, reading
-from flower_graph.wire.keys import ACCURACY, ROLES
+from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
 REASONS = 8  # most reasons of failures that are listed
@@ -132,7 +138,8 @@ def _beside(compared: Comparison) -> list[tuple[str, ...]]:
 def _section(row: Tree) -> list[str]:
     each = _results(row)
     result, seeds = each[0], _reports(row)
-    config, metrics = result["config"], metrics_of(result["config"])
+    config = result["config"]
+    metrics = list(dict.fromkeys([*metrics_of(config), *metrics_shown(config)]))
     of_first = f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else ""
     return [
         f"<p>{escape(_what(row, result))}</p>",
@@ -164,8 +171,8 @@ def _what(row: Tree, result: Tree) -> str:
 def _tiles(row: Tree, result: Tree) -> str:
     metric, figures = row["metric"], row["figures"]
     tiles = {
-        f"test {metric} at the best validation": _mean(figures[f"test-{metric}"]),
-        f"best validation {metric}": _mean(figures[f"val-{metric}"]),
+        f"test {metric} at the best validation": _mean(figures[f"test-{metric}"], metric),
+        f"best validation {metric}": _mean(figures[f"val-{metric}"], metric),
         "rounds": f"{figures[ROUNDS]['mean']:.0f}",
         "clients": f"{result['clients']:,}" if "clients" in result else "unknown",
         "payload up, down": ", ".join(_bytes(figures[way]["mean"]) for way in WAYS),
@@ -183,11 +190,11 @@ def _bytes(number: float) -> str:
     return format_bytes(number).replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def _mean(figure: Tree) -> str:
+def _mean(figure: Tree, metric: str) -> str:
     if not math.isfinite(figure["mean"]):
         return "not known"
-    spread = f" ± {figure['std']:.3f}" if len(figure["values"]) > 1 else ""
-    return f"{figure['mean']:.3f}{spread}"
+    spread = f" ± {figure_text(metric, figure['std'])}" if len(figure["values"]) > 1 else ""
+    return f"{figure_text(metric, figure['mean'])}{spread}"
 
 
 def _curves(
@@ -201,7 +208,7 @@ def _curves(
     }
     levels = {BASELINES.get(key, key): value for key, value in row["baselines"].items()}
     pictures = {"Loss": curves_panel("loss", losses)}
-    for metric in dict.fromkeys([*metrics, ACCURACY]):
+    for metric in metrics:
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}
         pictures[metric.capitalize()] = curves_panel(metric, curves, shown)
@@ -223,7 +230,7 @@ def _baselines(row: Tree) -> str:
     if not math.isfinite(row["figures"][f"test-{row['metric']}"]["mean"]):
         words = {False: "not known: clients withhold what they measure"}
     lines = [
-        [BASELINES.get(key, key), f"{value:.3f}", words[key in row["beaten"]]]
+        [BASELINES.get(key, key), figure_text(row["metric"], value), words[key in row["beaten"]]]
         for key, value in row["baselines"].items()
     ]
     return "<h3>Baselines</h3>" + _table([["baseline", "test", ""], *lines])

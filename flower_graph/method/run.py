@@ -209,7 +209,7 @@ class Run:
         Returns
         -------
         Tensor
-            ``[n, k]`` probabilities of the classes.
+            ``[n, k]`` probabilities of the classes; with ``task: values`` the numbers, ``[n]``.
 
         Raises
         ------

@@ -17,6 +17,7 @@ from torch import Tensor
 from flower_graph.ops.links import HITS, precision_of, rank_counts
 
 BINS = 1000  # of a histogram
+ERROR_SUMS = 3  # of a role: nodes, sum of absolute errors, sum of squared errors
 RANKS = 2 + len(HITS)  # numbers of ``rank_counts``
 # Log-odds from here on share a bin. Bins are narrow around an even guess and widen outwards as the
 # logarithm does, since both untrained and very sure networks have to be told apart.
@@ -81,6 +82,57 @@ class Counts:
         if result.histograms is not None and not torch.equal(result.histograms.sum(3), every):
             raise ValueError("counts: histograms and confusion are of different nodes")
         return result
+
+
+@dataclass(frozen=True)
+class Errors:
+    """How far numbers that were predicted are off, in ``r`` roles.
+
+    Attributes
+    ----------
+    sums : Tensor
+        ``[r, 3]`` float64: nodes, sum of absolute errors, sum of squared errors.
+    """
+
+    sums: Tensor
+
+    def __add__(self, other: Errors) -> Errors:
+        """Add the errors of others."""
+        return Errors(self.sums + other.sums)
+
+    def flat(self) -> Tensor:
+        """Lay all sums in one row, ``[3 r]`` float64."""
+        return self.sums.reshape(-1)
+
+    @classmethod
+    def of_flat(cls, values: Tensor, *, roles: int = 3) -> Errors:
+        """Read ``flat`` back; ``ValueError`` where these cannot be errors of some nodes."""
+        if values.numel() != roles * ERROR_SUMS:
+            raise ValueError(f"errors: {values.numel()} numbers, not {roles * ERROR_SUMS}")
+        sums = values.double().view(roles, ERROR_SUMS)
+        nodes, absolute, squared = sums.T
+        good = bool(sums.isfinite().all()) and not bool((sums < 0).any())
+        # The square of a mean is at most the mean of squares, but for rounding
+        good = good and bool((nodes == nodes.floor()).all())
+        good = good and bool((absolute.square() <= nodes * squared * (1 + 1e-6)).all())
+        if not good:
+            raise ValueError("errors: these are not sums of some nodes' errors")
+        return cls(sums)
+
+    @classmethod
+    def of(cls, errors: Tensor, masks: Mapping[str, Tensor]) -> Errors:
+        """Add up errors ``[n]`` by role; the result is on the CPU."""
+        errors = errors.detach().double().cpu()
+        rows = []
+        for mask in masks.values():
+            some = errors[mask.cpu()]
+            rows.append(torch.stack([torch.ones_like(some), some.abs(), some.square()]).sum(1))
+        return cls(torch.stack(rows))
+
+    def mean(self, place: int, *, squared: bool) -> float:
+        """Return the mean absolute or squared error of a role; NaN without nodes."""
+        nodes, *totals = self.sums[place].tolist()
+        return float(totals[squared] / nodes) if nodes else math.nan
 
 
 def _shapes(classes: int, histograms: bool, ranks: bool, roles: int) -> list[tuple[int, ...]]:

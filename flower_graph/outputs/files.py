@@ -10,21 +10,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from flower_graph.errors import OutputError
-from flower_graph.outputs.frames import NODE_ROLES, Framed, check_columns
+from flower_graph.outputs.frames import NODE_ROLES, check_columns
 from flower_graph.outputs.links import FILE as LINKS
 from flower_graph.outputs.links import Embeddings, KnownLinks
+from flower_graph.outputs.predictions import NO_CLIENT, Predictions, role_of
 from flower_graph.outputs.weights import SavedModels, SparseRows, saved_models
 from flower_graph.storage.archives import read_arrays
 from flower_graph.storage.files import private_folder, replaced, saying
@@ -33,6 +32,7 @@ from flower_graph.storage.tensors import read_tensors
 
 __all__ = [
     "NODE_ROLES",
+    "NO_CLIENT",
     "Embeddings",
     "Predictions",
     "SavedModels",
@@ -42,10 +42,10 @@ __all__ = [
     "read_links",
     "read_models",
     "read_predictions",
+    "role_of",
     "write_outputs",
 ]
 
-NO_CLIENT = -1  # client number of the server's own predictions
 SERVER = "server"  # how a table names the server
 PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
 SAID = "outputs.json"  # has the round of the files beside it
@@ -53,116 +53,6 @@ EMBEDDINGS = "embeddings.npz"
 ONE, SEVERAL = "model", "models"
 Numbers = NDArray[Any]
 T = TypeVar("T")
-
-
-@dataclass(repr=False)
-class Predictions(Framed):
-    """Predictions: one row for each node of each client.
-
-    Attributes
-    ----------
-    client : ndarray
-        ``[r]`` int64, the client that predicts; -1 for a server.
-    node : ndarray
-        ``[r]`` the node's name as the user's data have it (str), else its number (int64).
-    predicted, probability : ndarray
-        ``[r]`` the class of the highest probability (int64), and that probability (float32).
-    role : ndarray
-        ``[r]`` int8, the node's place in ``NODE_ROLES``.
-    label : ndarray
-        ``[r]`` int64, the true class; -1 where it is not known.
-    classes : tuple of str or None
-        Names of the classes, by their numbers.
-    fold : ndarray or None
-        ``[r]`` int64, the fold of the classifier, if several were trained.
-    """
-
-    client: Numbers
-    node: Numbers
-    predicted: Numbers
-    probability: Numbers
-    role: Numbers
-    label: Numbers
-    classes: tuple[str, ...] | None = None
-    fold: Numbers | None = None
-
-    @classmethod
-    def of(
-        cls,
-        logits: Tensor,
-        clients: object,
-        nodes: object,
-        role: object,
-        label: object,
-        classes: Sequence[str] | None = None,
-        fold: object = None,
-    ) -> Predictions:
-        """Make predictions from logits ``[n, k]`` and tensors, arrays or lists ``[n]``."""
-        logits = logits.detach().cpu()
-        label = np.asarray(label, np.int64)
-        return cls(
-            np.broadcast_to(np.asarray(clients, np.int64), (len(logits),)).copy(),
-            _names(nodes),
-            logits.argmax(1).numpy(),
-            logits.softmax(1).amax(1).float().numpy(),
-            np.asarray(role, np.int8),
-            np.where(label < 0, -1, label),
-            None if classes is None else tuple(classes),
-            None if fold is None else np.asarray(fold, np.int64),
-        )
-
-    def of_client(self, client: int) -> Predictions:
-        """Give one client's rows."""
-        return self.rows(self.client == client)
-
-    def rows(self, chosen: Numbers) -> Predictions:
-        """Return some rows, by a mask or by indices."""
-        arrays = {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
-        local: dict[str, Any] = {name: values[chosen] for name, values in arrays.items()}
-        return replace(self, **local)
-
-    def of_role(self, role: str) -> Predictions:
-        """Return the rows of one role whose label is known."""
-        return self.rows((self.role == NODE_ROLES.index(role)) & (self.label >= 0))
-
-    def accuracy(self) -> float:
-        """Return the accuracy, as runs report it; NaN without rows.
-
-        It is the mean over clients of the mean over each client's folds. Of a server's predictions
-        each node counts once.
-        """
-        fold = np.zeros_like(self.client) if self.fold is None else self.fold
-        right, shares = self.predicted == self.label, []
-        for client in np.unique(self.client):
-            here = self.client == client
-            folds = np.unique(fold[here])
-            shares.append(np.mean([right[here & (fold == one)].mean() for one in folds]))
-        return float(np.mean(shares)) if shares else float("nan")
-
-    @classmethod
-    def join(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Concatenate predictions of several clients."""
-        columns = {one.name for one in fields(cls)} - {"classes", "fold"}
-        # If some clients have names, numbers become names too.
-        local = {name: np.concatenate([_column(one, name, parts) for one in parts])
-                 for name in columns}  # fmt: skip
-        folds = [one.fold for one in parts if one.fold is not None]
-        fold = np.concatenate(folds) if len(folds) == len(parts) else None
-        return cls(**local, classes=parts[0].classes, fold=fold)
-
-
-def _column(one: Predictions, name: str, parts: Sequence[Predictions]) -> Numbers:
-    value: Numbers = getattr(one, name)
-    named = name == "node" and any(part.node.dtype.kind == "U" for part in parts)
-    return value.astype(str) if named else value
-
-
-def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
-    """Return the indices in ``NODE_ROLES`` of nodes ``[n]``, from their masks."""
-    result = np.zeros(len(train), np.int8)
-    for number, mask in enumerate((train, val, test), start=1):
-        result[mask.cpu().numpy()] = number
-    return result
 
 
 class Snapshot(NamedTuple):
@@ -227,11 +117,14 @@ def table_of(predictions: Predictions) -> tuple[list[str], Iterable[Iterable[str
     columns: list[Iterable[str]] = [
         (SERVER if value == NO_CLIENT else str(value) for value in predictions.client.tolist()),
         _texts(predictions.node),
-        _classes(predictions.predicted, predictions.classes),
-        ("" if value != value else f"{value:.6g}" for value in predictions.probability.tolist()),
+        _said(predictions.predicted, predictions.classes),
+        _said(predictions.probability, None),
         (NODE_ROLES[value] for value in predictions.role.tolist()),
-        _classes(predictions.label, predictions.classes),
+        _said(predictions.label, predictions.classes),
     ]
+    if predictions.are_values:
+        names = ["client", "node", "value", "role", "target"]
+        del columns[3]
     if predictions.fold is not None:
         names.append("fold")
         columns.append(map(str, predictions.fold.tolist()))
@@ -264,8 +157,10 @@ def quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 
-def _classes(values: Numbers, classes: Sequence[str] | None) -> Iterable[str]:
-    """Return classes' names or numbers; an empty text if unknown."""
+def _said(values: Numbers, classes: Sequence[str] | None) -> Iterable[str]:
+    """Return fractions, or classes' names or numbers; an empty text if unknown."""
+    if values.dtype.kind == "f":
+        return ("" if value != value else f"{value:.6g}" for value in values.tolist())
     if classes is None:
         return ("" if value < 0 else str(value) for value in values.tolist())
     words = [quoted(name) for name in classes]
@@ -364,12 +259,3 @@ def read_models(folder: Path) -> list[SavedModels]:
         for one in models:
             one.check()
         return models
-
-
-# Helpers ------------------------------------------------------------------------------------------
-
-
-def _names(nodes: object) -> Numbers:
-    """Return nodes' names as text, or their numbers as numbers."""
-    values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
-    return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)

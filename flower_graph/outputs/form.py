@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from flower_graph import models
 from flower_graph.data.graph import HeldGraph, called
+from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.outputs.files import Predictions, SavedModels, role_of
 from flower_graph.storage.reading import Tree
 
@@ -58,6 +59,13 @@ def predictions_from(
         torch.cat([graph.y for graph in graphs]).cpu(),
         classes,
     )
+
+
+def values_from(graph: ClientGraph, values: Tensor) -> Predictions:
+    """Make one client's predictions of numbers ``[n]``, in their own unit."""
+    assert graph.targets is not None
+    role = role_of(graph.train_mask, graph.val_mask, graph.test_mask)
+    return Predictions.of_values(values, graph.client, called([graph]), role, graph.targets)
 
 
 def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> SavedModels:

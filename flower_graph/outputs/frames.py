@@ -63,7 +63,8 @@ class Framed:
 
 # NumPy kinds of the columns that a run's arrays may have; other arrays have a row per class
 COLUMNS = {
-    **dict.fromkeys(("client", "predicted", "role", "label", "fold", "number"), "iu"),
+    **dict.fromkeys(("client", "role", "fold", "number"), "iu"),
+    **dict.fromkeys(("predicted", "label"), "iuf"),
     **{
         "node": "iuU",
         "other": "iuU",
@@ -80,6 +81,9 @@ def check_columns(arrays: Mapping[str, Any]) -> None:
     most = {"role": len(NODE_ROLES)}
     if "classes" in arrays:
         most |= dict.fromkeys(("predicted", "label"), len(arrays["classes"]))
+    kinds = {arrays[name].dtype.kind == "f" for name in ("predicted", "label") if name in arrays}
+    if len(kinds) > 1 or (True in kinds and "classes" in arrays):
+        raise ValueError("predicted, label and classes are partly of classes, partly of numbers")
     for name, values in arrays.items():
         wide = 2 if name == "embeddings" else 1
         if values.dtype.kind not in COLUMNS.get(name, "") or values.ndim != wide:

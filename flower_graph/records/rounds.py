@@ -10,10 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from flower_graph.errors import OutputError, brief
 from flower_graph.storage.reading import read_lines, reading
-from flower_graph.wire.keys import ACCURACY, AP, AUC, BALANCED, MACRO_F1, RANKED, ROLES
+from flower_graph.wire.keys import (
+    ACCURACY,
+    AP,
+    AUC,
+    BALANCED,
+    MACRO_F1,
+    MSE,
+    RANKED,
+    ROLES,
+    VALUE_SCORES,
+)
 
 if TYPE_CHECKING:
-    from flower_graph.ops.counts import Counts
+    from flower_graph.ops.counts import Counts, Errors
 
 WAYS = ("up", "down")
 KINDS: dict[str, type | tuple[type, ...]] = {
@@ -76,13 +86,14 @@ class RoundReport:
             values["scores"][name] = known
         return cls(**values)
 
-    def note_counts(self, counts: Counts | None, metrics: Sequence[str]) -> None:
+    def note_counts(self, counts: Counts | Errors | None, metrics: Sequence[str]) -> None:
         """Work out the metrics that need counts; NaN where nobody could be counted."""
         for name in metrics:
             if name != ACCURACY:
                 values = [_score(name, counts, place) for place in range(len(ROLES))]
                 self.scores[name] = dict(zip(ROLES, values, strict=True))
-        self.confusion = [] if counts is None else counts.confusion[-1].tolist()
+        confusion = getattr(counts, "confusion", None)  # numbers have none
+        self.confusion = [] if confusion is None else confusion[-1].tolist()
 
     def score(self, metric: str, role: str) -> float:
         """Return one metric of the nodes of one role; NaN where it was not measured."""
@@ -91,12 +102,17 @@ class RoundReport:
         return self.scores.get(metric, {}).get(role, math.nan)
 
 
+def merit(metric: str, value: float) -> float:
+    """Return a figure so that more is better: an error counts less, the larger it is."""
+    return -value if metric in VALUE_SCORES else value
+
+
 @dataclass
 class BestRound:
     """The first round of the best validation, and its state for checkpoints."""
 
     number: int = 0
-    accuracy: float = -math.inf  # or another metric, if that decides
+    accuracy: float = -math.inf  # or the merit by another metric, if that decides
     last: int = 0  # the last round that was reported
     any_used: bool = False  # whether anything was aggregated in any round
     # The best round at each checkpoint that a run may resume from
@@ -137,13 +153,15 @@ class BestRound:
         return [*held, self.number][-KEPT:]
 
 
-def _score(metric: str, counts: Counts | None, place: int) -> float:
+def _score(metric: str, counts: Counts | Errors | None, place: int) -> float:
     """Work out a metric of the nodes of one role, which is given by its place."""
     if counts is None:
         return math.nan
-    from flower_graph.ops.counts import auc, balanced_accuracy, binned_precision, macro_f1
+    from flower_graph.ops.counts import Errors, auc, balanced_accuracy, binned_precision, macro_f1
     from flower_graph.ops.links import hits_of
 
+    if isinstance(counts, Errors):
+        return counts.mean(place, squared=metric == MSE)
     if metric in RANKED:
         assert counts.ranks is not None
         return hits_of(counts.ranks[place])[metric]
@@ -179,15 +197,23 @@ def format_bytes(number: float) -> str:
     return f"{number:.0f} B" if power == 0 else f"{number / 1024**power:.1f} {UNITS[power]}"
 
 
+def figure_text(metric: str, value: float) -> str:
+    """Write a share, or an error in a unit of its own."""
+    return f"{value:.4g}" if metric in VALUE_SCORES else f"{value:.3f}"
+
+
 def format_round(report: RoundReport, total: int, clients: str = "clients") -> str:
     """Write a round as one line; `clients` is the method's word for them."""
     up, down = (format_bytes(sum(report.bytes.get(way, {}).values())) for way in WAYS)
+    shares = [f"val {report.val_accuracy:.3f}", f"test {report.test_accuracy:.3f}"]
     parts = [
         f"round {report.round:>{len(str(total))}}/{total}",
         f"loss {report.loss:.4g}" if math.isfinite(report.loss) else f"LOSS {report.loss}",
-        f"val {report.val_accuracy:.3f}",
-        f"test {report.test_accuracy:.3f}",
-        *(f"{n} val {s['val']:.3f} test {s['test']:.3f}" for n, s in report.scores.items()),
+        *([] if set(report.scores) & set(VALUE_SCORES) else shares),  # numbers are not right
+        *(
+            f"{n} val {figure_text(n, s['val'])} test {figure_text(n, s['test'])}"
+            for n, s in report.scores.items()
+        ),
         f"{report.answered}/{report.asked} {clients}",
         f"{report.seconds:.2f} s",
         f"sent so far: up {up}, down {down}",

@@ -14,10 +14,10 @@ from typing import Any
 
 from flower_graph import __version__
 from flower_graph.config.common import BEST, NOTHING
-from flower_graph.records.rounds import WAYS, RoundReport, format_bytes
+from flower_graph.records.rounds import WAYS, RoundReport, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain, write_json
 from flower_graph.storage.reading import Tree
-from flower_graph.wire.keys import ACCURACY
+from flower_graph.wire.keys import ACCURACY, MSE, VALUE_SCORES
 
 # The keys of `baselines`, in words
 GUESSES = {
@@ -26,6 +26,7 @@ GUESSES = {
 }
 REGRESSION = "logistic regression on features alone"
 PROPAGATION = "label propagation"
+MEAN, LINEAR = "mean of the training nodes", "linear regression on features alone"
 STRUCTURE, FEATURES = ("common neighbours", "Adamic-Adar"), "dot product of features"
 BASELINES = {
     **GUESSES,
@@ -34,6 +35,8 @@ BASELINES = {
     "common-neighbours": STRUCTURE[0],
     "adamic-adar": STRUCTURE[1],
     "feature-product": FEATURES,
+    "mean": MEAN,
+    "linear-regression": LINEAR,
 }
 
 
@@ -78,6 +81,12 @@ def metrics_of(config: Mapping[str, Any]) -> Sequence[str]:
     return config.get("metrics") or [ACCURACY]
 
 
+def metrics_shown(config: Mapping[str, Any]) -> Sequence[str]:
+    """Return the metrics that a run has: those reported and, but of numbers, the accuracy."""
+    metrics = metrics_of(config)
+    return metrics if {*metrics} & {*VALUE_SCORES} else list(dict.fromkeys([ACCURACY, *metrics]))
+
+
 def _scores(
     last: RoundReport, best: RoundReport | None, metrics: Sequence[str]
 ) -> dict[str, object]:
@@ -115,7 +124,7 @@ def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
 def best_round(reports: Sequence[RoundReport], metric: str = ACCURACY) -> RoundReport | None:
     """Return the first round of the best validation by a metric; None if all are NaN."""
     measured = [report for report in reports if math.isfinite(report.score(metric, "val"))]
-    return max(measured, key=lambda report: report.score(metric, "val"), default=None)
+    return max(measured, key=lambda one: merit(metric, one.score(metric, "val")), default=None)
 
 
 def peak_memory_bytes() -> int:
@@ -176,10 +185,10 @@ def describe_result(
             f"{name}: {clients:.0f} {several}, {_mean(result['rounds']):.0f} rounds, "
             f"{'seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}",
             *(
-                f"  {name:9} test {_share(result[f'test-{name}-at-best-val'])} at the best "
-                f"validation ({_share(result[f'best-val-{name}'])}); "
-                f"test {_share(result[f'test-{name}'])} after the last round"
-                for name in [ACCURACY, *(n for n in metrics_of(result["config"]) if n != ACCURACY)]
+                f"  {name:9} test {_share(result[f'test-{name}-at-best-val'], name)} at the best "
+                f"validation ({_share(result[f'best-val-{name}'], name)}); "
+                f"test {_share(result[f'test-{name}'], name)} after the last round"
+                for name in metrics_shown(result["config"])
             ),
             *(
                 f"  {word:9} {line}"
@@ -229,8 +238,9 @@ def tested(result: Tree) -> dict[str, float]:
 
 def baseline_figures(baselines: Tree) -> list[str]:
     """Describe the baselines' test accuracies, and why one is missing, if known."""
-    reached = tested({"baselines": baselines}).items()
-    figures = [f"{name} {value:.3f}" for name, value in reached]
+    reached = tested({"baselines": baselines})
+    metric = MSE if MEAN in reached else ACCURACY  # an error has a unit of its own
+    figures = [f"{name} {figure_text(metric, value)}" for name, value in reached.items()]
     for key, name in BASELINES.items():
         if why := baselines.get(key, {}).get("skipped"):
             figures.append(f"{name} skipped: {why}")
@@ -246,9 +256,10 @@ def describe_baselines(result: Tree) -> list[str]:
     figures = baseline_figures(result["baselines"])
     # Equal means over clients may differ in their last digits.
     metric = ACCURACY
-    if {*STRUCTURE} & reached.keys():  # these are in the metric that decides
+    if {*STRUCTURE, MEAN} & reached.keys() and "config" in result:  # in the metric that decides
         metric = metrics_of(result["config"])[0]
-    accuracy = _mean(result.get(f"test-{metric}-at-best-val")) - 1e-9
+    reached = {name: merit(metric, value) for name, value in reached.items()}
+    accuracy = merit(metric, _mean(result.get(f"test-{metric}-at-best-val"))) - 1e-9
     words = [
         f"not better than {what}"
         for what, names in (
@@ -257,6 +268,8 @@ def describe_baselines(result: Tree) -> list[str]:
             (PROPAGATION, [PROPAGATION]),
             ("structure alone", STRUCTURE),
             (FEATURES, [FEATURES]),
+            (MEAN, [MEAN]),
+            (LINEAR, [LINEAR]),
         )
         if any(accuracy <= reached[name] for name in names if name in reached)
     ]
@@ -269,9 +282,10 @@ def _mean(value: Any) -> float:
     return math.nan if number is None else float(number)
 
 
-def _share(value: object) -> str:
+def _share(value: object, metric: str = ACCURACY) -> str:
     spread = value.get("std") if isinstance(value, Mapping) else None
-    return f"{_mean(value):.3f}" + ("" if spread is None else f" ± {spread:.3f}")
+    shown = "" if spread is None else f" ± {figure_text(metric, float(spread))}"
+    return figure_text(metric, _mean(value)) + shown
 
 
 def _traffic(kinds: Mapping[str, Mapping[str, object]], users: float) -> str:

@@ -17,10 +17,10 @@ from flower_graph.config.common import BEST, LAST, NOTHING
 from flower_graph.config.metrics import SOME, counting_of
 from flower_graph.config.rules import at_least
 from flower_graph.errors import NoClientsError
-from flower_graph.ops.counts import Counts
+from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.messages import KeepRequest
-from flower_graph.records.rounds import BestRound, RoundReport, format_round
+from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
 from flower_graph.server.outputs import KeptOutputs, Wanted
 from flower_graph.server.session import Session
 from flower_graph.wire.keys import ACCURACY, COUNTING
@@ -43,7 +43,7 @@ class RoundLoop(Strategy):
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
     counting = ""  # what of their predictions clients count; nothing for the accuracy alone
     num_classes: int = 0  # that clients predict, where predictions can be counted
-    counts: Counts | None = None  # of predictions, in the round that was reported last
+    counts: Counts | Errors | None = None  # of predictions, in the round that was reported last
     _config = ConfigRecord()  # further entries of ``train`` messages
     _evaluate_config = ConfigRecord()  # ... and of ``evaluate`` messages
 
@@ -194,7 +194,8 @@ class RoundLoop(Strategy):
             Rounds between two points of each client's curves; 0 for none.
         metrics : sequence of str
             What is reported of predictions: ``"accuracy"``, ``"macro-f1"``,
-            ``"balanced-accuracy"``, ``"auc"``; the first decides what is best.
+            ``"balanced-accuracy"``, ``"auc"``, of links and numbers others (docs/links.md); the
+            first decides what is best.
         output_dir : Path, optional
             Where the server keeps its part; without, it keeps none.
 
@@ -254,7 +255,8 @@ class RoundLoop(Strategy):
             (on_round or self._log)(report)
             self.best.any_used |= not report.skipped
             why = report.skipped
-            if self.best.see(report.round, report.score(self.metrics[0], "val")):
+            validation = report.score(self.metrics[0], "val")
+            if self.best.see(report.round, merit(self.metrics[0], validation)):
                 self.saw_best()
                 if self._outputs is not None:
                     self._outputs.hold_best()

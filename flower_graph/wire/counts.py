@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.ops.counts import Counts, count, count_size
+from flower_graph.ops.counts import ERROR_SUMS, Counts, Errors, count, count_size
 from flower_graph.wire.codec import Message, Reading, Writing
 from flower_graph.wire.fields import Exact, Word
-from flower_graph.wire.keys import COUNTED, COUNTING, HISTOGRAMS, RANKS
+from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
 GROUP = "metrics"  # of the page
+K = TypeVar("K", bound=Counts | Errors)
 Counting = Annotated[
     str,
     Word(
         COUNTING,
         "what of their predictions clients are to count: `confusion`, `histograms` too, or, of "
-        "links, `ranks` too; left out for the accuracy alone",
+        "links, `ranks` too; of numbers `errors` alone; left out for the accuracy alone",
         group=GROUP,
     ),
 ]
@@ -38,7 +39,8 @@ class CountsField(Exact):
 
     def write(self, value: Any, to: Writing) -> None:
         """Write them in one row."""
-        super().write(None if value is None else value.flat().numpy(), to)
+        # Sums of errors are float64, of as many bytes
+        super().write(None if value is None else value.flat().numpy().view(np.int64), to)
 
     def read(self, name: str, reading: Reading) -> Any:
         """Read them, if the reader knows that it has asked for some."""
@@ -46,15 +48,17 @@ class CountsField(Exact):
         if not what:
             return None
         reading.sizes["m"] = counts_size(classes, what)
-        return as_counts(self.decode(reading.config.get(self.key), name, reading), classes, what)
+        row = self.decode(reading.config.get(self.key), name, reading)
+        return as_errors(row) if what == ERRORS else as_counts(row, classes, what)
 
 
 Counted = Annotated[
-    Counts | None,
+    Counts | Errors | None,
     CountsField(
         COUNTED,
         "as asked by `counting`: nodes by role, label and prediction; then by role, class, whether "
-        "it is their label, and bin of its probability",
+        "it is their label, and bin of its probability. Of numbers, as float64: by role the nodes, "
+        "and the sums of absolute and of squared errors",
         shape="m",
         optional=True,
         group=GROUP,
@@ -69,7 +73,7 @@ class CountReply(Message):
     counts: Counted = None
 
 
-def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | None:
+def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | Errors | None:
     """Read what clients counted; ``MalformedReplyError`` if it is not as asked."""
     return CountReply.read(content, classes=classes, counting=counting).counts
 
@@ -82,8 +86,18 @@ def as_counts(row: NDArray[np.int64], classes: int, counting: str) -> Counts:
         raise MalformedReplyError(str(error)) from error
 
 
+def as_errors(row: NDArray[np.int64]) -> Errors:
+    """Read sums of errors off one row; ``MalformedReplyError`` if they are none."""
+    try:
+        return Errors.of_flat(torch.from_numpy(row.view(np.float64)))
+    except ValueError as error:
+        raise MalformedReplyError(str(error)) from error
+
+
 def counts_size(classes: int, counting: str) -> int:
     """Return how many numbers clients send that count; none where nothing is asked for."""
+    if counting == ERRORS:
+        return len(ROLES) * ERROR_SUMS
     return count_size(classes, **_flags(counting)) if counting else 0
 
 
@@ -97,6 +111,8 @@ def _flags(counting: str) -> dict[str, bool]:
     return {"histograms": counting in (HISTOGRAMS, RANKS), "ranks": counting == RANKS}
 
 
-def added(parts: Iterable[Counts | None]) -> Counts | None:
+def added(parts: Iterable[K | None]) -> K | None:
     """Add up counts; None of nobody."""
-    return reduce(add, given) if (given := [one for one in parts if one is not None]) else None
+    given = [one for one in parts if one is not None]
+    total: K | None = reduce(add, given) if given else None
+    return total

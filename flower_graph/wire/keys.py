@@ -44,14 +44,17 @@ ROLES = ("train", "val", "test")
 NUM_EXAMPLES, LOSS = "num-examples", "loss"
 EXTRAS = "extras"  # the record of arrays that a client of a method that averages sends besides
 MAX_WEIGHT = 2**53  # above it, float64 does not tell whole numbers apart
-# Metrics of predictions, as settings, reports and results name them: of nodes, and of links
+# Metrics of predictions, as settings, reports and results name them: of nodes, links and numbers
 ACCURACY, MACRO_F1, BALANCED, AUC = NODE_SCORES = (
     *("accuracy", "macro-f1", "balanced-accuracy", "auc"),
 )
 AP, RANKED = "ap", ("hits@20", "hits@50", "mrr")
 LINK_SCORES = (ACCURACY, AUC, AP, *RANKED)
-SCORES = (*NODE_SCORES, AP, *RANKED)
+# Of numbers that nodes learn: the less, the better
+MSE, MAE = VALUE_SCORES = ("mse", "mae")
+SCORES = (*NODE_SCORES, AP, *RANKED, *VALUE_SCORES)
 # What of predictions must be counted for those that are no means over clients: each with those
 # before it. And the entries: what is asked for, and what was counted
 CONFUSION, HISTOGRAMS, RANKS = COUNTINGS = ("confusion", "histograms", "ranks")
+ERRORS = "errors"  # instead: of numbers, sums of errors
 COUNTING, COUNTED = "counting", "counts"

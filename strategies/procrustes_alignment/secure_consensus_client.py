@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from flower_graph.client.state import Tensors
 from flower_graph.errors import RefusedError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
-from flower_graph.ops.counts import Counts
+from flower_graph.ops.counts import Counts, Errors
 from flower_graph.rng import derive_seed
 from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
@@ -285,7 +285,7 @@ def rotate(
 
 
 def _with_counts(
-    vectors: Mapping[int, Floats], counts: Counts | None, step: float
+    vectors: Mapping[int, Floats], counts: Counts | Errors | None, step: float
 ) -> dict[int, Floats]:
     """Add what clients counted to the first one's part of the sum, a node being one step."""
     if counts is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig, StrategySection
-from flower_graph.config.metrics import LINKS, NODES, TASKS
+from flower_graph.config.metrics import LINKS, NODES
 from flower_graph.config.module import TASK_HELP, LinksSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -174,7 +174,7 @@ class NFedGNNConfig(RunConfig):
     """Everything that a run of nFedGNN needs to be repeated."""
 
     app: str = APP
-    task: str = setting(NODES, choice(*TASKS), help=TASK_HELP)
+    task: str = setting(NODES, choice(NODES, LINKS), help=TASK_HELP)
     data: UserData = section(UserData)
     links: LinksSection = section(LinksSection)
     model: ModelConfig = section(ModelConfig)

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from app_helpers import InlinePool
+from own_graphs import valued
 
 import flower_graph as fg
 from flower_graph.apps import parallel
@@ -44,6 +46,16 @@ def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setattr(trials, "run", run)
     monkeypatch.chdir(tmp_path)
     return folders
+
+
+def test_of_errors_the_least_is_the_best(ran: list[Path]) -> None:
+    torch.save(valued(60), "graph.pt")
+    words = ["sweep", "fedavg/own-graph", "data.name=graph.pt", "task=values", "metrics=[mae]"]
+    words += ["partition.clients=2", "partition.method=random", "rounds=5", "--out", "swept"]
+    assert main([*words, "strategy.learning_rate=0.05,1e-9"]) == 0
+    best = load_config("swept/best.yaml")
+    assert best.strategy.learning_rate == 0.05  # type: ignore[attr-defined]
+    assert len(ran) == 2
 
 
 def test_the_best_by_validation_is_written_and_nothing_runs_twice(

@@ -14,7 +14,7 @@ from torch import Tensor
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
 from flower_graph.client.learner import GraphOnDevice
-from flower_graph.client.tasks import LinkTask, count_all, measure
+from flower_graph.client.tasks import LinkTask
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
@@ -66,7 +66,7 @@ def test_metrics_are_scikit_learns_of_all_clients_pairs() -> None:
     placed = [task.place(one, torch.device("cpu")) for one in locals_]
     judged = [task.judge(lambda g: g.x, one) for one in placed]
     report = RoundReport(1, 0, 0, 0, 0, 0, 0, 2, 2)
-    report.note_counts(count_all(judged, "ranks"), ("auc", "ap", "hits@20", "hits@50", "mrr"))
+    report.note_counts(task.count_all(judged, "ranks"), ("auc", "ap", "hits@20", "hits@50", "mrr"))
     for role in ("val", "test"):
         rows = [(one.logits[m][:, 1], one.y[m]) for one in judged for m in [one.masks[role]]]
         score, truth = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
@@ -78,7 +78,7 @@ def test_metrics_are_scikit_learns_of_all_clients_pairs() -> None:
             [1 + (s[y == 0][None] > s[y == 1][:, None]).sum(1).numpy() for s, y in rows]
         )
         assert report.score("mrr", role) == pytest.approx((1 / ranks).mean(), abs=1e-5)
-    loss, *_ = measure(judged[0]).tolist()
+    loss, *_ = task.measure(judged[0]).tolist()
     assert loss > 0
 
 

@@ -131,7 +131,7 @@ NAN = torch.tensor([[1.0, 1.0], [1.0, float("nan")], [1.0, 1.0], [1.0, 1.0]])
         ({"edge_index": torch.tensor([[0, 1]])}, r"\[1, 2\].*int64 \[2, E\]"),
         ({"y": torch.tensor([0, 1, 2, 1])}, r"y\[2\]"),
         ({"y": torch.tensor([0, 1, 0])}, r"torch.int64 \[3\].*int64"),
-        ({"y": torch.full((4,), 0.5)}, "regression"),
+        ({"y": torch.full((4,), 0.5)}, "task=values"),
         ({"y": torch.zeros(4, 3, dtype=torch.int64)}, "labels"),
         ({"train_mask": torch.zeros(4, dtype=torch.bool)}, "train_mask"),
         ({"test_mask": torch.tensor([0, 3])}, r"test_mask.*torch.int64 \[2\]"),

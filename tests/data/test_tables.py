@@ -8,10 +8,12 @@ from typing import Any
 
 import networkx as nx
 import pytest
+import torch
 
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.sources.names import check_name, file_path, folder_path
 from flower_graph.data.sources.pyg import load_file, read_file
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, FractionalLabelsError
 
 NODES = """\
 name,label,split,age,income
@@ -88,8 +90,24 @@ def test_all_forms_say_the_same_graph(same: Path) -> None:
 def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> None:
     found = read_file(tables(tmp_path / "t", "id,label\n7,three\n9,-1\n\n", "source,target\n"))
     assert found["x"] is None and "train_mask" not in found and "notes" not in found
-    assert found["y"] == ["three", None] and found["names"] == ("7", "9")
+    assert found["y"] == ["three", "-1"] and found["names"] == ("7", "9")
+    assert load_file(tmp_path / "t", Gaps("degree")).y.tolist() == [0, -1]
     assert found["edge_index"].shape == (2, 0)
+
+
+def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path: Path) -> None:
+    rows = "name,label,age\na,-1,3\nb,,4\nc,2.5,5\n"
+    path = tables(tmp_path / "t", rows, "source,target\na,b\n")
+    graph = load_file(path, targets=True)
+    assert graph.targets is not None and graph.num_classes == 1
+    expected = torch.tensor([-1, torch.nan, 2.5])
+    torch.testing.assert_close(graph.targets, expected, equal_nan=True)
+    assert graph.y.tolist() == [0, -1, 0]  # who has one
+    with pytest.raises(FractionalLabelsError, match=r"y\[2\] is 2.5"):
+        load_file(path)
+    (path / "nodes.csv").write_text(rows.replace("2.5", "old"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"y\[2\] is 'old'"):
+        load_file(path, targets=True)
 
 
 def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path: Path) -> None:

@@ -52,6 +52,26 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 OURS, THEIRS = (0.80, 0.82, 0.81), (0.70, 0.75, 0.71)
 
 
+def test_the_less_of_an_error_the_better(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, error in (("far", 9.0), ("near", 4.0)):
+        for seed in (0, 1):
+            folder = Path("runs") / name / f"seed-{seed}"
+            leave(folder, seed, None, hidden=len(name))
+            result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+            result["config"]["metrics"] = ["mse", "mae"]
+            result |= {"best-val-mse": error + seed, "test-mse-at-best-val": error}
+            result["baselines"] = {"mean": {"test": 8.0}, "linear-regression": {"test": 3.0}}
+            (folder / "result.json").write_text(json.dumps(result))
+    compared = fg.compare("runs")
+    near, far = compared.rows  # of one folder, the best by validation first
+    assert (near["run"], far["run"]) == ("near", "far")
+    assert (near["beaten"], far["beaten"]) == (["mean"], [])
+    assert far["difference"]["mean"] == pytest.approx(5)
+    for by in ("test", "val", "test-mse"):
+        assert [row["run"] for row in compared.sorted(by).rows] == ["near", "far"]
+    assert "the less of an error" in compared.to_text() and "accuracy" not in compared.to_text()
+
+
 def test_runs_are_held_against_the_first_seed_by_seed() -> None:
     leave_seeds(Path("a"), *THEIRS)
     leave_seeds(Path("b"), *OURS, hidden=32)

@@ -7,12 +7,11 @@ the order of the files' names.
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,7 +26,8 @@ from flower_graph.data.description import (
     tell,
 )
 from flower_graph.data.features import prepare_features
-from flower_graph.data.folders.client_files import IDENTITIES, client_graphs, is_one_graph
+from flower_graph.data.folders.client_files import client_graphs, is_one_graph
+from flower_graph.data.folders.identities import Identities, Named, identities_in, named_by
 from flower_graph.data.gaps import NO_GAPS, Gaps, align, common_columns, fill_missing
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment
 from flower_graph.data.labels import Labels, check_entries, declared_classes, number_classes
@@ -43,8 +43,6 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.splits import Masks
 from flower_graph.errors import DataError
 
-Identities = Tensor | Sequence[int] | Sequence[str]
-Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their names if they have some
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
 G = TypeVar("G", bound=HeldGraph)
@@ -101,6 +99,8 @@ class Clients(list[T]):
         x, y, train, val, test = (
             torch.cat([getattr(graph, part) for graph in self]) for part in ("x", "y", *PARTS)
         )
+        given = (getattr(graph, "targets", None) for graph in self)
+        numbers = [one for one in given if one is not None]
         return Graph(
             x,
             torch.cat(ends, 1),
@@ -111,6 +111,7 @@ class Clients(list[T]):
             test,
             classes=self.classes,
             notes=self.notes,
+            targets=torch.cat(numbers) if numbers else None,
         )
 
 
@@ -131,13 +132,15 @@ def load_folder(
     graphless_ratio: float = 0.0,
     features: str = AS_IS,
     gaps: Gaps = NO_GAPS,
+    targets: bool = False,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
     ``graphless_ratio`` removes edges from clients of one
-    graph; in a folder, files without edges make graphless clients.
+    graph; in a folder, files without edges make graphless clients. ``targets``: labels are numbers
+    to learn.
     """
-    files = read_clients(path, features, gaps, needs_edges=False)
+    files = read_clients(path, features, gaps, needs_edges=False, targets=targets)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for client, file in enumerate(files):
@@ -150,10 +153,10 @@ def load_folder(
 
 
 def read_clients(
-    path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True
+    path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, targets: bool = False
 ) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
-    files = _read_files(path, gaps, needs_edges)
+    files = _read_files(path, gaps, needs_edges=needs_edges, targets=targets)
     columns = files[0].found.columns
     labels = _labels_of(path, files)
     with saying(f"folder {path}"):
@@ -168,7 +171,9 @@ def read_clients(
     return Clients(described, labels.num_classes, labels.classes, notes, treatment)
 
 
-def _read_files(path: Path | str, gaps: Gaps, needs_edges: bool) -> list[ClientFile]:
+def _read_files(
+    path: Path | str, gaps: Gaps, *, needs_edges: bool, targets: bool
+) -> list[ClientFile]:
     """Read the clients' graphs, which have equally many features; labels are as they are given."""
     if gaps.no_features == ONE_HOT:
         raise DataError(
@@ -180,7 +185,7 @@ def _read_files(path: Path | str, gaps: Gaps, needs_edges: bool) -> list[ClientF
         with saying(where):
             values = SimpleNamespace(**content)
             check_entries(values, ("n_id", "identity", "public"))
-            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges)
+            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, targets=targets)
             files.append(ClientFile(where, values, found))
     files = _with_common_columns(files)
     width = files[0].found.x.size(1)
@@ -211,6 +216,9 @@ def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
 def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     """Return all clients' labels, numbered together; a file's largest ``num_classes`` counts."""
     declared = []
+    if files[0].found.targets is not None:
+        with saying(f"folder {path}"):
+            return number_classes([each.found.labels for each in files], 1)
     for each in files:
         with saying(each.where):
             declared.append(declared_classes(getattr(each.values, "num_classes", None)) or 0)
@@ -235,7 +243,12 @@ def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clien
 
 
 def client_graph_from_data(
-    client: int, data: object, *, ratios: Sequence[float] = RATIOS, seed: int = 0
+    client: int,
+    data: object,
+    *,
+    ratios: Sequence[float] = RATIOS,
+    seed: int = 0,
+    targets: bool = False,
 ) -> ClientGraph:
     """Make a client of a graph that is not cut out of a larger one here.
 
@@ -252,6 +265,8 @@ def client_graph_from_data(
         Shares for training, validation and test of the labelled nodes, where there is no mask.
     seed
         Seed of that draw.
+    targets
+        Whether ``y`` has numbers to learn, NaN for none, instead of classes.
 
     Returns
     -------
@@ -265,7 +280,7 @@ def client_graph_from_data(
         constant features; names the client.
     """
     with saying(f"client {client}"):
-        described = _with_numbers(describe_graph(data, needs_edges=False))
+        described = _with_numbers(describe_graph(data, needs_edges=False, targets=targets))
         graph = _client_graph(client, described, ratios, seed)
         check_client_graph(graph)
     tell(f"client {client}", described.notes)
@@ -285,7 +300,8 @@ def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: 
     y, masks = found.labels, masks_of_client(found)
     assert isinstance(y, Tensor)
     every = torch.arange(y.numel())
-    graph = ClientGraph(client, every, found.x, y, found.edge_index, None, *masks, found.names)
+    given = found.x, y, found.edge_index, None, *masks, found.names, found.targets
+    graph = ClientGraph(client, every, *given)
     if all(mask is None for mask in found.masks.values()):
         graph = split_nodes(graph, ratios, seed)
     return graph
@@ -332,7 +348,7 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
     """
     with saying(f"client {client}"):
         described = _with_numbers(describe_graph(data))
-        ego = ego_of(client, described, _named(identities, described.x.size(0)))
+        ego = ego_of(client, described, named_by(identities, described.x.size(0)))
     tell(f"client {client}", described.notes)
     return ego
 
@@ -359,32 +375,3 @@ def identities_of(files: Sequence[ClientFile]) -> list[Named]:
                     "clients need the same kind"
                 )
     return result
-
-
-def identities_in(values: Mapping[str, Any], count: int) -> Named:
-    """Return the identities of one graph's nodes, from the first key that it has."""
-    given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
-    if given is None:
-        raise DataError(
-            "has no identities of nodes: give it n_id, int64 [n], or identity, n words or "
-            "numbers, the same for a node at all clients"
-        )
-    return _named(given, count)
-
-
-def _named(identities: Identities, count: int) -> Named:
-    """Return the nodes' numbers, and their names if they have some."""
-    given = identities.tolist() if isinstance(identities, Tensor) else list(identities)
-    kinds = {type(one) for one in given}
-    if kinds not in ({int}, {str}):
-        named = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise DataError(f"identities are of type {named}: must be all int or all str")
-    if len(given) != count:
-        raise DataError(f"{len(given)} identities for {count} nodes: must be one a node")
-    # The error has the number only, since a server that reads it must not learn identities.
-    twice = sum(times > 1 for times in Counter(given).values())
-    if twice:
-        raise DataError(f"{twice} identities are there more than once: must be all different")
-    if kinds == {str}:
-        return torch.arange(count), tuple(given)
-    return torch.tensor(given, dtype=torch.int64), None

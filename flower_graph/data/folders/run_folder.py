@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from safetensors.torch import save
 from torch import Tensor
 
+from flower_graph.config.metrics import VALUES
 from flower_graph.config.partition import keys_of_others
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES
@@ -138,6 +139,8 @@ def deciding_settings(config: Mapping[str, Any]) -> dict[str, object]:
     result |= {f"partition.{key}": value for key, value in partition.items()}
     if "graphless_ratio" in config.get("graph", {}):
         result["graph.graphless_ratio"] = config["graph"]["graphless_ratio"]
+    if config.get("task") == VALUES:
+        result["task"] = VALUES
     seed = config["seed"] if own_seed is None else own_seed
     return {"app": config["app"], "seed": seed, **result}
 

@@ -63,7 +63,8 @@ class ClientGraph:
     x
         Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
     y
-        Class of each node, int64 ``[n]``; below 0 without a label.
+        Class of each node, int64 ``[n]``; below 0 without a label. Where numbers are learnt, 0 for
+        each node that has one.
     edge_index
         Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
         self-loops; None for a graphless client.
@@ -74,6 +75,8 @@ class ClientGraph:
         Boolean ``[n]``, disjoint; nodes without a label are in none.
     called
         The user's names of the nodes; None if the data have no names.
+    targets
+        Number that each node is to learn, float32 ``[n]``, NaN for none; None where classes are.
     """
 
     client: int
@@ -86,6 +89,7 @@ class ClientGraph:
     val_mask: Tensor
     test_mask: Tensor
     called: tuple[str, ...] | None = None
+    targets: Tensor | None = None
 
     @property
     def is_graphless(self) -> bool:
@@ -127,6 +131,7 @@ def partition_graph(
         cut = [_of_ego(ego) for ego in partition_egos(data, partition, seed)]
     else:
         cut = cut_out(data, _parts(data, partition, seed))
+    cut = [with_targets(graph, data) for graph in cut]
     graphless = graphless_clients(len(cut), graphless_ratio, seed)
     graphs, roles = [], None
     if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
@@ -163,6 +168,12 @@ def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
     # The order in which clients lose their edges as the share grows
     order = torch.randperm(count, generator=generator(seed, "graphless")).tolist()
     return set(order[: round(ratio * count)])
+
+
+def with_targets(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
+    """Give a client the numbers that its nodes are to learn, if the whole graph has some."""
+    targets = getattr(data, "targets", None)
+    return graph if targets is None else replace(graph, targets=targets[graph.nodes])
 
 
 def without_edges(graph: ClientGraph) -> ClientGraph:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from flower_graph.config.common import SPLITS, DataConfig, RunConfig
+from flower_graph.config.metrics import learns_values
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
@@ -77,13 +78,17 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
     return load_graph(config, seed=seed, download=download).to_data()
 
 
-def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> Graph:
+def load_graph(
+    config: DataConfig, *, seed: int = 0, download: bool = True, targets: bool = False
+) -> Graph:
     """Do what :func:`load_data` does, without importing PyG for sets that need none.
 
     Parameters
     ----------
     config, seed, download
         As for :func:`load_data`.
+    targets
+        Whether nodes have numbers to learn instead of classes, which a graph of one's own can have.
 
     Returns
     -------
@@ -97,7 +102,7 @@ def load_graph(config: DataConfig, *, seed: int = 0, download: bool = True) -> G
     """
     if config.split not in SPLITS:
         raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
-    graph, masks = _read(config, seed, download)
+    graph, masks = _read(config, seed, download, targets=targets)
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
     train, val, test = select_column(masks, config.split_index, seed)
@@ -180,11 +185,18 @@ def describe(data: Any) -> dict[str, int]:
     }
 
 
-def _read(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks | None]:
+def _read(
+    config: DataConfig, seed: int, download: bool, *, targets: bool
+) -> tuple[Graph, Masks | None]:
     path = file_path(config.name)
     name = config.name.lower()
     if path is not None:
-        graph = load_file(path, Gaps.of(config))
+        graph = load_file(path, Gaps.of(config), targets=targets)
+    elif targets:
+        raise DataError(
+            f"data.name = {config.name!r}: task=values needs a graph of your own with a number for "
+            "each node (docs/own-data.md)"
+        )
     elif name == LINQS:
         graph = load_cora_linqs()
     elif name == CSBM:
@@ -267,13 +279,14 @@ def cached_data(config: RunConfig) -> Graph:
     # JSON, because writing YAML takes longer than a client's whole answer.
     own = {one.name: getattr(config.data, one.name) for one in fields(DataConfig)}
     settings = json.dumps(own)  # without a method's own keys
-    return _cached_data(settings, config.seed, saved_at(config.data.name))
+    saved = saved_at(config.data.name)
+    return _cached_data(settings, config.seed, saved, targets=learns_values(config))
 
 
 @lru_cache(maxsize=2)
-def _cached_data(settings: str, seed: int, saved: int) -> Graph:
+def _cached_data(settings: str, seed: int, saved: int, *, targets: bool) -> Graph:
     """Load the graph; `saved`, the time of its file, is there to read a new file anew."""
-    return load_graph(DataConfig(**json.loads(settings)), seed=seed)
+    return load_graph(DataConfig(**json.loads(settings)), seed=seed, targets=targets)
 
 
 def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) -> list[G]:
@@ -282,7 +295,7 @@ def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) ->
     Clients are built anew for every message, so this is asked for each of them.
     """
     sections = [asdict(getattr(config, name)) for name in DECIDING if hasattr(config, name)]
-    settings = json.dumps([config.seed, sections, also])
+    settings = json.dumps([config.seed, sections, learns_values(config), also])
     return _made(_Asked(make, settings, saved_at(config.data.name), config))
 
 

@@ -20,7 +20,6 @@ from flower_graph.errors import DataError
 LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
 NAMES = ("name", "id")  # columns that name a node
 SPLITS = ("train", "val", "test")
-UNLABELLED = ("-1", "-1.0")  # texts that stand for an empty cell
 # Columns that are no features, with the names that tables use for them
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
 
@@ -61,8 +60,6 @@ class Nodes:
         self.rows.append(place)
         for key, value in zip(OWN, own, strict=True):
             self.own[key].append(text_of(value))
-        if self.own[LABEL][-1] in UNLABELLED:
-            self.own[LABEL][-1] = None
         split = self.own[SPLIT][-1]
         if split is not None and split not in SPLITS:
             raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")

@@ -235,7 +235,7 @@ def pyg_classes_allowed() -> Iterator[None]:
 EDGE_VALUES = ("edge_weight", "edge_attr")
 
 
-def load_file(path: Path, gaps: Gaps = NO_GAPS) -> Graph:
+def load_file(path: Path, gaps: Gaps = NO_GAPS, *, targets: bool = False) -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
     values = read_file(path, gaps)
@@ -247,7 +247,7 @@ def load_file(path: Path, gaps: Gaps = NO_GAPS) -> Graph:
         values["notes"] = (*values.get("notes", ()), note)
     what = f"file {path}"
     with reading(what, DataError, "is no graph that can be read"), saying(what):
-        return read_graph(SimpleNamespace(**values), gaps=gaps)
+        return read_graph(SimpleNamespace(**values), gaps=gaps, targets=targets)
 
 
 def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) -> dict[str, Any]:

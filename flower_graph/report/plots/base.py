@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from flower_graph.records.participation import ANSWERED, FAILED, LEFT_OUT, known_clients, states
 from flower_graph.records.rounds import UNITS, RoundReport, byte_unit
 from flower_graph.storage.files import atomic
+from flower_graph.wire.keys import ACCURACY, VALUE_SCORES
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -64,17 +65,21 @@ def save_curves(
         ("cross-entropy", [report.cross_entropy for report in reports]),
     ):
         line(loss, rounds, value, name)
-    line(accuracy, rounds, [report.val_accuracy for report in reports], "validation")
-    line(accuracy, rounds, [report.test_accuracy for report in reports], "test")
-    for name in reports[-1].scores:
+    # Errors have units of their own: the first, by which the best round is chosen, is drawn alone
+    errors = [name for name in reports[-1].scores if name in VALUE_SCORES]
+    first = errors[0] if errors else ACCURACY
+    for role, name in (("val", "validation"), ("test", "test")):
+        line(accuracy, rounds, [report.score(first, role) for report in reports], name)
+    for name in () if errors else reports[-1].scores:
         line(accuracy, rounds, [report.score(name, "test") for report in reports], f"test {name}")
     for index, (name, share) in enumerate((baselines or {}).items(), start=2):
         dashes = DASHES[index]
         accuracy.axhline(share, color=GREY, linestyle=dashes, linewidth=1.2, zorder=1, label=name)
     _bytes(traffic, rounds, reports)
     finish(loss, "loss", legend=True)
-    finish(accuracy, "metrics" if reports[-1].scores else "accuracy", legend=True)
-    accuracy.set_ylim(0, 1)
+    label = "metrics" if reports[-1].scores else first
+    finish(accuracy, first if errors else label, legend=True)
+    accuracy.set_ylim(0, None if errors else 1)
     loss.set_ylim(bottom=0)
     figure.suptitle(title, fontsize=11)
     save(figure, path)
