@@ -91,6 +91,13 @@ def test_a_run_leaves_all_files_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("pictures")
+def test_one_round_is_no_curve(tmp_path: Path) -> None:
+    writer = writing(tmp_path / "run", report(1, confusion=((1, 0), (0, 1))))
+    writer.finish(FINAL)
+    assert {path.name for path in writer.out.glob("*.png")} == {"confusion.png"}
+
+
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(
     ("app", "name", "first", "last"),
     [

@@ -101,7 +101,7 @@ except SystemExit:
         (["compare", "."], {"numpy", "scipy", "torch"}),
         pytest.param(
             ["run", "quickstart", "rounds=1"],
-            {"flwr", "matplotlib", "nacl", "numpy", "torch"},
+            {"flwr", "nacl", "numpy", "torch"},
             marks=pytest.mark.slow,
         ),
     ],

@@ -88,8 +88,8 @@ class RunWriter:
         self, final: Mapping[str, object], state: Mapping[str, object] | None = None
     ) -> dict[str, object]:
         """Write ``weights.safetensors``, the pictures and, last, ``result.json``."""
-        # The pictures are ``curves.png``, the method's own and, if a round says who took part,
-        # ``participation.png``.
+        # The pictures are the method's own and, of two rounds or more, ``curves.png`` and, if a
+        # round says who took part, ``participation.png``.
         if not self.reports:
             raise OutputError(f"{self.out}: no round was run, so there is no result to write")
         total = self._seconds_before + time.perf_counter() - self._started
@@ -114,20 +114,25 @@ class RunWriter:
         remove_empty(self._made)
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
-        # Imported here: it takes a second, and a run that stops early does not need it.
+        """Draw the pictures; one round alone is no curve, and has those of a round only."""
+        title = _title(self.config)
+        best = best_round(self.reports, metrics_of(self.config)[0]) or self.reports[-1]
+        if self._draw_more is not None:
+            self._draw_more(self.out, self.reports, title)
+        if len(self.reports) < 2 and not best.confusion:
+            return
+        # Imported here: it takes as long as a short run, and these do without.
         from flower_graph.report.plots.base import (
             save_confusion,
             save_curves,
             save_participation,
         )
 
-        title = _title(self.config)
-        best = best_round(self.reports, metrics_of(self.config)[0]) or self.reports[-1]
         if best.confusion:
             save_confusion(self.out / "confusion.png", best, title=title)
+        if len(self.reports) < 2:
+            return
         save_curves(self.out / "curves.png", self.reports, title=title, baselines=baselines)
-        if self._draw_more is not None:
-            self._draw_more(self.out, self.reports, title)
         if any(report.participation for report in self.reports):
             save_participation(self.out / "participation.png", self.reports, title=title)
 

@@ -19,7 +19,7 @@ from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
 from flower_graph.outputs.files import NODE_ROLES, Predictions
 
-OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json", "curves.png"}
+OUTPUTS = {"config.yaml", "metrics.jsonl", "result.json"}
 # What a simulation has in its output folder, and clients of a deployment in places of their own
 AT_CLIENTS = {"clients", "clients.csv", "data.json", "embeddings"}
 TIMEOUT = 700.0  # seconds that one run may take on a busy machine
