@@ -131,7 +131,7 @@ def write_page(
     rows = [*make_rows(asked, runs), *measured]
     pictures = draw(out, asked, runs, rows)
     write_json(out / "table.json", rows)
-    missing = [*left_out, *missing_runs(asked, runs)]
+    missing = [*dict.fromkeys([*left_out, *missing_runs(asked, runs)])]
     write_text(out / "table.md", make_page(asked, runs, rows, missing, pictures))
 
 
