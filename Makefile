@@ -1,7 +1,7 @@
 # Needs Python 3.11 (or a later one that pyproject.toml allows) and make; everything else comes
 # from the package registry that pip is set up for.
 .POSIX:
-.PHONY: install run test test-slow test-all test-versions lint types check bench deploy-demo dist clean
+.PHONY: install run test test-slow test-all test-versions lint types check docs bench deploy-demo dist clean
 
 BIN = .venv/bin
 STAMP = .venv/.installed
@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 	done
 	@test -x $(BIN)/python || { echo "No Python 3.11 or later was found; set PYTHON" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --editable '.[dev,deepwalk,metis,ogb,dp,optuna]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,deepwalk,metis,ogb,dp,optuna]' --constraint constraints.txt
 	@touch $@
 
 # The main job: 2,708 users on the bundled Cora, 200 rounds, on Ray.
@@ -67,12 +67,20 @@ test-versions: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run.py
 
+# The site, without a warning, where the package finds it: `flower-graph docs` opens it. Needs no
+# network.
+docs: $(STAMP)
+	rm -rf flower_graph/site
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --builder html \
+		--doctree-dir build/doctrees docs flower_graph/site
+	@du -sh flower_graph/site
+
 # A SuperLink and four SuperNodes on this machine, which end with it.
 deploy-demo: $(STAMP)
 	@$(BIN)/python deploy/demo.py
 
 # What goes to PyPI, into dist/: built, checked by twine, and tried where no checkout is.
-dist: $(STAMP)
+dist: docs
 	@rm -rf dist
 	@! grep -q '^repository = ""' pyproject.toml || \
 		echo "pyproject.toml names no repository: the README loses its links (docs/release.md)" >&2
@@ -81,5 +89,5 @@ dist: $(STAMP)
 
 # Everything that can be made again; outputs of runs stay.
 clean:
-	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf .venv .cache .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist flower_graph/site *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -195,7 +195,7 @@ def with_registry(config: RunConfig, grid: Grid, folder: RunFolder | None = None
         if folder is not None:
             raise ConfigError(
                 "strategy.registry: null; SuperNodes with data folders have keys of their own: "
-                "name the server's copy of the registry (docs/deployment.md)"
+                "name the server's copy of the registry (`flower-graph docs deployment`)"
             )
         parts, clients = len(list(grid.get_node_ids())), method_of(config).num_clients(config)
         _require_parties(config, parts)

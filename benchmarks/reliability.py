@@ -33,7 +33,7 @@ def table(faults: Faults) -> str:
             alike.setdefault((one["happened"], _short(one["test"])), []).append(name)
         rows = [f"| {'; '.join(who)} | {what} | `{test}` |" for (what, test), who in alike.items()]
         head = ["| methods | what happened | test |", "| --- | --- | --- |"]
-        blocks.append("\n".join([f"### {fault[0].upper()}{fault[1:]}", "", *head, *rows]))
+        blocks.append("\n".join([f"## {fault[0].upper()}{fault[1:]}", "", *head, *rows]))
     return "\n\n".join(blocks)
 
 

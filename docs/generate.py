@@ -1,12 +1,10 @@
-"""Write the tables of a page of ``docs/reference/`` from what code and tests declare.
+"""Make the tables of the pages of ``docs/reference/`` from what code and tests declare.
 
-    python docs/generate.py configuration
     python docs/generate.py error-messages
-    python docs/generate.py messages
-    python docs/generate.py promises
 
 A page's prose is written by hand. Its tables stand between ``<!-- generated: NAME -->`` and
-``<!-- end -->`` and are replaced.
+``<!-- end -->``: they are filled in when the site is built (``make docs``), and are not in the
+repository, but for the page of messages that a person can meet, so that a change of them is read.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import code_tables
 import error_messages
 
 from flower_graph.config.common import RunConfig
@@ -242,6 +241,8 @@ def _listed(tests: list[str]) -> str:
 
 # page: what makes its tables
 PAGES: dict[str, Callable[[str], str]] = {
+    "api": code_tables.names,
+    "command-line": code_tables.commands,
     "configuration": configuration,
     "error-messages": error_messages.table,
     "messages": messages,
@@ -249,18 +250,30 @@ PAGES: dict[str, Callable[[str], str]] = {
 }
 
 
-def generate(page: str) -> str:
-    """Give the text of a page with its tables made anew."""
-    text = (REFERENCE / f"{page}.md").read_text(encoding="utf-8")
+COMMITTED = ("error-messages",)
+
+
+def filled(page: str, text: str) -> str:
+    """Give a page's text with its tables, if it is one that has such."""
+    if page not in PAGES:
+        return text
     return MARKED.sub(lambda found: found[1] + PAGES[page](found[2]) + found[3], text)
 
 
+def generate(page: str) -> str:
+    """Give a page of this folder with its tables."""
+    return filled(page, (REFERENCE / f"{page}.md").read_text(encoding="utf-8"))
+
+
 def main() -> None:
-    """Write a page."""
+    """Write pages whose tables are in the repository."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("page", choices=PAGES)
-    page = parser.parse_args().page
-    (REFERENCE / f"{page}.md").write_text(generate(page), encoding="utf-8")
+    parser.add_argument("pages", nargs="+", choices=PAGES, metavar="PAGE")
+    for page in parser.parse_args().pages:
+        if page in COMMITTED:
+            (REFERENCE / f"{page}.md").write_text(generate(page), encoding="utf-8")
+        else:
+            print(f"{page}: its tables are made with the site, by `make docs`")
 
 
 if __name__ == "__main__":

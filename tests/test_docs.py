@@ -69,3 +69,13 @@ def test_what_the_changelog_says_has_moved_is_there() -> None:
         names = re.findall(r"`([A-Za-z]\w+)`", new) or re.findall(r"`([A-Za-z]\w+)`", old)
         found = [importlib.import_module(module) for module in modules]
         assert found and all(any(hasattr(one, name) for one in found) for name in names), new
+
+
+def test_every_guide_is_in_the_contents_of_the_site() -> None:
+    listed = set[Path]()
+    for page in PAGES:
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text("utf-8"), re.DOTALL):
+            names = [line for line in block.splitlines() if line and line[0] != ":"]
+            listed |= {(page.parent / f"{name}.md").resolve() for name in names}
+    assert {page.resolve() for page in PAGES} - listed == {ROOT / "docs" / "index.md"}
+    assert all(page.is_file() for page in listed)

@@ -27,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = (".*", "build", "dist", "*.egg-info", "__pycache__", "runs")
 FOLDERS = ("apps", "conf", "flower_graph", "strategies")
 DATA = "flower_graph/data/cora_linqs"
+SITE = "flower_graph/site"  # where `make docs` has built it, as CI and `make dist` do before
+INDEX = ROOT / SITE / "index.html"
 WHERE = """
 import importlib.util, json
 import flower_graph
@@ -119,7 +121,9 @@ def test_wheel_installs_one_name_only(distributions: Path) -> None:
     assert {name.split("/")[0] for name in names} == tops
     sources = _sources()
     expected = {n if n.startswith("flower_graph/") else f"flower_graph/{n}" for n in sources}
-    packed = {name for name in names if "dist-info" not in name}
+    site = {name for name in names if name.startswith(f"{SITE}/")}
+    assert not INDEX.exists() or f"{SITE}/own-data.html" in site
+    packed = {name for name in names if "dist-info" not in name} - site
     assert packed == expected | {f"{DATA}/cora.npz", f"{DATA}/README.md", "flower_graph/py.typed"}
 
 
@@ -155,6 +159,21 @@ def test_sdist_has_all_that_a_build_needs(distributions: Path) -> None:
     assert {"conf/quickstart.yaml", "apps/server_app.py"} <= names
     assert not any("/runs/" in name for name in names)
     assert sdist.stat().st_size < 4e6
+
+
+def test_the_site_is_in_the_wheel_small_and_found(
+    distributions: Path, installed: Path, tmp_path: Path
+) -> None:
+    if not INDEX.exists():
+        pytest.skip("`make docs` has not been run")
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        parts = [one for one in archive.infolist() if one.filename.startswith(f"{SITE}/")]
+    assert sum(part.compress_size for part in parts) < 3e6
+    for page in ("own-data", "configuration", "results/heat-map"):
+        found = _run(installed, tmp_path, "flower-graph", "docs", page, "--path")
+        path = Path(found.strip().removeprefix("file://"))
+        assert path.is_file() and path.is_relative_to(installed)
 
 
 def test_installed_package_is_the_wheels_and_its_command_lists_shows_and_runs(

@@ -69,7 +69,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _parser()
+    parser = make_parser()
     # argparse cannot take overrides on both sides of an option (`a=1 --seeds 0 b=2`) by itself.
     args, rest = parser.parse_known_args(argv)
     if rest and (not hasattr(args, "overrides") or any(word.startswith("-") for word in rest)):
@@ -87,7 +87,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands; the page on commands is made of it too."""
     parser = _Parser(
         prog="flower-graph",
         description="Federated learning on graphs whose clients are tiny, for Flower.",
@@ -104,6 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_compare(commands.add_parser("compare", help="compare runs: settings, figures, costs"))
     _add_report(commands.add_parser("report", help="write a page about runs, with pictures"))
     commands.add_parser("list", help="list methods, configs and data sets")
+    _add_docs(commands.add_parser("docs", help="open the documentation, or one page of it"))
     _add_show(commands.add_parser("show", help="print all settings of a config"))
     completion = commands.add_parser("completion", help="print a script that completes commands")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -147,6 +149,12 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=help_runs)
     help_out = "the page, one file that needs no other"
     parser.add_argument("--out", type=Path, required=True, metavar="FILE.html", help=help_out)
+
+
+def _add_docs(parser: argparse.ArgumentParser) -> None:
+    help_page = "such as own-data, privacy/noise or outputs#metrics; default: the first page"
+    parser.add_argument("page", nargs="?", default="index", metavar="PAGE", help=help_page)
+    parser.add_argument("--path", action="store_true", help="print where it is, and open nothing")
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:
@@ -357,6 +365,7 @@ _COMMANDS = {
     "compare": "flower_graph.apps.cli.compare:compare_command",
     "report": "flower_graph.apps.cli.report:report_command",
     "list": "flower_graph.apps.cli.overview:list_command",
+    "docs": "flower_graph.apps.cli.documentation:docs_command",
     "show": "flower_graph.apps.cli.overview:show_command",
     "completion": "flower_graph.apps.cli.overview:completion_command",
     "new-method": "flower_graph.apps.cli.new_method:new_method_command",

@@ -50,7 +50,7 @@ class DataConfig:
     name: str = setting(
         "cora-linqs",
         Rule("the name of a data set or a file", lambda name: bool(name.strip())),
-        help="a known set, `Class/name` of PyG, `csbm`, or a path: docs/own-data.md",
+        help="a known set, `Class/name` of PyG, `csbm`, or a path: `flower-graph docs own-data`",
     )
     root: str | None = setting(
         None, help="folder of the raw data; null: `$FLOWER_GRAPH_DATA`, else a download"

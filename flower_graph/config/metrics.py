@@ -28,7 +28,7 @@ SOME = Rule(
 )
 HELP = (
     "what is reported of predictions; the first decides which round is the best. All but the "
-    "accuracy are those of all clients' predictions together: docs/outputs.md"
+    "accuracy are those of all clients' predictions together: `flower-graph docs outputs#metrics`"
 )
 WITHHELD = (
     "clients withhold what they measure; set metrics=[accuracy] or privacy.measurements=report"

@@ -25,7 +25,9 @@ from flower_graph.config.rules import (
 from flower_graph.config.schema import section, setting
 
 DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
-TASK_HELP = "what is learnt: the classes of `nodes`, or which nodes are linked: docs/links.md"
+TASK_HELP = (
+    "what is learnt: the classes of `nodes`, or which nodes are linked: `flower-graph docs links`"
+)
 
 
 @dataclass

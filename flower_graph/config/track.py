@@ -14,7 +14,7 @@ SOME = Rule(
 )
 HELP = (
     "trackers that the server shows each round to, of `tensorboard`, `mlflow`, `wandb`, each an "
-    "extra of this name: docs/using-a-run.md"
+    "extra of this name: `flower-graph docs using-a-run#trackers`"
 )
 
 

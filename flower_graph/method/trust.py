@@ -31,7 +31,7 @@ class TrustSection(StrategySection):
         SEMI_HONEST,
         choice(*TRUST),
         help="whether the server is taken to follow the protocol; `malicious-server`: it may not, "
-        "from five SuperNodes on, each with a registered key (docs/secure-sum.md)",
+        "from five SuperNodes on, each with a registered key (`flower-graph docs secure-sum`)",
     )
     registry: str | None = setting(
         None,

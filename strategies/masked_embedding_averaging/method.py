@@ -88,7 +88,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     client, clients = "ego-network", "ego-networks"
     heterophily = (
         "FedSCem's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.32 "
-        "where logistic regression on good features has 0.84 (docs/results/heat-map)"
+        "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
     )
     tables = ("fedscem",)
 

@@ -75,7 +75,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     graph = OverlappingGraph
     heterophily = (
         "PPFL-GNN puts a node beside its neighbours: at homophily 0.1 it gained nothing over "
-        "training alone, and both were near chance (docs/results/heat-map)"
+        "training alone, and both were near chance (`flower-graph docs results/heat-map`)"
     )
     tables = ("ppfl",)
 

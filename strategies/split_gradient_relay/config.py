@@ -39,7 +39,7 @@ class UserData(DataConfig):
     add: str | None = setting(
         None,
         help="a file, or a folder with tables, of the grown graph: old users by name, or first; "
-        "docs/own-data.md",
+        "`flower-graph docs own-data#users-that-come-and-go`",
     )
     remove: list[str] = setting([], help="names or numbers of all users who have left")
 

@@ -68,7 +68,8 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
     measures = False  # the server evaluates the noisy vectors that it has
     heterophily = (
         "nFedGNN smooths over edges: at homophily 0.1 it was 7 to 64 points below logistic "
-        "regression on the features (docs/results/heat-map); try strategy.reg_weight=0"
+        "regression on the features; try strategy.reg_weight=0 "
+        "(`flower-graph docs results/heat-map`)"
     )
     tables = ("nfedgnn", "nfedgnn-summed", "nfedgnn-steady", "heat-map", "links")
 

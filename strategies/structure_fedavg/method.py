@@ -115,7 +115,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     has_true_edges = True
     heterophily = (
         "FedGLS's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.52 "
-        "where logistic regression on good features has 0.84 (docs/results/heat-map)"
+        "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
     )
     tables = ("fedgls", "fedgls-why")
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from doc_helpers import DOCS
 from message_recorder import RUNS, Entry, Recorder
 from test_docs import anchors
 
 from flower_graph.wire import keys
 from flower_graph.wire.codec import Message, Part, fields_of
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "messages.md").read_text(
-    encoding="utf-8"
-)
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(DOCS)
+    PAGE: str = importlib.import_module("generate").generate("messages")
 # Constants in keys.py that are no keys on the wire, or that stay at the client
 NOT_SENT = {keys.ARRAY_NAMES, keys.SUM_STATE}
 

@@ -301,7 +301,7 @@ def _unreadable(path: Path, error: Exception) -> str:
         )
     return (
         f"is not a graph that can be loaded safely, or is damaged: {wanted} is expected, or "
-        "another kind by its ending (docs/own-data.md)"
+        "another kind by its ending (`flower-graph docs own-data`)"
     )
 
 

@@ -295,7 +295,7 @@ class SumServer:
             LOG.warning(
                 "the server is trusted (semi-honest): it could subtract the sums of two rounds, "
                 "and so read what those sent together who are in one of them alone, even a single "
-                "client (docs/security.md, What sums over time tell)"
+                "client (`flower-graph docs security#what-sums-over-time-tell`)"
             )
 
     def _round(self, server_round: int) -> SumRound:

@@ -1,0 +1,74 @@
+"""Sphinx's settings for the site: `make docs` builds it, `flower-graph docs` opens it.
+
+The pages are the Markdown of this folder, as a repository shows it. While they are read, tables
+that code declares are filled in (``generate.py``), and links out of this folder become links into
+the repository, or words where its address is not known.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parent
+sys.path.insert(0, str(DOCS))
+generate = import_module("generate")  # a file of this folder
+
+PYPROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
+REPOSITORY = PYPROJECT["tool"]["flower-graph"]["repository"].rstrip("/")
+LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)]*)?\)")
+
+project = "flower-graph"
+author = "The authors of flower-graph"
+version = release = PYPROJECT["project"]["version"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+napoleon_use_ivar = True  # attributes are described once
+exclude_patterns = ["results/**/runs/**", "results/again/**"]  # what runs left
+source_suffix = {".md": "markdown"}
+
+html_theme = "furo"
+html_title = f"flower-graph {release}"
+html_static_path = ["_static"]
+html_css_files = ["wide.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+myst_heading_anchors = 6  # as GitHub makes them
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 80
+
+
+def _of_site(page: Path, link: re.Match[str]) -> str:
+    """Write a link as the site can follow it: to a page, into the repository, or as words."""
+    picture, words, target, anchor = link.groups()
+    file = (page.parent / target).resolve()
+    if file.is_dir() and DOCS in file.parents and (file / "README.md").is_file():
+        return f"[{words}]({target.rstrip('/')}/README.md)"
+    if file.suffix == ".md" and DOCS in file.parents and DOCS / "results/again" not in file.parents:
+        return link[0]
+    name = file.relative_to(DOCS.parent).as_posix()
+    if REPOSITORY:
+        return f"[{words}]({REPOSITORY}/blob/v{release}/{name}{anchor or ''})"
+    return f"{words} (`{name}` in the repository)" if picture else words
+
+
+def _read(app: object, name: str, source: list[str]) -> None:
+    page = DOCS / f"{name}.md"
+    text = generate.filled(name.rpartition("/")[2], source[0])
+    text = LINK.sub(lambda link: _of_site(page, link), text)
+    if name.startswith("results/") and name != "results/README":
+        text = f"---\norphan: true\n---\n{text}"  # found from other pages, not from the list
+    source[0] = text
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Have pages filled in while they are read."""
+    app.connect("source-read", _read)
+    return {"parallel_read_safe": True}
