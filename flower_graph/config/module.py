@@ -73,7 +73,9 @@ class ModuleRunConfig(CutRunConfig):
     """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
 
     rounds: int = 100
-    task: str = setting(NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: docs/own-data.md")
+    task: str = setting(
+        NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: `flower-graph docs own-data`"
+    )
     # The graph's own split is not used: clients split their nodes by ``partition``. Features stay
     # as they are: models learn slowly from scaled ones.
     data: DataConfig = section(DataConfig, split="random", ratios=[0.6, 0.2, 0.2], features="as-is")

@@ -195,7 +195,7 @@ def _read(
     elif targets:
         raise DataError(
             f"data.name = {config.name!r}: task=values needs a graph of your own with a number for "
-            "each node (docs/own-data.md)"
+            "each node (`flower-graph docs own-data`)"
         )
     elif name == LINQS:
         graph = load_cora_linqs()
