@@ -51,9 +51,9 @@ def _of_site(page: Path, link: re.Match[str]) -> str:
     file = (page.parent / target).resolve()
     if file.is_dir() and DOCS in file.parents and (file / "README.md").is_file():
         return f"[{words}]({target.rstrip('/')}/README.md)"
-    if DOCS in file.parents and file.suffix in (".md", ".svg"):
-        if DOCS / "results/again" not in file.parents:
-            return link[0]
+    is_built = DOCS in file.parents and DOCS / "results/again" not in file.parents
+    if is_built and file.suffix in (".md", ".svg"):
+        return link[0]
     name = file.relative_to(DOCS.parent).as_posix()
     if REPOSITORY:
         return f"[{words}]({REPOSITORY}/blob/v{release}/{name}{anchor or ''})"
