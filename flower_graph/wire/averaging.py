@@ -62,7 +62,7 @@ def mean_of(metrics: Mapping[str, Any], name: str) -> float:
 
 
 @dataclass(frozen=True)
-class ClientMean(Field):
+class ClientMean(Field[Tensor]):
     """A number of each client, NaN where it has none; the reader gets the clients' mean."""
 
     is_number = True
@@ -71,7 +71,7 @@ class ClientMean(Field):
         ("", Real("has-*", "clients that have such a number, divided by `num-examples`")),
     )
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: Tensor, to: Writing) -> None:
         """Write sum and count, divided by the message's weight."""
         to.config |= sums(self.key, value, to.message.weight)
 

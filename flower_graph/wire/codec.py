@@ -18,7 +18,17 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from functools import cache, cached_property, lru_cache
-from typing import Annotated, Any, ClassVar, Self, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Generic,
+    Self,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -32,6 +42,7 @@ from flower_graph.wire.numpy_client import Answer, Parameters
 Entries = Mapping[str, object]
 Known = Mapping[str, Any]  # what the reader asked for, by names of fields: of any type
 ABSENT: object = object()  # the value of an optional field that is missing
+T = TypeVar("T")  # what a field is in the dataclass
 
 
 @lru_cache
@@ -94,7 +105,7 @@ class Writing:
 
 
 @dataclass(frozen=True)
-class Field:  # values have any type: the messages' dataclasses declare them
+class Field(Generic[T]):
     """An entry of a config or metric record; the base of all kinds."""
 
     key: str
@@ -111,29 +122,39 @@ class Field:  # values have any type: the messages' dataclasses declare them
         """The type, in the page's words."""
         return self.type
 
-    def write(self, value: object, to: Writing) -> None:
+    def write(self, value: T, to: Writing) -> None:
         """Write a field's value."""
         if not (self.optional and is_empty(value)):
             to.config[self.key] = self.encode(value)
 
-    def read(self, name: str, reading: Reading) -> Any:
-        """Read and check a field's value."""
-        value = (reading.metrics if self.is_number else reading.config).get(self.key)
-        if value is None and self.optional:
+    def read(self, name: str, reading: Reading) -> object:
+        """Read and check a field's value; ``ABSENT`` if it is optional and missing."""
+        if self.optional and self.entry(reading) is None:
             return ABSENT
-        return self.decode(value, name, reading)
+        return self.required(name, reading)
 
-    def encode(self, value: object) -> object:
+    def required(self, name: str, reading: Reading) -> T:
+        """Read and check the value of a field that must be there."""
+        return self.decode(self.entry(reading), name, reading)
+
+    def entry(self, reading: Reading) -> object:
+        """Return the entry as it came; None if it is missing."""
+        return (reading.metrics if self.is_number else reading.config).get(self.key)
+
+    def encode(self, value: T) -> object:
         """Turn the value into an entry."""
         return value
 
-    def decode(self, value: object, name: str, reading: Reading) -> object:
+    def decode(self, value: object, name: str, reading: Reading) -> T:
         """Turn an entry into the value."""
         raise NotImplementedError
 
     def refuse(self, wanted: str, value: object) -> MalformedReplyError:
         """Return the error for an entry that does not fit its declaration."""
         return MalformedReplyError(f"{self.key}: expected {wanted}, got {brief(value)}")
+
+
+AnyField = Field[Any]  # of a message, whatever type the field's value has
 
 
 def is_empty(value: object) -> bool:
@@ -143,23 +164,23 @@ def is_empty(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Shaped(Field):
+class Shaped(Field[T]):
     """A field with a shape."""
 
     shape: str = "n"
     # Sizes that are sent as entries, since the reader cannot know them otherwise, by their letters
-    sent: tuple[tuple[str, Field], ...] = ()
+    sent: tuple[tuple[str, Field[int]], ...] = ()
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: T, to: Writing) -> None:
         """Write a field's value, and the sizes that are sent with it."""
         for letter, size in self.sent:
-            size.write(value.shape[axes(self.shape).index(letter)], to)
+            size.write(np.asarray(value).shape[axes(self.shape).index(letter)], to)
         super().write(value, to)
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> object:
         """Read the sizes that are sent first."""
         for letter, size in self.sent:
-            reading.sizes[letter] = size.read(letter, reading)
+            reading.sizes[letter] = size.required(letter, reading)
         return super().read(name, reading)
 
     @property
@@ -169,7 +190,7 @@ class Shaped(Field):
 
 
 @dataclass(frozen=True)
-class Tensor(Shaped):
+class Tensor(Shaped[NDArray[np.generic] | None]):
     """An array, under ``record/key``; not written if it is None."""
 
     dtype: str = "float32"  # the type that is sent, for the page; any numbers are accepted
@@ -183,7 +204,7 @@ class Tensor(Shaped):
         """The type and the shape."""
         return f"{self.dtype} `[{', '.join(self.shape.split())}]`"
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: NDArray[np.generic] | None, to: Writing) -> None:
         """Put the array where its record is made."""
         if value is not None:
             to.arrays[self.key] = value
@@ -217,7 +238,7 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
 
 
 @dataclass(frozen=True)
-class Named(Field):
+class Named(Field[Mapping[str, NDArray[np.generic]]]):
     """Named arrays: all of them, or none."""
 
     names: tuple[str, ...] = ()
@@ -231,7 +252,7 @@ class Named(Field):
         shapes = (", ".join([*head, *"ij"[:n]]) for n in (1, 2))
         return "float32 " + " or ".join(f"`[{shape}]`" for shape in shapes)
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: Mapping[str, NDArray[np.generic]], to: Writing) -> None:
         """Put the arrays where their record is made."""
         record = self.key.partition("/")[0]
         to.records.append(record)
@@ -253,18 +274,18 @@ class Named(Field):
 
 
 @dataclass(frozen=True)
-class Part(Field):
+class Part(Field[object]):
     """A group of entries: of a message, or of another class whose fields are given."""
 
     key: str = ""  # the title of the group on the page, if it has one
     make: Callable[..., object] = dict
-    fields: Mapping[str, Field] | None = None
+    fields: Mapping[str, AnyField] | None = None
     when: str = ""  # the entry that says whether the group is sent
     absent: object = None  # the value of that entry if it is not
     turn = 1
 
     @cached_property
-    def parts(self) -> Mapping[str, Field]:
+    def parts(self) -> Mapping[str, AnyField]:
         """Return the fields."""
         return fields_of(self.make) if self.fields is None else self.fields
 
@@ -274,7 +295,7 @@ class Part(Field):
         return getattr(self.make, "__dataclass_fields__", {}).keys() - self.parts.keys()
 
     @cached_property
-    def _by_turns(self) -> list[tuple[str, Field]]:
+    def _by_turns(self) -> list[tuple[str, AnyField]]:
         return sorted(self.parts.items(), key=lambda item: item[1].turn)
 
     def write(self, value: object, to: Writing) -> None:
@@ -311,7 +332,7 @@ class Part(Field):
 
 
 @cache
-def fields_of(cls: object) -> Mapping[str, Field]:
+def fields_of(cls: object) -> Mapping[str, AnyField]:
     """Return the declared fields of a class, in order."""
     hints = get_type_hints(cls, include_extras=True).items()
     declared = {name: get_args(hint) for name, hint in hints if get_origin(hint) is Annotated}

@@ -6,17 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import numpy as np
 import torch
 from flwr.app import RecordDict
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import ERROR_SUMS, Counts, Errors, count, count_size
-from flower_graph.wire.codec import Message, Reading, Writing
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.codec import Message, Reading, Shaped, Writing
 from flower_graph.wire.fields import Exact, Word
 from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
@@ -34,21 +34,28 @@ Counting = Annotated[
 
 
 @dataclass(frozen=True)
-class CountsField(Exact):
+class CountsField(Shaped[Counts | Errors | None]):
     """Counts of a SuperNode's clients, if they were asked for."""
 
-    def write(self, value: Any, to: Writing) -> None:
+    type = Exact.type
+
+    @property
+    def _row(self) -> Exact:
+        return Exact(self.key, shape=self.shape)
+
+    def write(self, value: Counts | Errors | None, to: Writing) -> None:
         """Write them in one row."""
         # Sums of errors are float64, of as many bytes
-        super().write(None if value is None else value.flat().numpy().view(np.int64), to)
+        if value is not None:
+            self._row.write(value.flat().numpy().view(np.int64), to)
 
-    def read(self, name: str, reading: Reading) -> Any:
+    def read(self, name: str, reading: Reading) -> Counts | Errors | None:
         """Read them, if the reader knows that it has asked for some."""
         classes, what = reading.known.get("classes", 0), reading.known.get("counting", "")
         if not what:
             return None
         reading.sizes["m"] = counts_size(classes, what)
-        row = self.decode(reading.config.get(self.key), name, reading)
+        row = self._row.required(name, reading)
         return as_errors(row) if what == ERRORS else as_counts(row, classes, what)
 
 
@@ -78,7 +85,7 @@ def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | Er
     return CountReply.read(content, classes=classes, counting=counting).counts
 
 
-def as_counts(row: NDArray[np.int64], classes: int, counting: str) -> Counts:
+def as_counts(row: IntArray, classes: int, counting: str) -> Counts:
     """Read counts off one row; ``MalformedReplyError`` if they are not as asked."""
     try:
         return Counts.of_flat(torch.from_numpy(row), classes, **_flags(counting))
@@ -86,7 +93,7 @@ def as_counts(row: NDArray[np.int64], classes: int, counting: str) -> Counts:
         raise MalformedReplyError(str(error)) from error
 
 
-def as_errors(row: NDArray[np.int64]) -> Errors:
+def as_errors(row: IntArray) -> Errors:
     """Read sums of errors off one row; ``MalformedReplyError`` if they are none."""
     try:
         return Errors.of_flat(torch.from_numpy(row.view(np.float64)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from flwr.app import RecordDict
@@ -17,17 +17,18 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.wire.arrays import IntArray, pack_integers, unpack_integers
-from flower_graph.wire.codec import ABSENT, Entries, Field, Message, Reading, Shaped, Writing
+from flower_graph.wire.codec import Entries, Field, Message, Reading, Shaped, Writing
 from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_TOKEN
 
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
+N = TypeVar("N", bound=np.generic)
 MAX_LINES = 1 << 14  # of one reply: as many as there can be clients in one sum
 RUN_BYTES = 16  # the nonce that tells one run from another
 
 
 @dataclass(frozen=True)
-class Whole(Field):
+class Whole(Field[int]):
     """A whole number; the one that was asked for, if the reader knows it."""
 
     least: int | None = None
@@ -51,7 +52,7 @@ class Whole(Field):
 
 
 @dataclass(frozen=True)
-class Real(Field):
+class Real(Field[float]):
     """A number."""
 
     is_number = True
@@ -65,7 +66,7 @@ class Real(Field):
 
 
 @dataclass(frozen=True)
-class Flag(Field):
+class Flag(Field[bool]):
     """Yes or no."""
 
     type = "bool"
@@ -78,12 +79,12 @@ class Flag(Field):
 
 
 @dataclass(frozen=True)
-class Word(Field):
+class Word(Field[str]):
     """Text; an empty word is left out."""
 
     type = "str"
 
-    def write(self, value: object, to: Writing) -> None:
+    def write(self, value: str, to: Writing) -> None:
         """Write the word, if there is any."""
         if value:
             to.config[self.key] = value
@@ -105,7 +106,7 @@ class Said(Word):
 
 
 @dataclass(frozen=True)
-class Raw(Field):
+class Raw(Field[bytes]):
     """The nonce of a run."""
 
     type = f"bytes (uint8) `[{RUN_BYTES}]`"
@@ -118,17 +119,17 @@ class Raw(Field):
 
 
 @dataclass(frozen=True)
-class Reasons(Field):
+class Reasons(Field[dict[int, str]]):
     """Which clients are left out and why, as ``number:reason``; no entry if none is."""
 
     type = "list of str"
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: dict[int, str], to: Writing) -> None:
         """Write a line for each client, if there is any."""
         if value:
             to.config[self.key] = [f"{client}:{why}" for client, why in value.items()]
 
-    def decode(self, value: object, name: str, reading: Reading) -> object:
+    def decode(self, value: object, name: str, reading: Reading) -> dict[int, str]:
         """Refuse lines that name no client."""
         reasons: dict[int, str] = {}
         if len(lines := _listed(value)) > MAX_LINES:
@@ -151,7 +152,7 @@ def _listed(value: object) -> list[object]:
 
 
 @dataclass(frozen=True)
-class Numbers(Shaped):
+class Numbers(Shaped[Any]):  # left open: integers where they are whole, else floats
     """A list of numbers, one for each client."""
 
     whole: bool = False
@@ -162,11 +163,14 @@ class Numbers(Shaped):
         """The type alone; the text says which clients' numbers they are."""
         return f"list of {'int' if self.whole else 'float'}"
 
-    def decode(self, value: Any, name: str, reading: Reading) -> list[Any]:
+    def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
         """Refuse all but a list of so many numbers."""
         kinds = {int} if self.whole else {int, float}
-        good = isinstance(value, list) and kinds.issuperset(map(type, value))
-        if not good or reading.fit(self.shape, len(value)) is None:
+        if (
+            not isinstance(value, list)
+            or not kinds.issuperset(map(type, value))
+            or reading.fit(self.shape, len(value)) is None
+        ):
             (count,) = reading.shape(self.shape)
             words = f"{count} numbers" if count != -1 else "numbers"
             raise self.refuse(f"whole {words}" if self.whole else words, value)
@@ -174,16 +178,16 @@ class Numbers(Shaped):
 
 
 @dataclass(frozen=True)
-class Exact(Shaped):
+class Exact(Shaped[IntArray]):
     """Whole numbers that must arrive unchanged: bytes, because mods may add noise to arrays."""
 
     type = "bytes (int64)"
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: IntArray) -> bytes:
         """Write the numbers row by row."""
         return pack_integers(value)
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
         """Refuse bytes of another size, and numbers other than those asked for."""
         numbers = self.unpack(value)
         if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
@@ -194,7 +198,7 @@ class Exact(Shaped):
             raise MalformedReplyError(f"{self.key}: {numbers.size} numbers, expected {wanted}")
         return numbers.reshape(result)
 
-    def unpack(self, value: object) -> Any:
+    def unpack(self, value: object) -> IntArray:
         """Read the bytes."""
         return unpack_integers(value, self.key)
 
@@ -205,7 +209,7 @@ class Clients(Exact):
 
     may_be_none: bool = False
 
-    def decode(self, value: object, name: str, reading: Reading) -> object:
+    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
         """Refuse an empty list, and a number that is there twice."""
         clients = super().decode(value, name, reading)
         if clients.size == 0 and not self.may_be_none:
@@ -219,20 +223,22 @@ class Clients(Exact):
 
 
 @dataclass(frozen=True)
-class Block(Shaped):
+class Block(Shaped[NDArray[np.generic]]):
     """Bytes of a shape, for each client or row."""
 
     type = "bytes (uint8)"
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: NDArray[np.generic]) -> bytes:
         """Write the bytes row by row."""
-        data: bytes = value.tobytes()
-        return data
+        return value.tobytes()
 
-    def decode(self, value: Any, name: str, reading: Reading) -> Bytes:
+    def decode(self, value: object, name: str, reading: Reading) -> NDArray[np.generic]:
         """Refuse bytes of another size."""
+        return self._rows(value, reading)
+
+    def _rows(self, value: object, reading: Reading) -> Bytes:
         result = reading.fit(self.shape, len(value)) if isinstance(value, bytes) else None
-        if result is None:
+        if not isinstance(value, bytes) or result is None:
             got = f"{len(value)} bytes" if isinstance(value, bytes) else brief(value)
             wanted = reading.words(self.shape)
             raise MalformedReplyError(f"{self.key}: expected bytes of shape {wanted}, got {got}")
@@ -245,18 +251,19 @@ class Flags(Block):
 
     type = "bytes (bool)"
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> NDArray[np.generic]:
         """Refuse bytes that are neither 0 nor 1."""
-        flags = super().decode(value, name, reading)
+        flags = self._rows(value, reading)
         if (flags > 1).any():
             raise MalformedReplyError(f"{self.key}: a byte is {flags.max()}, expected 0 or 1")
         return flags > 0
 
 
 @dataclass(frozen=True)
-class Ragged(Exact):
+class Ragged(Shaped[Sequence[IntArray]]):
     """Whole numbers of several clients, concatenated; split by how many each client has."""
 
+    type = "bytes (int64)"
     # The entry that has these counts; without one the reader knows them as ``sizes``
     pointer: Numbers | None = None
 
@@ -265,18 +272,23 @@ class Ragged(Exact):
         """The type, and the sum of all sizes."""
         return f"{self.type} `[{self.shape}]`"
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: Sequence[IntArray], to: Writing) -> None:
         """Write all numbers, and how many each client has."""
         if self.pointer is not None:
             self.pointer.write([int(part.size) for part in value], to)
-        super().write(np.concatenate(value), to)
+        super().write(value, to)
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def encode(self, value: Sequence[IntArray]) -> bytes:
+        """Write the numbers client by client."""
+        return pack_integers(np.concatenate(value))
+
+    def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
         """Refuse numbers that are not as many as the sizes say."""
         if self.pointer is None:
             sizes, words = reading.known["sizes"], "came, expected"
         else:
-            sizes, words = self.pointer.read(name, reading), f"ids came, {self.pointer.key} says"
+            sizes = self.pointer.required(name, reading)
+            words = f"ids came, {self.pointer.key} says"
         numbers = unpack_integers(value, self.key)
         if numbers.size != sum(sizes):
             raise MalformedReplyError(f"{self.key}: {numbers.size} {words} {sum(sizes)}")
@@ -285,7 +297,7 @@ class Ragged(Exact):
         return split_rows(numbers, sizes)
 
 
-def split_rows(values: NDArray[np.generic], sizes: Sequence[int] | IntArray) -> list[NDArray[Any]]:
+def split_rows(values: NDArray[N], sizes: Sequence[int] | IntArray) -> list[NDArray[N]]:
     """Split concatenated rows into parts."""
     return list(np.split(values, np.cumsum(sizes)))[:-1]
 
@@ -296,7 +308,7 @@ class Sizes(Exact):
 
     turn = 2
 
-    def decode(self, value: object, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
         """Refuse sizes that do not add up."""
         sizes, clients = self.unpack(value), reading.shape(self.shape)[0]
         if sizes.size != clients:
@@ -362,11 +374,13 @@ class Resume(Message, down="query"):
 
 def read_handled(config: Entries) -> int | None:
     """Read how many messages of this run a client has handled; None if it does not say."""
-    handled = HANDLED_FIELD.read("handled", Reading(config, config, []))
-    return None if handled is ABSENT else int(handled)
+    reading = Reading(config, config, [])
+    if HANDLED_FIELD.entry(reading) is None:
+        return None
+    return HANDLED_FIELD.required("handled", reading)
 
 
 def read_not_saved(content: RecordDict) -> str:
     """Read why a client could not write the checkpoint that it was asked for; empty if it did."""
     config: Entries = content.config_records.get(CONFIG) or {}
-    return str(NOT_SAVED_FIELD.read("not_saved", Reading(config, config, [])))
+    return NOT_SAVED_FIELD.required("not_saved", Reading(config, config, []))

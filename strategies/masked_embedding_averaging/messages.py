@@ -34,6 +34,7 @@ from flower_graph.wire.codec import (
     Reading,
     Tensor,
     Writing,
+    take,
 )
 from flower_graph.wire.counts import Counting, counts_size
 from flower_graph.wire.fields import (
@@ -156,6 +157,8 @@ class EgoEnrolment(Message, down="query"):
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
 
 
+# Any: which of the two is told by whether the round has a ring
+SumArray = NDArray[Any]  # ring words, or plain numbers
 WORDS_OR_PLAIN = "uint32, uint64 or float64"
 
 
@@ -167,7 +170,7 @@ class Sums(NamedTuple):
     contributors: int  # How many clients are in it
     # Ring words under pads, or plain float64
     embeddings: Annotated[
-        NDArray[Any],
+        SumArray,
         Tensor(
             f"{keys.SUMS}/embeddings",
             "the last round's sum of embeddings, under pads (plain: float64, without)",
@@ -176,7 +179,7 @@ class Sums(NamedTuple):
         ),
     ]
     counts: Annotated[
-        NDArray[Any],
+        SumArray,
         Tensor(
             f"{keys.SUMS}/{keys.HOLDER_COUNTS}",
             "how many clients are in each slot, likewise",
@@ -197,10 +200,10 @@ class SumsPart(Part):
         whole=True,
     )
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: object, to: Writing) -> None:
         """Write the sums."""
         super().write(value, to)
-        if value is not None:
+        if isinstance(value, Sums):
             self.contributors.write([value.sum_round, value.contributors], to)
 
     def read(self, name: str, reading: Reading) -> object:
@@ -208,12 +211,15 @@ class SumsPart(Part):
         if not reading.config.get(self.when):
             return ABSENT
         part = self.values(reading.part())
-        sum_round, contributors = self.contributors.read(name, reading)
+        sum_round, contributors = self.contributors.required(name, reading)
         return Sums(sum_round=sum_round, contributors=contributors, **part)
 
 
+ModelArrays = tuple[NDArray[np.generic], NDArray[np.generic]] | None
+
+
 @dataclass(frozen=True)
-class Model(Field):
+class Model(Field[ModelArrays]):
     """A whole model, and a flag that it is there."""
 
     turn = 1
@@ -225,26 +231,27 @@ class Model(Field):
     )
     rest = Tensor(f"model/{keys.REST}", "all other weights, flat", shape="D")
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: ModelArrays, to: Writing) -> None:
         """Write the flag, and the model if there is one."""
         to.config[self.key] = value is not None
         for tensor, values in zip((self.first, self.rest), value or (), strict=False):
             tensor.write(values, to)
 
-    def decode(self, value: object, name: str, reading: Reading) -> object:
+    def decode(self, value: object, name: str, reading: Reading) -> ModelArrays:
         """Read the model, if there is one."""
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
         if not value:
             return None
-        return self.first.read("first", reading), self.rest.read("rest", reading)
+        first, rest = (take(one.key, one.shape, reading) for one in (self.first, self.rest))
+        return first, rest
 
 
 @dataclass(frozen=True)
-class Rest(Field):
+class Rest(Field[Mapping[str, object]]):
     """Entries of another message that is sent with this one."""
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: Mapping[str, object], to: Writing) -> None:
         """Write them."""
         to.config.update(value)
 
@@ -302,10 +309,11 @@ class EgoRequest(Message, down="train"):
 class Seconds(Real):
     """A client's seconds; 0 if it is not a time, since nothing is computed with it."""
 
-    def decode(self, value: Any, name: str, reading: Reading) -> float:
+    def decode(self, value: object, name: str, reading: Reading) -> float:
         """Take anything."""
-        good = isinstance(value, (int, float)) and 0 <= value < MAX_SECONDS
-        return float(value) if good else 0.0
+        if isinstance(value, (int, float)) and 0 <= value < MAX_SECONDS:
+            return float(value)
+        return 0.0
 
 
 @dataclass
@@ -316,7 +324,7 @@ class EgoReply(Message, up="train"):
     # Of the MaskedReply, which the secure sum checks; or, for plain sums, of a PlainEnrolment
     entries: Annotated[dict[str, object], Rest("")]
     total: Annotated[
-        NDArray[np.generic],
+        SumArray,
         Tensor(
             f"{keys.SUMS}/{keys.TOTAL}",
             "sum of the clients' vectors: embeddings by slot, ones for slots held, nine "

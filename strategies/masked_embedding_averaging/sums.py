@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     SUMMED_NAMES,
     UNREAD,
     Layout,
+    SumArray,
 )
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import largest_size
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 ROUNDING = 1e-3  # by which a sum of accuracies may be off
 
 
-def check_plain_sum(total: NDArray[Any], layout: Layout, clients: int) -> None:
+def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
     """Check what can be known of a plain sum over so many clients."""
     # total [L]
     if total.dtype != np.float64:
@@ -39,7 +40,7 @@ def check_plain_sum(total: NDArray[Any], layout: Layout, clients: int) -> None:
     read_counted(total, layout, None)
 
 
-def read_counted(total: NDArray[Any], layout: Layout, ring: Ring | None) -> Counts | None:
+def read_counted(total: SumArray, layout: Layout, ring: Ring | None) -> Counts | None:
     """Read the counts in a sum; None where none are asked for."""
     if not layout.counting:
         return None

@@ -11,7 +11,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoRequest,
     Layout,
     PlainEnrolment,
+    SumArray,
     Sums,
 )
 from flower_graph.strategies.masked_embedding_averaging.sums import are_counts
@@ -229,7 +230,7 @@ def _common(table: SlotTable, pads: bytes, sum_round: int, hidden: int) -> NDArr
 def put_masks(
     host: SumClient | PartyClient,
     request: EgoRequest,
-    total: NDArray[Any],
+    total: SumArray,
     present: list[int],
     left_out: dict[int, str],
     terms: SumTerms,
@@ -261,7 +262,7 @@ class RoundSum:
 
     server_round: int = 0  # The round, and the number of its secure sum
     sum_round: int = 0
-    total: NDArray[Any] | None = None  # [L] the sum; None if the round was skipped
+    total: SumArray | None = None  # [L] the sum; None if the round was skipped
     contributors: int = 0  # Clients in it
     skipped: str = ""  # Why there is no sum
     # Clients and SuperNodes that were left out

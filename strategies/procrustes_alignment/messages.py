@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from flwr.app import RecordDict
@@ -128,7 +129,7 @@ class EmbeddingEnrolment(Message, up="query"):
 class Fingerprints(Numbers):
     """Fingerprints of each client's nodes, in place of their ids."""
 
-    def encode(self, value: Any) -> list[int]:
+    def encode(self, value: Sequence[IntArray]) -> list[int]:
         """Write a number for each client."""
         return [fingerprint(part) for part in value]
 
@@ -148,13 +149,13 @@ class Fingerprints(Numbers):
 
 
 @dataclass(frozen=True)
-class Rows(Field):
+class Rows(Field[Sequence[FloatArray | None]]):
     """Rows of all clients, concatenated, and an entry that says whose rows count."""
 
     turn = 1
     type = "float32 `[rows, d]`"
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: Sequence[FloatArray | None], to: Writing) -> None:
         """Write the rows; zeros for a client without, so that the answer has the same shape."""
         # Flower's ``LocalDpMod`` works on the difference of the two.
         to.config[keys.WITH_TARGETS] = [int(part is not None) for part in value]
@@ -183,7 +184,7 @@ class Targets(Rows):
         reading.sizes["n"] = sum(sizes)
         rows = take(keys.PUBLIC, "n d", reading)
         values["dimension"] = int(rows.shape[1])
-        has = self.with_targets.read(name, reading)
+        has = self.with_targets.required(name, reading)
         parts = split_rows(rows.astype(np.float32), sizes)
         return [part if flag else None for part, flag in zip(parts, has, strict=True)]
 
@@ -244,7 +245,7 @@ class Embeddings(Rows):
     def read(self, name: str, reading: Reading) -> object:
         """Read the rows; a client whose rows are not finite is left out, the others stay."""
         request, left_out = reading.known["request"], reading.values["left_out"]
-        present = Numbers(keys.WITH_TARGETS, shape="c").read(name, reading)
+        present = Numbers(keys.WITH_TARGETS, shape="c").required(name, reading)
         if not set(present) <= {0.0, 1.0}:
             raise MalformedReplyError(f"{keys.WITH_TARGETS}: expected 0 or 1, got {brief(present)}")
         result: list[FloatArray | None] = [None] * len(request.clients)
@@ -269,9 +270,9 @@ def _unfit(rows: FloatArray) -> str:
     return ""
 
 
-def _rows(content: Any, request: PublicRequest) -> FloatArray:
+def _rows(content: object, request: PublicRequest) -> FloatArray:
     """Read the array of a reply; whether it is finite is checked client by client."""
-    records = content.array_records
+    records = content.array_records if isinstance(content, RecordDict) else {}
     if list(records) != [keys.ARRAYS] or list(records[keys.ARRAYS]) != [keys.PUBLIC]:
         raise MalformedReplyError(f"the array {keys.ARRAYS}/{keys.PUBLIC} is missing, or not alone")
     try:
@@ -287,20 +288,20 @@ def _rows(content: Any, request: PublicRequest) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Judged(Field):
+class Judged(Field[Mapping[str, Sequence[float]]]):
     """Further measurements by name, each a number for every client."""
 
     is_number = True
     type = "list of float"
 
-    def write(self, value: Any, to: Writing) -> None:
+    def write(self, value: Mapping[str, Sequence[float]], to: Writing) -> None:
         """Write each under its name."""
         to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
 
     def read(self, name: str, reading: Reading) -> object:
         """Refuse invalid measurements, since their names get into the result."""
         judged = {
-            key.removeprefix(keys.MEASURED): Numbers(key, shape="c").read(name, reading)
+            key.removeprefix(keys.MEASURED): Numbers(key, shape="c").required(name, reading)
             for key in reading.metrics
             if key.startswith(keys.MEASURED)
         }

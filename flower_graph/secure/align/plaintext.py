@@ -25,8 +25,8 @@ from flower_graph.secure.align.blinded import canonical
 from flower_graph.secure.align.client import AnyAlignmentClient, SlotTable, open_table
 from flower_graph.secure.align.server import AnyAlignmentServer
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Known, Message, Reading
-from flower_graph.wire.fields import Clients, Exact, Sizes, Whole, Word, split_rows
+from flower_graph.wire.codec import Field, Known, Message, Reading
+from flower_graph.wire.fields import Clients, Exact, Integers, Sizes, Whole, split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
 
 IDENTITIES, ORDER = "identities", "order"
@@ -36,21 +36,20 @@ NUM_SLOTS = Whole("align-counts", "`sections`, `order`: how many slots")
 
 
 @dataclass(frozen=True)
-class Names(Word):
+class Names(Field[list[list[str]]]):
     """A list of different words for each client, as JSON."""
 
-    def encode(self, value: object) -> str:
+    type = "str"
+
+    def encode(self, value: list[list[str]]) -> str:
         """Write the lists."""
         return json.dumps(value)
 
-    def write(self, value: object, to: Any) -> None:
-        """Write the lists, even if there are none."""
-        to.config[self.key] = self.encode(value)
-
-    def decode(self, value: Any, name: str, reading: Reading) -> Any:
+    def decode(self, value: object, name: str, reading: Reading) -> list[list[str]]:
         """Refuse what is no list of lists of words; whose they are is checked by the message."""
         try:
-            return json.loads("" if value is None else value)
+            names: list[list[str]] = json.loads(value if isinstance(value, (str, bytes)) else "")
+            return names
         except (TypeError, ValueError, RecursionError) as error:
             raise MalformedReplyError(f"{self.key} cannot be read: {error}") from error
 
@@ -90,7 +89,7 @@ class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
     num_slots: Annotated[int, NUM_SLOTS]
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]
-    slots: Annotated[IntArray, Exact("align-slots", "`order`: slot of each of the clients' nodes")]
+    slots: Annotated[Integers, Exact("align-slots", "`order`: slot of each of the clients' nodes")]
 
 
 class OpenClient(AnyAlignmentClient):
@@ -98,7 +97,7 @@ class OpenClient(AnyAlignmentClient):
 
     def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
         self._num_slots = 0
-        self._slots: dict[int, NDArray[np.int64]] = {}
+        self._slots: dict[int, Integers] = {}
         self._patterns: dict[int, NDArray[np.uint8]] = {}
 
     @property

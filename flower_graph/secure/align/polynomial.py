@@ -145,10 +145,9 @@ class Modular(Exact):
 
     type = "bytes (uint32)"
 
-    def encode(self, value: Any) -> bytes:
+    def encode(self, value: IntArray) -> bytes:
         """Write the numbers row by row."""
-        data: bytes = value.astype("<u4").tobytes()
-        return data
+        return value.astype("<u4").tobytes()
 
     def unpack(self, value: object) -> Residues:
         """Read the bytes."""
@@ -156,7 +155,7 @@ class Modular(Exact):
             raise self.refuse("rows of 4 bytes", value)
         return np.frombuffer(value, "<u4").astype(np.uint64)
 
-    def decode(self, value: object, name: str, reading: Reading) -> object:
+    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
         """Refuse what is not below the prime."""
         numbers = super().decode(value, name, reading)
         prime = reading.values.get("prime", reading.known.get("prime"))
