@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flower_graph.errors import OutputError, brief
-from flower_graph.storage.reading import read_lines, reading
+from flower_graph.storage.reading import StateDict, read_lines, reading
 from flower_graph.wire.keys import (
     ACCURACY,
     AP,
@@ -135,7 +135,7 @@ class BestRound:
         """Record that the checkpoint is complete."""
         self.protected = self._saved()
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: StateDict) -> None:
         """Go on from a checkpoint."""
         self.number = int(state["number"])
         self.accuracy = float(state["accuracy"])

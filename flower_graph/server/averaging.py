@@ -39,6 +39,7 @@ from flower_graph.server.membership import Membership, OneClientEach
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.server.strategy_state import StrategyState, packed_models, unpacked_models
+from flower_graph.storage.reading import StateDict
 from flower_graph.wire.averaging import (
     ClientReply,
     count_payload,
@@ -344,7 +345,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         kept = {"strategy": self._kept.state_dict(), "clients": self.session.members.everyone()}
         return kept | packed_models(self.arrays, self.own_arrays)
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: StateDict) -> None:
         """Go on from what ``state`` returned."""
         assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])

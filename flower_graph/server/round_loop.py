@@ -23,6 +23,7 @@ from flower_graph.outputs.messages import KeepRequest
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
 from flower_graph.server.outputs import KeptOutputs, Wanted
 from flower_graph.server.session import Session
+from flower_graph.storage.reading import StateDict
 from flower_graph.wire.keys import ACCURACY, COUNTING
 
 LOG = logging.getLogger(__name__)
@@ -331,7 +332,7 @@ class RoundLoop(Strategy):
         """Resume from the newest checkpoint that server and clients have; return its round."""
         session = self.session
 
-        def load(state: Mapping[str, Any]) -> None:
+        def load(state: StateDict) -> None:
             self.load_state(state)
             self.best.load(state[BEST_ROUND])
             session.exchange.ledger.load_state_dict(state[WIRE])

@@ -27,6 +27,7 @@ from flower_graph.rng import generator
 from flower_graph.server.admission import Admission
 from flower_graph.server.membership import Membership
 from flower_graph.storage import checkpoint
+from flower_graph.storage.reading import StateDict
 from flower_graph.wire.client_errors import kind_of, no_content
 from flower_graph.wire.exchange import (
     ByteLedger,
@@ -67,7 +68,7 @@ class RunCheckpoints:
         return self._is_late or server_round % self.every == 0 or server_round == rounds
 
     # Any: each method nests its state in its own way
-    def save(self, server_round: int, state: dict[str, Any], missing: Mapping[int, str]) -> bool:
+    def save(self, server_round: int, state: StateDict, missing: Mapping[int, str]) -> bool:
         """Complete a round's checkpoint; return whether it is complete."""
         assert self.folder is not None
         for node, why in missing.items():
@@ -99,7 +100,7 @@ class RunCheckpoints:
     ) -> int:
         """Resume from the newest checkpoint that the server can read and all clients have."""
 
-        def take(server_round: int, state: dict[str, Any]) -> Sequence[str]:
+        def take(server_round: int, state: StateDict) -> Sequence[str]:
             assert self.folder is not None
             try:
                 check_same(state["settings"], settings)

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -31,6 +31,7 @@ __all__ = [
     "MOST_RECORD",
     "MOST_SETTINGS",
     "MOST_TENSORS",
+    "StateDict",
     "Tree",
     "check_yaml",
     "open_regular",
@@ -45,6 +46,8 @@ __all__ = [
 
 # Values of JSON and YAML. Any: the reader of a key checks its value.
 Tree = dict[str, Any]
+# What a class's ``state_dict`` or ``state`` returned. Any: the class alone knows its values.
+StateDict = Mapping[str, Any]
 
 MIB, GIB = 1 << 20, 1 << 30
 # The most bytes of a file, by what it is. The first four are read as a whole and unfold in memory,

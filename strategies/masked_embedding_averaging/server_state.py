@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.ops.counts import Counts
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
     initial_weights,
@@ -194,7 +195,7 @@ class EgoServerState:
             state |= {"first": self.started.first, "rest": self.started.rest}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Restore what ``state_dict`` returned."""
         self.ledger.load_state_dict(state["ledger"])
         if self.model is not None:

@@ -35,9 +35,7 @@ it is revealed, and step 4 goes on without ``L_ct``.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -51,6 +49,7 @@ from flower_graph.secure.align.limits import LEAST_HOLDERS, MOST_BLOCK, MOST_POI
 from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
 from flower_graph.secure.sum.stages import as_record
 from flower_graph.server.round_strategy import OwnRounds
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.config import (
     AGGREGATIONS,
@@ -265,7 +264,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         """Return the bytes so far, the model that the next round began with, and proven cheats."""
         return self.kept.state_dict() | {"excluded": sorted(self.session.sums.server.excluded)}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: StateDict) -> None:
         """Go on from what ``state`` returned."""
         self.kept.load_state_dict(state)
         self.session.sums.server.exclude(state.get("excluded", ()))

@@ -45,6 +45,7 @@ from flower_graph.secure.sum.results import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.procrustes_alignment.claims import (
     MEANS,
     MEASURED,
@@ -220,7 +221,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
         return state | {"strategy": state["strategy"] | kept}
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: StateDict) -> None:
         """Go on from what ``state`` returned."""
         super().load_state(state)
         self.mean.load_state_dict(state["strategy"])

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.server.membership import Membership
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.procrustes_alignment.claims import SignedClaims
 from flower_graph.strategies.procrustes_alignment.messages import (
     EmbeddingEnrolment,
@@ -97,7 +97,7 @@ class PublicServerState:
         session = {"ids": ids, "dimension": self.dimension, "begun": sorted(self.begun)}
         return {"strategy": {"book": book, "judged": self.measured}, "session": session}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned."""
         book, session = state["strategy"]["book"], state["session"]
         self.embeddings, self.targets = (
@@ -169,7 +169,7 @@ class CommonMean:
         arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.rows)}
         return arrays | {"made": self.made}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned."""
         self.nodes, self.rows = state["nodes"].numpy(), state["mean"].numpy()
         self.made = int(state["made"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
 from flower_graph.strategies.split_gradient_relay.common_messages import (
     Advance,
@@ -148,7 +148,7 @@ class CommonBook(RelayBook):
         """Return everything that lasts between rounds, but for who hosts whom."""
         return super().state_dict() | {"layer-round": self.last}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned: every SuperNode has the last step."""
         super().load_state_dict(state)
         self.last, self.before, self.total = int(state["layer-round"]), NEVER, None

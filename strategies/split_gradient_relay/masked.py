@@ -31,6 +31,7 @@ from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.results import Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.common_messages import (
     CommonEnrolment,
     GradientRequest,
@@ -107,7 +108,7 @@ class MaskedGradientRelay(SummedGradientRelay):
             guard=True,
         )
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: StateDict) -> None:
         """Go on from what ``state`` returned; keys of sums are made anew."""
         super().load_state(state)
         self.__dict__.pop("sums", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.config import SCHEDULES
 from flower_graph.strategies.split_gradient_relay.kept import (
     link_snapshot,
@@ -120,7 +121,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
             "right-then": self._right_in_best,
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: StateDict) -> None:
         """Go on from what ``state`` returned."""
         self.users.load_state_dict(state["book"])
         self.server.load_state_dict(state["server"])

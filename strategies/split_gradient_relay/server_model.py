@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
 from flower_graph.rng import seeded
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.config import STEADYING
 
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
@@ -233,7 +234,7 @@ class RelayServer:
             "known": self.known,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned."""
         self.model.load_state_dict(state["model"])
         # A run without has none: what it has learnt is what is averaged from now on.

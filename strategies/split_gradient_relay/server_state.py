@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flower_graph.config.rules import at_least, choice
 from flower_graph.server.membership import Membership
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.messages import (
     EnrolmentReply,
     EnrolmentRequest,
@@ -128,7 +129,7 @@ class RelayBook:
             "ledger": self.ledger.state_dict(),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned: nothing waits for newcomers and who has left."""
         self._round = int(state["round"])
         joined, left = state["joined"].numpy(), state["left"].numpy()
@@ -300,7 +301,7 @@ class RelayServerState(RelayBook):
             "has-average": torch.from_numpy(self._has_average),
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned: nothing waits for newcomers and who has left."""
         super().load_state_dict(state)
         self._restore(self._gradient, state["gradient"])

@@ -41,6 +41,7 @@ from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.server.session import Session
+from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
 from flower_graph.strategies.split_gradient_relay.common_messages import (
     CopyReply,
@@ -377,7 +378,7 @@ class SummedGradientRelay(
         content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
         self.session.tell_all(server_round, content, "train.finish")
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
+    def load_state(self, state: StateDict) -> None:
         """Go on from what ``state`` returned; what was asked for ahead is asked for again."""
         super().load_state(state)
         self._latents = Latents()
