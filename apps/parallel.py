@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import lru_cache, partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config, to_dict
@@ -20,7 +20,7 @@ from flower_graph.method.registry import give_file
 # Memory, not cores, is the limit on large machines: a GAT on PubMed holds 1.5 GB of weights.
 MAX_WORKERS = 8
 
-T = TypeVar("T", bound=tuple[Any, ...])
+T = TypeVar("T", bound=tuple[object, ...])
 R = TypeVar("R")
 
 

@@ -126,7 +126,7 @@ def completion_command(args: argparse.Namespace) -> int:
             action.complete = shtab.FILE
     configs = " ".join(list_configs())
     words = f'compgen -W "{configs}" -- "$1"; compgen -f -X "!*.y*ml" -- "$1"'
-    preamble: Any = {"bash": f"_flower_graph_configs() {{ {words}; }}"}
+    preamble: object = {"bash": f"_flower_graph_configs() {{ {words}; }}"}
     print(shtab.complete(parser, shell=args.shell, preamble=preamble), flush=True)
     return 0
 

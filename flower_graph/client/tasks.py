@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -261,7 +261,7 @@ class LinkTask(NodeTask):
         return Snapshot(None, models, Embeddings.join(rows), KnownLinks.join(known))
 
 
-def _named(graph: LocalGraph) -> NDArray[Any]:
+def _named(graph: LocalGraph) -> NDArray[np.generic]:
     """Return the names of a client's nodes, or their numbers."""
     names = called([graph])
     return names.numpy() if isinstance(names, Tensor) else np.asarray(names)

@@ -352,7 +352,6 @@ class CutRunConfig(RunConfig):
     partition: PartitionSection = section(PartitionSection)
 
 
-# Left open: they are handed on, beside others, to whichever strategy
 def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
     """Return where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:

@@ -280,8 +280,7 @@ def read_override(override: str) -> dict[str, object]:
     return dict(flatten({key.strip(): tree["value"]}))
 
 
-# Any: settings as in YAML
-def as_overrides(given: Mapping[str, Any] | Sequence[str] | None) -> list[str]:
+def as_overrides(given: Mapping[str, object] | Sequence[str] | None) -> list[str]:
     """Turn settings, a nested or dotted mapping or a list of ``key=value``, into overrides."""
     if given is None or not isinstance(given, Mapping):
         if isinstance(given, str) or not all(isinstance(one, str) for one in given or ()):

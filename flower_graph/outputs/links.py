@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_graph.errors import OutputError
 
 FILE = "links.npz"
-Numbers = NDArray[Any]
+Numbers = NDArray[np.generic]
 
 
 class Embeddings(NamedTuple):

@@ -112,7 +112,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         server_round: int,
         who: Participation,
         accuracy: Mapping[str, float],
-        **figures: Any,
+        **figures: object,
     ) -> RoundReport:
         """Return a round's report: accuracy by role, ``figures``, and the session's figures."""
         return self.session.report(

@@ -67,7 +67,6 @@ class RunCheckpoints:
             return False
         return self._is_late or server_round % self.every == 0 or server_round == rounds
 
-    # Any: each method nests its state in its own way
     def save(self, server_round: int, state: StateDict, missing: Mapping[int, str]) -> bool:
         """Complete a round's checkpoint; return whether it is complete."""
         assert self.folder is not None

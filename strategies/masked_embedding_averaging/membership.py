@@ -74,7 +74,7 @@ class EgoMembership(Membership):
 
     def read(self, node: int, content: RecordDict) -> Keys:
         """Read and check keys."""
-        reply = self.sums.enrolment[-1].from_config(entries_of(content))
+        reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
         self.sums.check_keys(node, reply)
         if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
             raise MalformedReplyError(

@@ -51,6 +51,7 @@ from flower_graph.wire.fields import (
     Whole,
     Word,
 )
+from flower_graph.wire.numpy_client import Config
 
 # What a client measures, as sums over clients: accuracies with the number of clients that have
 # such nodes, losses with the number of clients that have them.
@@ -134,7 +135,7 @@ Settings = Annotated[EgoSettings, SETTINGS]
 write_settings, read_settings = SETTINGS.to_config, SETTINGS.from_config
 
 
-def write_save(settings: EgoSettings, server_round: int, run: str) -> dict[str, object]:
+def write_save(settings: EgoSettings, server_round: int, run: str) -> Config:
     """Return the entries of ``train.save``: write the checkpoint of a round of a run."""
     return write_settings(settings) | {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
 

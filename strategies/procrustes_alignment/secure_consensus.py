@@ -291,7 +291,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             ledger.count("up", "sums", len(came) * self.mean.rows.size * word)
         return ledger.payload
 
-    def weights(self) -> dict[str, NDArray[Any]]:
+    def weights(self) -> dict[str, NDArray[np.generic]]:
         """Return the last common mean and the ids of its nodes.
 
         Returns

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
 
 from flower_graph.client.state import Tensors
-from flower_graph.errors import RefusedError
+from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.rng import derive_seed
@@ -165,8 +165,10 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
         """Return the order of nodes and the points of rotation, after checks that all agree."""
         assert self.trust is not None
-        claims, parties = Claims.from_config(config), self.keys().epoch.parties.tolist()
-        run = self.context.run_id
+        claims, epoch = Claims.from_config(config), self._party(self.trust).epoch
+        if epoch is None:
+            raise StateLostError("no epoch has begun under this version of the registry")
+        run, parties = self.context.run_id, epoch.parties.tolist()
         nodes = check_layout(claims, self.trust, run, parties, self.public, self._least)
         for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
             if not np.array_equal(slots, find_slots(ids, nodes)):

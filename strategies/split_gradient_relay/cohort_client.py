@@ -25,6 +25,7 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.outputs.client import ClientOutputs, Snapshot
 from flower_graph.outputs.weights import SavedModels
+from flower_graph.storage.reading import Tree
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
 from flower_graph.strategies.split_gradient_relay.kept import user_models
 from flower_graph.strategies.split_gradient_relay.messages import (
@@ -160,9 +161,7 @@ class UsersClient(NumPyClient):
             raise StateLostError("what was kept of this run is not here")
         return Snapshot(None, [self._halves(dict(kept))])
 
-    def _halves(
-        self, settings: dict[str, Any]
-    ) -> SavedModels:  # Any: each form has settings of its own
+    def _halves(self, settings: Tree) -> SavedModels:
         """Give the users' halves, of a run with such settings."""
         raise NotImplementedError
 
@@ -302,7 +301,7 @@ class NodeClient(UsersClient):
             tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
         return result
 
-    def _halves(self, settings: dict[str, Any]) -> SavedModels:
+    def _halves(self, settings: Tree) -> SavedModels:
         """Give the users' layers."""
         own = UserSettings(**settings)
         _, tensors = self._state.look(self._makers(own))

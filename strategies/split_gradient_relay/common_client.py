@@ -7,7 +7,6 @@ copy first. What it brings is taken once, however often it comes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from flower_graph.client.cohort_state import CohortState, Makers
 from flower_graph.client.state import Tensors
 from flower_graph.errors import StateLostError
 from flower_graph.outputs.weights import SavedModels
+from flower_graph.storage.reading import Tree
 from flower_graph.strategies.split_gradient_relay.cohort_client import UsersClient, unless_all
 from flower_graph.strategies.split_gradient_relay.common_layer import (
     LINEAR,
@@ -99,7 +99,8 @@ class CommonLayerClient(UsersClient):
         handled = self._state.processed(makers)
         layer_round = self._state.look(makers).round if handled else 0
         shape = self._weight_shape(settings.latent_size, settings.bias)
-        return self._enrolment(self.users.numpy(), shape, handled, layer_round).to_config()
+        of_layer = CommonEnrolment(self.users.numpy(), shape, handled, layer_round)
+        return self._enrolment(of_layer).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Take the last step, then answer with latent vectors."""
@@ -146,7 +147,7 @@ class CommonLayerClient(UsersClient):
         self._forget()
         return [], self.users.numel(), {}
 
-    def _halves(self, settings: dict[str, Any]) -> SavedModels:
+    def _halves(self, settings: Tree) -> SavedModels:
         """Give the layer that all have."""
         common = CommonSettings(**settings)
         weight = self._state.look(self._makers(common)).weights[LINEAR]
@@ -167,9 +168,9 @@ class CommonLayerClient(UsersClient):
 
     # What is otherwise where the server is to read no sum and no weight
 
-    def _enrolment(self, *of_layer: Any) -> CommonEnrolment:
-        """Say who is here."""
-        return CommonEnrolment(*of_layer)
+    def _enrolment(self, of_layer: CommonEnrolment) -> CommonEnrolment:
+        """Return what the server is told of who is here, and of the layer."""
+        return of_layer
 
     def _take_key(self, config: Config) -> None:
         """Take what a request brings besides."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from flwr.app import RecordDict
@@ -187,7 +187,7 @@ class LatentReply(Message, up="train"):
     @classmethod
     def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
         """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
-        sizes: dict[str, Any] = {
+        sizes: dict[str, object] = {
             "p": request.users.size,
             "m": request.measured.size,
             "h": request.settings.latent_size,

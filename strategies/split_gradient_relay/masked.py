@@ -51,6 +51,7 @@ from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRe
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.keys import CONFIG
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
+from flower_graph.wire.numpy_client import Config
 
 
 def _shared(count: int, node: int, content: RecordDict) -> ShareKeyReply:
@@ -113,7 +114,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         super().load_state(state)
         self.__dict__.pop("sums", None)
 
-    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         """Have the common key sealed for those who lack it; give each its packet."""
         members = self.session.members
         assert isinstance(members, MaskedMembership)
@@ -160,8 +161,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         )
         contents = {node: requests[node].to_record() for node in entries}
         for node, content in contents.items():
-            besides: Mapping[str, Any] = entries[node]
-            content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **besides})
+            content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries[node]})
         replies = session.send(
             contents,
             server_round,

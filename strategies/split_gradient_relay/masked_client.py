@@ -64,10 +64,9 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
         self.context.state.pop(SUM_STATE, None)
         return super().finish(parameters, config)
 
-    def _enrolment(self, *of_layer: Any) -> CommonEnrolment:
-        result = MaskedEnrolment(*of_layer)
-        result.public, result.key_check = self._key.public, self._key.check
-        return result
+    def _enrolment(self, of_layer: CommonEnrolment) -> CommonEnrolment:
+        key = self._key
+        return MaskedEnrolment(**vars(of_layer), public=key.public, key_check=key.check)
 
     def _take_key(self, config: Config) -> None:
         """Take the common key, if it comes."""

@@ -59,7 +59,11 @@ if TYPE_CHECKING:
     from flower_graph.strategies.split_gradient_relay.attack import RelayAudit
 
 
-class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
+# Any: what a reply and a request of a round are, which differs from form to form
+AnyRelay = RelayStrategy[Any, Any]
+
+
+class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     """Every node of the graph is a client."""
 
     name = APP
@@ -75,7 +79,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
 
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
-    ) -> RelayStrategy[Any, Any]:
+    ) -> AnyRelay:
         """Build the server's half."""
         data = users_graph(config) if folder is None else _server_data(folder)
         model = build_server_model(
@@ -103,7 +107,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
             "links": held_links(config) if config.task == LINKS else None,
             **checkpoint_settings(config, out),
         }
-        strategy: RelayStrategy[Any, Any]
+        strategy: AnyRelay
         if how.share == SUMMED:
             common["feature_dropout"] = config.model.dropout
             common["evaluate_every"] = how.evaluate_every
@@ -113,11 +117,8 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
                 else SummedGradientRelay(data, model, **common)
             )
         else:
-            averages: dict[str, Any] = {
-                "average_every": how.average_every,
-                "average_over": how.average_over,
-            }
-            strategy = SplitGradientRelay(data, model, **averages, **common)
+            common |= {"average_every": how.average_every, "average_over": how.average_over}
+            strategy = SplitGradientRelay(data, model, **common)
         if config.data.add is not None or config.data.remove:
             left = users_left(config, data.y.numel(), getattr(data, "names", None))
             strategy.grow(data, left=left, alone=how.newcomers_alone)
@@ -195,7 +196,7 @@ class NFedGNN(Method[NFedGNNConfig, RelayStrategy[Any, Any]]):
     def final_figures(
         self,
         config: NFedGNNConfig,
-        strategy: RelayStrategy[Any, Any],
+        strategy: AnyRelay,
         folder: RunFolder | None = None,
     ) -> dict[str, object]:
         """Give the payload with the last gradients, which travel after the last round's report."""

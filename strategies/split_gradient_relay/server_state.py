@@ -137,7 +137,7 @@ class RelayBook:
         self._restore(self.traffic, state["traffic"])
         self.ledger.load_state_dict(state["ledger"])
 
-    def _restore(self, held: NDArray[Any], saved: torch.Tensor) -> None:
+    def _restore(self, held: NDArray[np.generic], saved: torch.Tensor) -> None:
         """Put what was saved of users into rows; newcomers and who has left have nothing."""
         held[: len(saved)] = saved.numpy()
         held[self.roster.left] = 0

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -71,6 +70,7 @@ from flower_graph.wire.exchange import Replies, few
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
+from flower_graph.wire.numpy_client import Config
 
 USUAL = StrategyConfig()  # where the defaults stand
 NOBODY: IntArray = np.zeros(0, np.int64)
@@ -158,7 +158,7 @@ class SummedGradientRelay(
         """Make the membership."""
         return CommonMembership(self.users)
 
-    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         """Give entries that requests for latent vectors have besides."""
         return {}
 

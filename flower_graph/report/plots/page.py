@@ -69,7 +69,7 @@ def curves_panel(
             mean, (colour, _) = values.mean(axis=0), look(place)
             axes.errorbar(rounds, mean, spread, fmt="o", color=colour, label=name, capsize=3)
     for place, (name, level) in enumerate((levels or {}).items(), start=len(drawn)):
-        dashes: Any = DASHES[place % len(DASHES)]
+        dashes: object = DASHES[place % len(DASHES)]
         axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.1, zorder=1, label=name)
     finish(axes, label, legend=False)
     if from_zero:

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Any, Self
+from typing import Annotated, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -155,7 +155,16 @@ class PlaintextAlignmentClient(OpenClient):
         self._slots = dict(zip(message.clients.tolist(), parts, strict=True))
 
 
-class OpenServer(AnyAlignmentServer[Message]):
+class OpenRequest(Protocol):
+    """A request of either form: it names the clients that it is about."""
+
+    clients: IntArray
+
+
+R = TypeVar("R", bound=OpenRequest)
+
+
+class OpenServer(AnyAlignmentServer[R]):
     """What the servers of both unblinded forms share; a new client makes all begin again."""
 
     settled = True  # there is no union to wait for
@@ -180,7 +189,7 @@ class OpenServer(AnyAlignmentServer[Message]):
         """Clients that have slots."""
         return sorted(self._node)
 
-    def _drop(self, unanswered: Mapping[int, Any]) -> None:
+    def _drop(self, unanswered: Mapping[int, R]) -> None:
         for request in unanswered.values():
             for client in request.clients.tolist():
                 del self._node[client]
@@ -190,20 +199,20 @@ class OpenServer(AnyAlignmentServer[Message]):
     def _begin(self) -> None: ...
 
 
-class PlaintextAlignmentServer(OpenServer):
+class PlaintextAlignmentServer(OpenServer[PlainRequest]):
     """Sees all identities and numbers those that two clients hold."""
 
     def _begin(self) -> None:
         self._identities: dict[int, list[str]] = {}
 
-    def _next_stage(self) -> dict[int, Message]:
+    def _next_stage(self) -> dict[int, PlainRequest]:
         missing = [client for client in self._node if client not in self._identities]
         return {
             node: PlainRequest(np.array(clients, np.int64))
             for node, clients in self._by_node(missing).items()
         }
 
-    def _take(self, request: Any, config: Mapping[str, object]) -> None:
+    def _take(self, request: PlainRequest, config: Mapping[str, object]) -> None:
         reply = PlainReply.from_config(config, clients=request.clients)
         self._identities |= zip(reply.clients.tolist(), reply.identities, strict=True)
 

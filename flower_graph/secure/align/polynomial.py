@@ -19,7 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -298,7 +298,7 @@ class PolynomialAlignmentClient(OpenClient):
         }
 
 
-class PolynomialAlignmentServer(OpenServer):
+class PolynomialAlignmentServer(OpenServer[PolynomialRequest | PairRequest]):
     """Leads the paper's alignment: polynomials, their pairwise sums, sizes of intersections."""
 
     def _begin(self) -> None:
@@ -307,7 +307,7 @@ class PolynomialAlignmentServer(OpenServer):
         self._everyone: list[int] = []  # clients with polynomials, in the order of the patterns
         self._counts: dict[int, dict[bytes, int]] = {}
 
-    def _next_stage(self) -> dict[int, Message]:
+    def _next_stage(self) -> dict[int, PolynomialRequest | PairRequest]:
         missing = [client for client in self._node if client not in self.polynomials]
         if missing:
             return {
@@ -328,7 +328,7 @@ class PolynomialAlignmentServer(OpenServer):
         sums = np.stack([pair_sums(table, row, self._prime) for row in rows])
         return PairRequest(self._prime, np.array(clients), np.array(rows), sums)
 
-    def _take(self, request: Any, config: Mapping[str, object]) -> None:
+    def _take(self, request: PolynomialRequest | PairRequest, config: Mapping[str, object]) -> None:
         if isinstance(request, PolynomialRequest):
             reply = PolynomialReply.from_config(config, clients=request.clients, prime=self._prime)
             rows = split_rows(reply.coefficients, reply.sizes)

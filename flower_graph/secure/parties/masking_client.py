@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextlib import suppress
 
 from flwr.app import Context
 from numpy.typing import ArrayLike
@@ -17,7 +17,7 @@ from flower_graph.secure.parties.messages import BindRequest, Ready
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.service import answer, bound
 from flower_graph.secure.ring import Ring, RingArray
-from flower_graph.secure.sum.masking_client import MaskingClient
+from flower_graph.secure.sum.masking_client import Holder, MaskingClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
@@ -88,43 +88,40 @@ class MaskingParty(PartyActions, MaskingClient):
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         """Answer any of the exchanges without a vector, and ``sum_unmask``."""
-        try:
-            party = self.keys()
-        except StateLostError:
-            if action != "sum_bind":
-                raise
-            party = None
         if action == "sum_bind":
-            party = bound(party, BindRequest.from_config(config).run_id, self.clients, trust)
+            kept = None
+            with suppress(StateLostError):
+                kept = self._party(trust)
+            party = bound(kept, BindRequest.from_config(config).run_id, self.clients, trust)
+        else:
+            party = self._party(trust)
         entries = answer(party, action, config)
         self._keep(party)
         return entries
 
-    def keys(self) -> Any:
+    def keys(self) -> Holder:
         """Return the ``SumClient`` or ``PartyClient``; ``StateLostError`` if none is kept."""
-        return (
-            super().keys()
-            if self.trust is None
-            else PartyClient.from_bytes(self._kept(), self.trust)
-        )
+        return super().keys() if self.trust is None else self._party(self.trust)
+
+    def _party(self, trust: TrustSettings) -> PartyClient:
+        return PartyClient.from_bytes(self._kept(), trust)
 
     def _asked(self, request: MaskRequest) -> list[int]:
         return super()._asked(request) if self.trust is None else list(self.clients)
 
-    def _receive(self, host: Any, config: Config, request: MaskRequest, ring: Ring) -> None:
-        if self.trust is not None:
+    def _receive(self, host: Holder, config: Config, request: MaskRequest, ring: Ring) -> None:
+        if isinstance(host, PartyClient):
             host.receive(request, Ready.from_config(config), ring)
 
     def _masked(
         self,
-        host: Any,
+        host: Holder,
         request: MaskRequest,
         present: list[int],
         total: RingArray,
         terms: SumTerms,
         state: Iterable[ArrayLike],
     ) -> MaskedReply:
-        if self.trust is None:
+        if not isinstance(host, PartyClient):
             return super()._masked(host, request, present, total, terms, state)
-        reply: MaskedReply = host.mask(total, terms, digest_of(state))
-        return reply
+        return host.mask(total, terms, digest_of(state))

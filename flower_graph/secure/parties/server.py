@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
@@ -93,6 +93,10 @@ class PartyServer:
         self._request: RevealRequest | None = None
         self._seeds: dict[int, bytes] = {}
         self._rounds: dict[int, PartyRound] = {}
+
+    def exclude(self, parties: Iterable[int]) -> None:
+        """Exclude parties whose fault was proven before the run was resumed."""
+        self.excluded |= set(parties)
 
     def renew(self, registry: Registry) -> None:
         """Take another version of the registry: nothing that was signed before counts any more."""

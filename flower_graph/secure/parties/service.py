@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,6 @@ from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartyServer
 from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
 from flower_graph.secure.sum.messages import (
-    MaskedReply,
     MaskRequest,
     PrepareReply,
     PrepareRequest,
@@ -44,8 +42,10 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.server import Send, SumServer
+from flower_graph.secure.sum.round import StageReply
+from flower_graph.secure.sum.server import M, Send, SumServer
 from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.wire.codec import Message
 from flower_graph.wire.ledger import setup_bytes
 from flower_graph.wire.numpy_client import Config
 
@@ -153,7 +153,7 @@ class PartySums(SumServer):
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude the parties of clients whose fault was proven before the run was resumed."""
         parties = self._protocol.registry.parties.values()
-        self._protocol.excluded |= {p.number for c in clients for p in parties if p.may_host([c])}
+        self._protocol.exclude(p.number for c in clients for p in parties if p.may_host([c]))
 
     @property
     def out(self) -> set[int]:
@@ -307,10 +307,12 @@ class PartySums(SumServer):
         """Return the clients that a request or a reply is about."""
         return self._protocol.clients_of(list(parties))
 
-    def take(self, node: int, reply: MaskedReply | PrepareReply | UnmaskReply, *more: Any) -> None:
+    def take(self, node: int, reply: StageReply, *more: Message) -> None:
         """Process a SuperNode's reply of a round."""
         if isinstance(reply, PrepareReply):
-            self._protocol.take_prepared(node, reply, *more)
+            (key,) = more
+            assert isinstance(key, SignedKey)  # as ``prepared`` says
+            self._protocol.take_prepared(node, reply, key)
         elif isinstance(reply, UnmaskReply):
             self._protocol.take_shares(node, reply)
         else:
@@ -349,9 +351,9 @@ class PartySums(SumServer):
         send: Send,
         server_round: int,
         action: str,
-        requests: Mapping[int, Any],
-        kind: Any,
-        take: Callable[[int, Any], None],
+        requests: Mapping[int, Message],
+        kind: type[M],
+        take: Callable[[int, M], object],
     ) -> None:
         if requests:
             send(

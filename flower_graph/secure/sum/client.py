@@ -12,7 +12,7 @@ refused, as is a round that is not newer than the last.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ from flower_graph.secure.sum.messages import (
 from flower_graph.secure.sum.partners import LEAST_CLIENTS
 from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
+from flower_graph.wire.numpy_client import Config
 
 
 class Received(NamedTuple):
@@ -154,9 +155,9 @@ class SumClient:
         clients = request.clients[is_present]
         return MaskedReply(self.run_id, kept.number, clients, masked, came.refused)
 
-    def unmask_and_prepare(self, config: Mapping[str, object]) -> dict[str, object]:
+    def unmask_and_prepare(self, config: Config) -> Config:
         """Reveal shares of one sum, prepare the next, or both, as the request's entries ask."""
-        answer: dict[str, object] = {}
+        answer: Config = {}
         if "unmask-run" in config:
             answer |= self.unmask(UnmaskRequest.from_config(config)).to_config()
         if "prepare-run" in config:

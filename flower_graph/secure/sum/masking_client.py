@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -23,6 +23,15 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 FloatArray = NDArray[np.floating]
 
 
+class Holder(Protocol):
+    """The secrets of a SuperNode's clients, whomever they trust."""
+
+    run_id: bytes
+
+    def to_bytes(self) -> bytes:
+        """Write everything that the next message needs."""
+
+
 class MaskingClient(NumPyClient):
     """What all clients' halves share: keys, masks and shares. Subclasses send the vectors."""
 
@@ -37,7 +46,7 @@ class MaskingClient(NumPyClient):
         """Make channel keys, or return those of this run, if the SuperNode was restarted."""
         run_id = KeyRequest.from_config(config).run_id
         with suppress(StateLostError):
-            host = self.keys()
+            host = self._sum_client()
             if host.run_id == run_id and set(host.clients) == set(self.clients):
                 return [], len(self.clients), host.keys().to_config()
         host = SumClient(run_id, self.clients, least=least_clients(self.context.node_config))
@@ -76,12 +85,12 @@ class MaskingClient(NumPyClient):
         """Return the clients whose vectors are asked for."""
         return [int(client) for client in request.clients]
 
-    def _receive(self, host: Any, config: Config, request: MaskRequest, ring: Ring) -> None:
+    def _receive(self, host: Holder, config: Config, request: MaskRequest, ring: Ring) -> None:
         """Check what is told of a sum before there is a vector; a trusted server needs it not."""
 
     def _masked(
         self,
-        host: Any,
+        host: Holder,
         request: MaskRequest,
         present: list[int],
         total: RingArray,
@@ -89,18 +98,21 @@ class MaskingClient(NumPyClient):
         state: Iterable[ArrayLike],
     ) -> MaskedReply:
         """Mask the sum of the clients in it."""
-        reply: MaskedReply = host.mask(request, present, total, terms)
-        return reply
+        assert isinstance(host, SumClient)
+        return host.mask(request, present, total, terms)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
         """Reveal shares of one sum, prepare the next, or both."""
-        host = self.keys()
+        host = self._sum_client()
         entries = host.unmask_and_prepare(config)
         self._keep(host)
         return [], len(self.clients), entries
 
-    def keys(self) -> Any:
-        """Return the ``SumClient`` that is kept; ``StateLostError`` without one."""
+    def keys(self) -> Holder:
+        """Return the secrets that are kept; ``StateLostError`` without any."""
+        return self._sum_client()
+
+    def _sum_client(self) -> SumClient:
         return SumClient.from_bytes(self._kept(), least_clients(self.context.node_config))
 
     def _kept(self) -> bytes:
@@ -110,5 +122,5 @@ class MaskingClient(NumPyClient):
             raise StateLostError("there are no keys for the secure sum: enrol first")
         return state
 
-    def _keep(self, host: Any) -> None:
+    def _keep(self, host: Holder) -> None:
         self.context.state[SUM_STATE] = ConfigRecord({SUM_STATE: host.to_bytes()})

@@ -13,9 +13,10 @@ import math
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
+from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import low_order_rows, rows_of
@@ -23,20 +24,39 @@ from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     KeyReply,
     KeyRequest,
+    MaskRequest,
     PrepareReply,
     PrepareRequest,
+    UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
 from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.round import StageReply, SumRound
 from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.codec import Message
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import RUN_BYTES
 
 LOG = logging.getLogger(__name__)
 Keys = Any  # left open: what a SuperNode enrols with: here a KeyReply
-Asked = Message | tuple[Message, ...]  # a request, with what goes beside it
-Send = Callable[..., Any]  # as ``Session.send``
+T = TypeVar("T")  # what is read of a reply
+M = TypeVar("M", bound=Message)
+Parts = tuple[M, *tuple[Message, ...]]  # a request, and what goes beside it
+Enrolment = tuple[str, Callable[[bytes], Message], type[Message]]  # action, request, reply
+
+
+class Send(Protocol):
+    """Sends a message to each of some SuperNodes and reads their replies, as ``Session.send``."""
+
+    def __call__(  # noqa: D102  # it has no more to say
+        self,
+        requests: Mapping[int, RecordDict],
+        server_round: int,
+        read: Callable[[int, RecordDict], T],
+        *,
+        message_type: str,
+        max_reply_bytes: int,
+    ) -> Replies[T]: ...
 
 
 ANYBODY = -1  # in place of a client's number: whoever is new
@@ -79,8 +99,8 @@ class SumServer:
     # taken nothing of it.
 
     # What a SuperNode is asked, and answers, when it enrols; and with what keys of a round come
-    enrolment: ClassVar[tuple[str, Any, Any]] = ("sum_enroll", KeyRequest, KeyReply)
-    prepared: ClassVar[tuple[Any, ...]] = (PrepareReply,)
+    enrolment: ClassVar[Enrolment] = ("sum_enroll", KeyRequest, KeyReply)
+    prepared: ClassVar[tuple[type[PrepareReply], *tuple[type[Message], ...]]] = (PrepareReply,)
 
     def __init__(self, *, dropout: float = 0.3, corrupt: float = 0.1) -> None:
         check_shares(dropout, corrupt)
@@ -240,7 +260,7 @@ class SumServer:
 
     def mask_requests(
         self, server_round: int, length: int, word: int, terms: SumTerms
-    ) -> Mapping[int, Asked]:
+    ) -> Mapping[int, MaskRequest | Parts[MaskRequest]]:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
         if server_round in self._unopened:
             return {}
@@ -251,7 +271,9 @@ class SumServer:
         """Return the clients that a request or a reply is about."""
         return list(clients)
 
-    def unmask_requests(self, server_round: int) -> Mapping[int, Asked]:
+    def unmask_requests(
+        self, server_round: int
+    ) -> Mapping[int, UnmaskRequest | Parts[UnmaskRequest]]:
         """Write the requests for shares; none if too few clients are in the sum."""
         if server_round in self._unopened:
             return {}

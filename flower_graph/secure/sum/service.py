@@ -28,6 +28,7 @@ from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.keys import ARRAYS, MASKED_SUM
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
+from flower_graph.wire.numpy_client import Config, Scalar
 
 LOG = logging.getLogger(__name__)
 REMEDY = "if they have, one of them lies: use a registry (PartySums)"
@@ -86,7 +87,7 @@ class SecureSum(SumStages):
         self._enrolled: set[int] = set()
 
     def sum(
-        self, server_round: int, length: int, config: Mapping[str, object] | None = None
+        self, server_round: int, length: int, config: Mapping[str, Scalar] | None = None
     ) -> Summed | Skipped:
         """Add up one vector of each client.
 
@@ -155,7 +156,7 @@ class SecureSum(SumStages):
         detail: bytes = b"",
         *,
         padded: bool = False,
-    ) -> dict[int, dict[str, object]]:
+    ) -> dict[int, Config]:
         """Return the entries that each SuperNode's ``masked`` needs for a vector of this length."""
         terms = SumTerms(purpose, self._ring, detail, padded)
         ring, masks = RING.to_config(self._ring), self.masks(length, self._ring.word, terms)
@@ -198,7 +199,7 @@ class SecureSum(SumStages):
         requests = dict.fromkeys(sorted(nodes - self._enrolled), request)
 
         def read(node: int, content: RecordDict) -> Keys:
-            reply = kind.read(content)
+            reply: Keys = kind.read(content)
             expected = reply.clients if hosted is None else list(hosted[node])
             if (strange := np.setdiff1d(reply.clients, expected)).size:
                 raise MalformedReplyError(f"client {strange[0]} is not one that it enrolled with")

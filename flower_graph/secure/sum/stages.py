@@ -8,18 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
-from typing import Any
 
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply, sum_bytes
+from flower_graph.secure.sum.messages import (
+    MaskedReply,
+    PrepareRequest,
+    UnmaskReply,
+    UnmaskRequest,
+    sum_bytes,
+)
 from flower_graph.secure.sum.results import Skipped, SumResult
-from flower_graph.secure.sum.server import Asked, Send, SumServer
+from flower_graph.secure.sum.server import M, Parts, Send, SumServer
 from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.keys import CONFIG, METRICS
+from flower_graph.wire.numpy_client import Config, Scalar
 
 
 class SumStages:
@@ -133,9 +139,9 @@ class SumStages:
         self,
         server_round: int,
         following: list[int] | None,
-        unmask: Mapping[int, tuple[Any, ...]],
+        unmask: Mapping[int, Parts[UnmaskRequest]],
     ) -> list[Rejected]:
-        prepare: dict[int, tuple[Any, ...]] = {}
+        prepare: dict[int, Parts[PrepareRequest]] = {}
         self.clients = following or []
         if following is not None:
             self.number += 1
@@ -148,7 +154,9 @@ class SumStages:
             if node in unmask:
                 self.server.take(node, UnmaskReply.read(content))
             if node in prepare:
-                self.server.take(node, *(kind.read(content) for kind in self.server.prepared))
+                first, *others = self.server.prepared
+                more = (kind.read(content) for kind in others)
+                self.server.take(node, first.read(content), *more)
 
         if not both:
             return []
@@ -161,23 +169,22 @@ class SumStages:
                 (first for first, *_ in unmask.values()), (first for first, *_ in prepare.values())
             ),
         )
-        rejected: list[Rejected] = replies.rejected
-        return rejected
+        return replies.rejected
 
 
-def parts_of(requests: Mapping[int, Asked]) -> dict[int, tuple[Any, ...]]:
+def parts_of(requests: Mapping[int, M | Parts[M]]) -> dict[int, Parts[M]]:
     """Return each SuperNode's request with all that goes beside it."""
     return {node: one if isinstance(one, tuple) else (one,) for node, one in requests.items()}
 
 
-def as_record(*parts: Message | Mapping[str, Any]) -> RecordDict:
+def as_record(*parts: Message | Mapping[str, Scalar]) -> RecordDict:
     """Write messages and entries as one message."""
-    return RecordDict({CONFIG: ConfigRecord(merged(*parts))})
+    return RecordDict({CONFIG: ConfigRecord({**merged(*parts)})})
 
 
-def merged(*parts: Message | Mapping[str, object]) -> dict[str, Any]:
+def merged(*parts: Message | Mapping[str, Scalar]) -> Config:
     """Write messages and entries as the entries of one."""
-    result: dict[str, object] = {}  # as ``to_config`` gives them
+    result: Config = {}
     for part in parts:
         result |= part.to_config() if isinstance(part, Message) else part
     return result
