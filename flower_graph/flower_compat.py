@@ -151,6 +151,7 @@ def identify(run_id: int) -> None:
             setattr(identity, part, value)
 
 
+# Any: Flower's message, of which nothing but this is not public
 def stamp(message: Any, **parts: object) -> None:
     """Set what Flower fills in on a message's way, such as ``run_id`` and ``message_id``."""
     # 1.22. Gone: what `InMemoryGrid.push_messages` then does.

@@ -12,7 +12,7 @@ another tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -227,7 +227,7 @@ def build_server_model(
 class CentralModel(nn.Module):
     """The same network in one piece: one shared linear map in front of a server model."""
 
-    def __init__(self, num_features: int, server: Any, input_dropout: float) -> None:
+    def __init__(self, num_features: int, server: SplitModel, input_dropout: float) -> None:
         super().__init__()
         self.input_dropout = input_dropout
         self.linear = _glorot(nn.Linear(num_features, server.latent_size, bias=False))

@@ -49,6 +49,7 @@ class FedProxConfig(ModuleRunConfig):
 class ProximalAveraging(ModuleFedAvg, FedProx):
     """The server's half; arguments as of its parent."""
 
+    # Any: arguments are those of its parents
     def __init__(self, *made_of: Any, how: FedProxSection, **more: Any) -> None:
         super().__init__(*made_of, how=how, proximal_mu=how.proximal, **more)
 

@@ -11,11 +11,11 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.apps.run import check_run, client_app, with_registry
@@ -162,7 +162,7 @@ def write_index(folder: Path) -> Path:
     return folder / INDEX
 
 
-def _notes(record: Mapping[str, Any]) -> Sequence[str]:
+def _notes(record: Tree) -> Sequence[str]:
     """Return the notes of the audited method on the attacks that were tried."""
     audit = method_named(record["app"]).audit()
     tried = [finding["attack"] for finding in record["findings"]]

@@ -11,7 +11,6 @@ from contextlib import contextmanager, nullcontext
 from logging.handlers import BufferingHandler
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import psutil
 from click import ClickException
@@ -28,6 +27,7 @@ from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import format_bytes
 from flower_graph.report.result import baseline_figures
 from flower_graph.storage.files import new_folder, write_json
+from flower_graph.storage.reading import Tree
 
 OWN = "own-graph"  # the config of each method that fits any data
 JSON, PICTURE = "check.json", "check.png"
@@ -117,7 +117,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _refusals(tried: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+def _refusals(tried: Mapping[str, Tree]) -> dict[str, list[str]]:
     """Return why methods cannot run, each reason once, with the configs that it is true of."""
     refusals: dict[str, list[str]] = {}
     for name, result in tried.items():
@@ -170,7 +170,7 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
     return result
 
 
-def _lines(config: RunConfig, result: Mapping[str, Any]) -> list[str]:
+def _lines(config: RunConfig, result: Tree) -> list[str]:
     first, each = result["seconds"]["first-round"], result["seconds"]["per-round"]
     whole = first + (config.rounds - 1) * each
     figures = baseline_figures(result["baselines"] or {})
@@ -196,7 +196,7 @@ def _write(
     target: str,
     description: Survey,
     configs: Mapping[str, RunConfig],
-    tried: Mapping[str, Mapping[str, Any]],
+    tried: Mapping[str, Tree],
 ) -> None:
     """Write the results as JSON, and a picture of the distributions."""
     from flower_graph.report.plots.base import plot_counts  # slow to import

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import stdev
-from typing import Any
 from unittest.mock import patch
 
 from flower_graph.apps.parallel import worker_pool, workers_for
@@ -127,7 +126,7 @@ def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
 
     rng, drawn = generator(seed, "again", draw), [0]
 
-    def noisy(function: Callable[..., Any]) -> Callable[..., object]:
+    def noisy(function: Callable[..., torch.Tensor]) -> Callable[..., object]:
         def draw_it(*args: object, **others: object) -> object:
             result = function(*args, **others)
             drawn[0] += 1

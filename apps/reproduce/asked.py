@@ -89,6 +89,7 @@ class Asked:
         """List every run that the tables need, each once, in the order of the stages."""
         return [run for stage in self.stages() for run in stage]
 
+    # Any: the schema of the method, whose sections the caller knows
     def common(self, data: str, model: str, method: str = "") -> Any:
         """Load the settings of a data set and a model, with or without those of a method."""
         choice = self.table.methods[method] if method else Choice()

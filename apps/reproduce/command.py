@@ -8,7 +8,6 @@ from functools import partial
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from flower_graph.apps.parallel import workers_for
 from flower_graph.apps.reproduce.asked import Asked
@@ -271,7 +270,7 @@ def axes(path: Path, shown: Sequence[Shown], rows: Sequence[Row], picture: Value
 
 
 AXES_NAMES = ("rounds", "local steps of a client", "MiB that a client sends")
-KINDS: dict[str, Any] = {
+KINDS: dict[str, Callable[..., bool]] = {
     "axes": axes,
     "curves": curves,
     "intervals": intervals,

@@ -12,7 +12,7 @@ from functools import cache, partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left
 from flower_graph.apps.reproduce.templates import one_of
@@ -29,11 +29,28 @@ from flower_graph.wire.keys import ACCURACY, ROLES
 
 AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local steps, bytes to send
 
+
+class Measured(Protocol):
+    """A round of a method or of a baseline, as far as both have it."""
+
+    @property
+    def cross_entropy(self) -> float:
+        """The mean loss."""
+
+    @property
+    def val_accuracy(self) -> float:
+        """The accuracy by which the best round is chosen."""
+
+    @property
+    def test_accuracy(self) -> float:
+        """The accuracy that is reported."""
+
+
 # What stands in the place of a federation: the name of one of the figures that a run's accuracies
 # are held against, or a function that trains the config's network in one piece and gives, for every
-# epoch, an object with ``cross_entropy``, ``val_accuracy`` and ``test_accuracy``. The function is a
+# epoch, what it measured. The function is a
 # module's, since workers import it by its name.
-InPlace = str | Callable[[object], Sequence[object]]
+InPlace = str | Callable[[object], Sequence[Measured]]
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,7 @@ class Curves:
         return dict(zip(AXES, amounts, strict=True))[axis]
 
 
-def plain_curves(reports: Sequence[Any]) -> Curves:
+def plain_curves(reports: Sequence[Measured]) -> Curves:
     """Make curves of loss and accuracies only."""
     return Curves(
         [report.cross_entropy for report in reports],
@@ -148,7 +165,7 @@ def plain_curves(reports: Sequence[Any]) -> Curves:
 
 
 def curves_of(
-    reports: Sequence[RoundReport], final: Mapping[str, Any], clients: int, local_steps: float
+    reports: Sequence[RoundReport], final: Tree, clients: int, local_steps: float
 ) -> Curves:
     """Make curves of a run's rounds, at least one, and of its final figures."""
     curves = plain_curves(reports)

@@ -77,6 +77,7 @@ _FIGURES = (
 )
 
 
+# Any: what the YAML says; ``make`` refuses what is no ``Wanted``
 def wanted_rows(listed: Sequence[Any]) -> Iterator[Wanted]:
     """Read a list of metrics: names, mappings, or lists of these."""
     for one in listed:
@@ -117,7 +118,8 @@ def shown_runs(
     tables: Mapping[str, Sequence[str] | None], data: Sequence[str], asked: Asked, runs: Runs
 ) -> list[Shown]:
     """List the runs of the named methods, or of all methods, in some tables."""
-    result: dict[Any, Shown] = {}  # Several tables may have the same row
+    # Several tables may have the same row
+    result: dict[tuple[tuple[int, int, int], tuple[str, ...]], Shown] = {}
     for number, (table, methods) in enumerate(tables.items()):
         order = methods or [*asked.table.methods]
         for group in asked.groups():
@@ -291,7 +293,7 @@ def row(
     }
 
 
-def find(rows: Sequence[Row], **wanted: Any) -> Row | None:
+def find(rows: Sequence[Row], **wanted: object) -> Row | None:
     """Return the first row with these entries whose mean is a number."""
     for r in rows:
         if all(r.get(key) == value for key, value in wanted.items()) and math.isfinite(r["mean"]):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 from flower_graph.config.rules import message_of, refuse_key
 from flower_graph.errors import ConfigError
 
-Values = Mapping[str, Any]
+Values = Mapping[str, Any]  # of the YAML. Any: whoever reads a key checks its value
 T = TypeVar("T")
 
 
@@ -38,6 +38,7 @@ def fill(template: str, values: Values) -> str:
         ) from None
 
 
+# Any: the caller knows what the function returns
 def function(name: str) -> Callable[..., Any]:
     """Import a function that the YAML names as ``package.module:function``."""
     module, _, attribute = name.partition(":")

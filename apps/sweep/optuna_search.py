@@ -42,6 +42,7 @@ def search(sweep: Sweep, varied: Mapping[str, Sequence[str]], count: int) -> lis
     return trials
 
 
+# Any: optuna's trial, whose package may not be there
 def propose(trial: Any, key: str, values: Sequence[str]) -> str:
     """Choose one of the values of a setting, or a number in its range LOW..HIGH."""
     if len(values) > 1 or ".." not in values[0]:

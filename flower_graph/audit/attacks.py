@@ -50,6 +50,7 @@ class RecordingGrid(InProcessGrid):
     # Nothing here is known to the server alone: whoever reads the traffic of all SuperNodes, where
     # there is no TLS, has the same list.
 
+    # Any: arguments are those of the grid in memory
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.exchanges: list[Exchange] = []
@@ -76,11 +77,13 @@ def of_kind(exchanges: Iterable[Exchange], kind: str) -> Iterator[Exchange]:
     return (one for one in exchanges if one.kind == kind)
 
 
+# Any: an attack knows what it has recorded
 def config_of(content: RecordDict) -> dict[str, Any]:
     """Return the config entries of a recorded message; empty where it has none."""
     return dict(content.config_records.get(CONFIG, ConfigRecord()))
 
 
+# Any: likewise
 def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
     """Read one array of a recorded message."""
     arrays = content.array_records.get(record)

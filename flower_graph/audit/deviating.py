@@ -227,6 +227,7 @@ class OwnAnswers(Deviation):
         aligner._take_blind, aligner.union_requests = take_blind, union_requests
         aligner.take_union = take_union
 
+    # Any: a request for the union, in the form that the run has
     def answered(self, request: Any) -> Any:
         """Put answers of the server's own in the place of the key-holders'."""
         answers = [

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
+
+from flower_graph.storage.reading import Tree
 
 Floats = NDArray[np.floating]
 # Measures and what they say
@@ -131,7 +132,7 @@ def _guess_variance(one: Finding) -> float:
     return one.chance * (1 - one.chance) / one.n
 
 
-def page(record: Mapping[str, Any], notes: Sequence[str], *, level: int = 1) -> str:
+def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
     """Write an audit as Markdown, with its method's notes."""
     seeds = ", ".join(str(seed) for seed in record["seeds"])
     # The settings of one attack below each other, in the order in which attacks came
@@ -154,7 +155,7 @@ def page(record: Mapping[str, Any], notes: Sequence[str], *, level: int = 1) -> 
     return "\n".join(lines)
 
 
-def _noise(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def _noise(settings: Sequence[Tree]) -> list[str]:
     """Say what the noise is, where a setting has some."""
     budgets = [one["config"]["privacy"] for one in settings]
     noisy = [budget for budget in budgets if budget["epsilon"] is not None]
@@ -168,7 +169,7 @@ def _noise(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _line(finding: Mapping[str, Any]) -> str:
+def _line(finding: Tree) -> str:
     spread = "" if finding["std"] is None else f" ± {finding['std']:.3f}"
     more = "".join(f"; {name} {value:.2f}" for name, value in finding["detail"].items())
     guess = f"{finding['chance']:.3f} ± {finding['two-deviations-of-a-guess']:.3f}"

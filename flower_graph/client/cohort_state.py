@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from flower_graph.storage.places import node_name, own_place, state_key
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
-from flower_graph.wire.numpy_client import Measurements
+from flower_graph.wire.numpy_client import Config, Measurements
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -111,7 +111,7 @@ class CohortState(Generic[T]):
         return self._checkpoints.save(server_round, result, run)
 
     def save_if_asked(
-        self, config: Mapping[str, Any], answer: Measurements, makers: Makers[T]
+        self, config: Config, answer: Measurements, makers: Makers[T]
     ) -> Measurements:
         """Write a checkpoint, if the server asks for one, before measurements are sent."""
         if not config.get(CHECKPOINT):

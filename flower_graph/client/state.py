@@ -109,6 +109,7 @@ class StateStore:
 
         self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
 
+    # Any: what is kept is of the class that ``build`` makes, in this process or an earlier call
     def load(self, build: Callable[[Tensors], object]) -> Any:
         """Return the live object, rebuilt from its tensors if this process does not have it."""
         record = self._context.state.config_records[self._name]

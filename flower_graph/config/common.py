@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self, TypedDict
 
 from flower_graph.config import metrics, track
 from flower_graph.config.partition import PartitionSection
@@ -352,7 +352,14 @@ class CutRunConfig(RunConfig):
     partition: PartitionSection = section(PartitionSection)
 
 
-def checkpoint_settings(config: RunConfig, out: Path | None) -> dict[str, Any]:
+class CheckpointSettings(TypedDict):
+    """Where and how often a strategy saves."""
+
+    checkpoint_dir: Path | None
+    checkpoint_every: int
+
+
+def checkpoint_settings(config: RunConfig, out: Path | None) -> CheckpointSettings:
     """Return where and how often a strategy saves; a run without a folder saves nothing."""
     if out is None:
         return {"checkpoint_dir": None, "checkpoint_every": 0}

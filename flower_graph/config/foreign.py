@@ -87,6 +87,7 @@ def is_of_run(name: str) -> bool:
     return path.name == CONFIG and any((path.parent / one).exists() for one in LEFT)
 
 
+# Any: the same type as the value has, which may be nested
 def as_text(value: object) -> Any:
     """Escape a value so that OmegaConf reads ``${...}`` in it as text."""
     if isinstance(value, str):

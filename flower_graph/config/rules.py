@@ -63,12 +63,13 @@ class Choice(Rule):
 
     allowed: tuple[str, ...]
 
-    def check(self, key: str, value: Any) -> None:
+    def check(self, key: str, value: object) -> None:
         """Refuse what is not admitted; ``ConfigError`` names key, value and what is allowed."""
         if self.admits(value):
             return
-        close = MEANT.get(value.lower())
-        close = close if close in self.allowed else nearest(value, self.allowed)
+        word = str(value)
+        close = MEANT.get(word.lower())
+        close = close if close in self.allowed else nearest(word, self.allowed)
         hint = f"; did you mean {close}?" if close else ""
         raise ConfigError(f"{key}: {value!r} is not one of {self.words}{hint}", key=key)
 

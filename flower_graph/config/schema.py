@@ -81,6 +81,7 @@ def setting(default: object, *rules: Rule, help: str) -> Any:
     return field(default=default, metadata=about)
 
 
+# Left open: likewise
 def section(kind: type, **changed: object) -> Any:
     """Declare a field of a schema that has keys of its own.
 

@@ -246,6 +246,7 @@ def check_entries(data: object, keys: Sequence[str]) -> None:
             raise DataError(f"{key} is one {kind}: must be a tensor or a list")
 
 
+# Any: what a user gave, which is checked here
 def listed(key: str, values: Any) -> list[object]:
     """Return the entries of a list, a tuple, an array or a tensor."""
     is_list = isinstance(values, list | tuple | np.ndarray)

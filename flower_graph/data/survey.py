@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -137,7 +136,7 @@ def _closed_share(edge_index: Tensor, n: int) -> float:
     return float((shared > 0).double().mean()) if len(shared) else 0.0
 
 
-def is_heterophilous(figures: Mapping[str, Any]) -> bool:
+def is_heterophilous(figures: Tree) -> bool:
     """Return whether edges join nodes of one class far less often than by chance."""
     alike = figures["homophily"]
     return alike is not None and bool(alike < FAR_LESS * figures["homophily-by-chance"])

@@ -365,7 +365,7 @@ def _plain(parse: Callable[[], object], what: str) -> Any:
         raise ConfigError(f"{what}: malformed YAML: {message_of(error)}") from error
 
 
-def flatten(tree: dict[Any, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+def flatten(tree: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     """Return dotted keys and values; an empty mapping counts as a value."""
     for name, value in tree.items():
         key = f"{prefix}{name}"

@@ -115,6 +115,7 @@ class Adam:
         group |= _OPTIONS | {"params": list(range(len(self.parameters)))}
         return {"state": {n: dict(each) for n, each in self.state.items()}, "param_groups": [group]}
 
+    # Any: as PyTorch's optimisers have it
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what ``state_dict`` returned."""
         (group,) = state["param_groups"]

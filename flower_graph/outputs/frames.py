@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,13 @@ class Rounds(list[dict[str, object]]):
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
         """Return a data frame with a row for each round, nested keys joined by dots."""
         return pandas_module().json_normalize(list(self))
+
+
+class HasFrame(Protocol):
+    """What can be shown as a data frame."""
+
+    def to_pandas(self) -> Any:  # a data frame: pandas may not be there
+        """Return the data frame."""
 
 
 class Framed:
@@ -76,6 +84,7 @@ COLUMNS = {
 }
 
 
+# Any: arrays of whatever types a file has, which are checked here
 def check_columns(arrays: Mapping[str, Any]) -> None:
     """Refuse arrays that are not columns with a row for each node: ``ValueError``."""
     most = {"role": len(NODE_ROLES)}
@@ -96,7 +105,7 @@ def check_columns(arrays: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} goes from {values.min()} to {values.max()}")
 
 
-def pandas_module() -> Any:
+def pandas_module() -> ModuleType:
     """Import pandas, which only data frames need."""
     try:
         return import_module("pandas")
@@ -104,7 +113,7 @@ def pandas_module() -> Any:
         raise ImportError("to_pandas() needs pandas: pip install pandas") from error
 
 
-def html_of(shown: Any) -> str | None:
+def html_of(shown: HasFrame) -> str | None:
     """Return a short table as HTML; None without pandas, so that the short text is shown."""
     try:
         return str(shown.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))

@@ -44,6 +44,7 @@ class Participation:
             "left-out": by_reason(self.left_out),
         }
 
+    # Any: the entry is nested as ``to_record`` made it
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Participation:
         """Read an entry that ``to_record`` made."""

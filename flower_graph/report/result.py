@@ -76,6 +76,7 @@ def make_result(
     }
 
 
+# Any: settings by name
 def metrics_of(config: Mapping[str, Any]) -> Sequence[str]:
     """Return the metrics that a run reports, by its settings; the first decides its best round."""
     return config.get("metrics") or [ACCURACY]

@@ -128,7 +128,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         """Return the initial model if ``start`` is given none."""
         raise ValueError("initial_arrays: a run needs a model to start from")
 
-    def question(self) -> Mapping[str, Any]:
+    def question(self) -> Mapping[str, Any]:  # of types that Flower's records take
         """Return further entries of every message."""
         return {}
 
@@ -206,7 +206,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         # What the clients would send and get to train if each had a SuperNode of its own
         return self.session.ledger.payload
 
-    def weights(self) -> dict[str, NDArray[Any]]:
+    def weights(self) -> dict[str, NDArray[Any]]:  # of the model's types
         """Return what the server holds after the last round.
 
         Returns

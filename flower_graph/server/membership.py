@@ -22,7 +22,10 @@ from flower_graph.wire.exchange import Exchange, Rejected
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG, FORMAT, MESSAGE_FORMAT, VERSION
 from flower_graph.wire.ledger import ENROLMENT
+from flower_graph.wire.numpy_client import Scalar
 
+# What ``read`` returned. Any: each method's is another; all have ``clients`` and ``handled``.
+Answered = Any
 LOG = logging.getLogger(__name__)
 MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the log
 
@@ -30,7 +33,7 @@ MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the lo
 class Membership:
     """The clients of every SuperNode, and their state."""
 
-    def __init__(self, question: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, question: Mapping[str, Scalar] | None = None) -> None:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
         self.examples: dict[int, int] = {}  # the weight of those that send one
         self.absent = set[int]()  # clients that no SuperNode hosts any more
@@ -65,19 +68,19 @@ class Membership:
         """Return the answer to assume for a ClientApp without ``query``; None to leave it out."""
         return Enrolment()
 
-    def in_order(self, answers: Mapping[int, Any]) -> list[tuple[int, Any]]:
+    def in_order(self, answers: Mapping[int, Answered]) -> list[tuple[int, Answered]]:
         """Return the answers in the order in which SuperNodes are to be enrolled."""
         return sorted(answers.items())
 
-    def refusal(self, answer: Any) -> str:
+    def refusal(self, answer: Answered) -> str:
         """Return why a newcomer does not fit this run, or an empty string."""
         return ""
 
-    def replaced(self, old: int, node: int, answer: Any) -> None:
+    def replaced(self, old: int, node: int, answer: Answered) -> None:
         """Forget a SuperNode that is gone and whose clients came back under another id."""
         self.forget(old)
 
-    def enrolled(self, node: int, answer: Any) -> None:
+    def enrolled(self, node: int, answer: Answered) -> None:
         """Record a newcomer's weight, and warn if its clients begin anew."""
         if not answer.clients:
             LOG.warning(
@@ -182,7 +185,7 @@ class Membership:
             self.forget(node)
 
     def _refused(
-        self, answers: list[tuple[int, Any]], connected: Collection[int]
+        self, answers: list[tuple[int, Answered]], connected: Collection[int]
     ) -> dict[int, str]:
         """Return the newcomers that take no part: by the list, as duplicates, or as too many."""
         claims, refused = dict[int, list[int]](), dict[int, str]()
@@ -228,7 +231,7 @@ class Membership:
             raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
         return refused
 
-    def _enrol(self, node: int, answer: Any) -> str:
+    def _enrol(self, node: int, answer: Answered) -> str:
         """Enrol a SuperNode's clients; return why it takes no part, or an empty string."""
         if reason := self.refusal(answer):
             return reason
@@ -258,7 +261,7 @@ class Membership:
 class OneClientEach(Membership):
     """Membership of a method with personal models: every SuperNode hosts one client."""
 
-    def refusal(self, answer: Any) -> str:
+    def refusal(self, answer: Answered) -> str:
         """Return why a SuperNode cannot get its client's own model, or an empty string."""
         count = len(answer.clients)
         if count == 1:

@@ -322,6 +322,7 @@ class Session:
             no_use=no_use,
         )
 
+    # Any: further fields of ``RoundReport``
     def report(
         self, server_round: int, who: Participation, *, asked: int, answered: int, **figures: Any
     ) -> RoundReport:

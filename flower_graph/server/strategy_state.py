@@ -94,6 +94,7 @@ def packed(value: object, name: str) -> object:
     )
 
 
+# Any: as nested as what was packed
 def unpacked(value: object) -> Any:
     """Undo ``packed``."""
     if isinstance(value, dict) and list(value) == [RECORD]:

@@ -28,6 +28,7 @@ _END, _END64 = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 
 
+# Any: arrays have whatever types the file has
 def read_arrays(path: Path | str, most: int = MOST_TENSORS) -> dict[str, NDArray[Any]]:
     """Read the arrays of an ``npz`` file, none of which is a pickle.
 

@@ -53,6 +53,7 @@ _PLAIN = (str, int, float, bool, bytes, type(None))
 _SEVERAL = (list, tuple, dict, set)
 
 
+# Any: the reader checks what was saved
 def load_saved(source: Path | bytes) -> Any:
     """Load what ``torch.save`` wrote to a file or into bytes, on the processor.
 

@@ -159,13 +159,13 @@ def open_text(path: Path | str, most: int, encoding: str = "utf-8") -> Iterator[
 # JSON and YAML ------------------------------------------------------------------------------------
 
 
-# Any: the file's reader checks the values
+# Any, here and below: the file's reader checks the values
 def read_json(path: Path | str, most: int = MOST_RECORD) -> Any:
     """Read a JSON file; raises as ``read_bytes`` and ``parse_json``."""
     return parse_json(read_bytes(path, most))
 
 
-def read_lines(path: Path | str) -> list[Any]:
+def read_lines(path: Path | str) -> list[Tree]:
     """Read a file with a line of JSON for each round.
 
     The last line is left out if it is cut short, as when a run was killed. Raises ``ValueError`` if
@@ -185,6 +185,7 @@ def read_lines(path: Path | str) -> list[Any]:
     return records
 
 
+# Any: arguments and results of ``json.loads``
 def parse_json(data: bytes, **how: Any) -> Any:
     """Read JSON of bounded depth and numbers; ``how`` goes to ``json.loads``.
 

@@ -176,6 +176,7 @@ def arrays_of(message: Message) -> tuple[list[tuple[str, str]], list[NDArray[np.
     return slots, arrays
 
 
+# Any, here and below: entries have whatever types Flower's records take, lists too
 def config_of(message: Message) -> dict[str, Any]:
     """Merge the config records of a message."""
     config: dict[str, object] = {}
@@ -210,6 +211,7 @@ def reply_slots(
     return slots
 
 
+# Any: likewise
 def metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Split metrics into numbers, for the metric record, and the rest, for the config record."""
     if reserved := sorted(fixed.keys() & metrics.keys()):
@@ -224,6 +226,7 @@ def metric_records(fixed: dict[str, Any], metrics: Mapping[str, Any]) -> dict[st
     return records | {CONFIG: ConfigRecord(others)} if others else records
 
 
+# Any: likewise
 def plain_value(key: str, value: object) -> Any:
     """Turn NumPy scalars into Python's, and refuse what no Flower record can hold."""
     if isinstance(value, (list, tuple)):

@@ -55,6 +55,7 @@ def sums(name: str, values: Tensor, weight: int) -> dict[str, float]:
     return {name: total / weight, f"has-{name}": float(has_value.sum()) / weight}
 
 
+# Any: entries of Flower's metric record
 def mean_of(metrics: Mapping[str, Any], name: str) -> float:
     """Return the mean over clients from Flower's mean of the sums; NaN where no client has any."""
     share = metrics.get(f"has-{name}", 0.0)

@@ -238,42 +238,6 @@ def take(key: str, shape: str, reading: Reading) -> NDArray[np.generic]:
 
 
 @dataclass(frozen=True)
-class Named(Field[Mapping[str, NDArray[np.generic]]]):
-    """Named arrays: all of them, or none."""
-
-    names: tuple[str, ...] = ()
-    first: str = ""  # the letter of a first axis that all arrays have
-    turn = 1
-
-    @property
-    def described(self) -> str:
-        """The type and the shape."""
-        head = [self.first] if self.first else []
-        shapes = (", ".join([*head, *"ij"[:n]]) for n in (1, 2))
-        return "float32 " + " or ".join(f"`[{shape}]`" for shape in shapes)
-
-    def write(self, value: Mapping[str, NDArray[np.generic]], to: Writing) -> None:
-        """Put the arrays where their record is made."""
-        record = self.key.partition("/")[0]
-        to.records.append(record)
-        to.arrays |= {f"{record}/{name}": values for name, values in value.items()}
-
-    def read(self, name: str, reading: Reading) -> dict[str, NDArray[np.generic]]:
-        """Read the arrays; a reply must have all, in the shapes that the server knows."""
-        if not isinstance(reading.arrays, RecordDict):
-            result, reading.arrays = reading.arrays, []
-            if result and len(result) != len(self.names):
-                raise MalformedReplyError(f"{self.key}: {len(result)} came of {len(self.names)}")
-            return dict(zip(self.names, result, strict=False))
-        record, head = self.key.partition("/")[0], reading.shape(self.first)
-        shapes = reading.known["shapes"]
-        return {
-            name: read_array(reading.arrays, record, name, (*head, *shapes[name]))
-            for name in self.names
-        }
-
-
-@dataclass(frozen=True)
 class Part(Field[object]):
     """A group of entries: of a message, or of another class whose fields are given."""
 
@@ -312,6 +276,7 @@ class Part(Field[object]):
             return ABSENT
         return self.make(**self.values(reading.part()))
 
+    # Any, here and below: fields have values of any type, and so have entries
     def values(self, reading: Reading) -> dict[str, Any]:
         """Read all fields in order, and leave out optional ones that are missing."""
         for name, part in self._by_turns:
@@ -320,12 +285,14 @@ class Part(Field[object]):
                 reading.values[name] = value
         return reading.values
 
+    # Any: a Config, and lists
     def to_config(self, value: object) -> dict[str, Any]:
         """Write a value's entries."""
         to = Writing()
         self.write(value, to)
         return to.config
 
+    # Any: what ``make`` makes
     def from_config(self, config: Entries) -> Any:
         """Read the entries."""
         return self.make(**self.values(Reading(config, config, [])))
@@ -361,6 +328,7 @@ class Message:
     def check(self, known: Entries) -> None:
         """Check what concerns this message alone; ``known`` has the values asked for."""
 
+    # Any: a Config, and lists
     def to_config(self) -> dict[str, Any]:
         """Write the entries."""
         return self._written().config

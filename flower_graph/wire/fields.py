@@ -163,6 +163,7 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
         """The type alone; the text says which clients' numbers they are."""
         return f"list of {'int' if self.whole else 'float'}"
 
+    # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
         """Refuse all but a list of so many numbers."""
         kinds = {int} if self.whole else {int, float}

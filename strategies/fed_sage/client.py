@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
-from flower_graph.client.learner import dense
+from flower_graph.client.learner import LocalGraph, dense
 from flower_graph.client.module_client import (
     GraphOnDevice,
     Learner,
@@ -96,7 +96,7 @@ class SageClient(ModuleClient):
         *,
         averages: bool,
         generator_epochs: int = GENERATOR_EPOCHS,
-        **more: Any,
+        **more: Any,  # arguments of ``ModuleClient``
     ) -> None:
         for ego in egos:
             check_sizes(ego, settings.num_features, settings.num_classes)
@@ -120,7 +120,7 @@ class SageClient(ModuleClient):
             fused=self.device.type == "cpu",
         )
 
-    def examples(self, graph: Any) -> int:
+    def examples(self, graph: LocalGraph) -> int:
         """Return what a client weighs: its training nodes, or 1 without any."""
         return max(1, super().examples(graph))
 

@@ -2,20 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT, NEIGHBOURS
-from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.codec import Known, Message, Named, Tensor
+from flower_graph.wire.arrays import FloatArray, IntArray, read_array
+from flower_graph.wire.codec import Field, Known, Message, Reading, Tensor, Writing
 from flower_graph.wire.fields import Exact, Flag, Whole
 from flower_graph.wire.keys import CLIENTS, EPOCH, ROWS
 
 Arrays = dict[str, FloatArray]
+
+
+@dataclass(frozen=True)
+class Named(Field[Mapping[str, NDArray[np.generic]]]):
+    """Named arrays: all of them, or none."""
+
+    names: tuple[str, ...] = ()
+    first: str = ""  # the letter of a first axis that all arrays have
+    turn = 1
+
+    @property
+    def described(self) -> str:
+        """The type and the shape."""
+        head = [self.first] if self.first else []
+        shapes = (", ".join([*head, *"ij"[:n]]) for n in (1, 2))
+        return "float32 " + " or ".join(f"`[{shape}]`" for shape in shapes)
+
+    def write(self, value: Mapping[str, NDArray[np.generic]], to: Writing) -> None:
+        """Put the arrays where their record is made."""
+        record = self.key.partition("/")[0]
+        to.records.append(record)
+        to.arrays |= {f"{record}/{name}": values for name, values in value.items()}
+
+    def read(self, name: str, reading: Reading) -> dict[str, NDArray[np.generic]]:
+        """Read the arrays; a reply must have all, in the shapes that the server knows."""
+        if not isinstance(reading.arrays, RecordDict):
+            result, reading.arrays = reading.arrays, []
+            if result and len(result) != len(self.names):
+                raise MalformedReplyError(f"{self.key}: {len(result)} came of {len(self.names)}")
+            return dict(zip(self.names, result, strict=False))
+        record, head = self.key.partition("/")[0], reading.shape(self.first)
+        shapes = reading.known["shapes"]
+        return {
+            name: read_array(reading.arrays, record, name, (*head, *shapes[name]))
+            for name in self.names
+        }
 
 
 @dataclass

@@ -72,6 +72,7 @@ class LocalSage(ModuleFedAvg):
     usual_rounds = 400
     averages = False  # whether classifiers are averaged and generators trained together
 
+    # Any, here and below: further arguments are those of the parent
     def __init__(
         self, settings: EgoSettings, *, generator_epochs: int = GENERATOR_EPOCHS, **more: Any
     ) -> None:
@@ -94,6 +95,7 @@ class FedSage(LocalSage):
 
     averages = True
 
+    # Any: likewise
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(settings, **more)
         made_by = self.make_module().get_submodule("generator")

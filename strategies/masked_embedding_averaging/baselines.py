@@ -70,6 +70,7 @@ from flower_graph.wire.numpy_client import Answer, Config, Measurements, Paramet
 class SelfTraining(MaskedEmbeddingAveraging):
     """Clients that train alone, with ``EgoNetworkClient``; arguments as there."""
 
+    # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
         super().__init__(
             settings._replace(proximal=0.0),
@@ -164,6 +165,7 @@ class EgoFedAvg(ReportedFedAvg):
         As for ``ReportedFedAvg``.
     """
 
+    # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
         super().__init__(seed=settings.seed, **more)
         self.settings = settings._replace(proximal=0.0)
@@ -181,7 +183,7 @@ class EgoFedAvg(ReportedFedAvg):
         model = model_of([array.numpy() for array in self.arrays.values()])
         return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
 
-    def question(self) -> dict[str, object]:
+    def question(self) -> Config:
         """Return the settings, with which clients build their models at the first message."""
         return write_settings(self.settings)
 

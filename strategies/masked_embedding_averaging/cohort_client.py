@@ -27,7 +27,7 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.client import AlignmentClient, SlotTable
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.masking_client import PartyActions
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
@@ -208,7 +208,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         noise: ClientNoise | None = None,
         masked: bool = False,
         alignment: str = PLAIN,
-        **more: Any,
+        **more: Any,  # arguments of its parent
     ) -> None:
         super().__init__(context, egos, **more)
         self._noise, self._masked, self._alignment = noise, masked, alignment
@@ -353,7 +353,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         tensors: Tensors,
         place: Tensor,
         request: EgoRequest,
-        table: Any,
+        table: SlotTable,
         pads: bytes,
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""

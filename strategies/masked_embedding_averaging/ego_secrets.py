@@ -118,6 +118,7 @@ class EgoSecrets:
         self._context.state[NAME] = record
         _LIVE[self._key] = (str(record["token"]), (form, host, aligner))
 
+    # Any: ``Host`` and ``Aligner`` in the form that the run has, which the caller knows
     @contextmanager
     def opened(self) -> Iterator[tuple[Any, Any]]:
         """Work with both objects; keep them if the block ends without an error."""

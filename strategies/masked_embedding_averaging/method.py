@@ -97,8 +97,11 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     ) -> Server:
         """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, ego_settings(config, folder)
-        options = checkpoint_settings(config, out)
-        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
+        options: dict[str, Any] = {
+            "participation": how.participation,
+            "min_nodes": how.fewest_nodes,
+        }
+        options |= checkpoint_settings(config, out)
         if how.name in AVERAGING:
             averaging = make_robust(AVERAGES[how.name], how.average, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)

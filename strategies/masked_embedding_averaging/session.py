@@ -70,7 +70,7 @@ class EgoSession(Session):
         limits: Limits,
         registry: Path | str | None = None,
         differ_by: int = USUAL_DIFFERENCE,
-        **more: Any,
+        **more: Any,  # arguments of ``Session``
     ) -> None:
         server = SumServer(dropout=dropout)
         if registry is not None:
@@ -232,7 +232,8 @@ class EgoSession(Session):
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
         """Address a round's request to the SuperNodes of this round's clients."""
-        masks: dict[int, Any] = {}  # the mask requests; if the server may lie, also who is ready
+        # The mask requests; if the server may lie, also who is ready
+        masks: dict[int, Any] = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64
             aligner = self.members.aligner

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite, nan
 from pathlib import Path
@@ -24,7 +24,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
-from flower_graph.storage.reading import MOST_LINES, read_json
+from flower_graph.storage.reading import MOST_LINES, Tree, read_json
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings, Shared
 from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
 from flower_graph.strategies.masked_embedding_averaging.method import METHOD, ego_settings
@@ -140,6 +140,7 @@ def _peak(profiler: profile) -> int:
     return int(max(totals) - before)
 
 
+# Any, here and below: rows and pictures of ``reproduce``, which no method imports
 def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
     """Return the largest gap between the masked and the plain run's test accuracy, by data set."""
     masked = {one.data: one.runs for one in shown if one.method.endswith("masked")}
@@ -154,9 +155,7 @@ def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
     return {"gaps": ", ".join(gaps), "seed": seed} if gaps else None
 
 
-def plot_costs(
-    path: Path, _: object, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
-) -> bool:
+def plot_costs(path: Path, _: object, rows: Sequence[Tree], picture: Tree) -> bool:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
     from flower_graph.report.plots.compared import plot_points  # slow to import
 

@@ -155,6 +155,7 @@ def _cross_validate(
     return result
 
 
+# Any: scikit-learn has no types
 def untrained(classifier: str, seed: int = 0) -> Any:
     """Make a classifier with scikit-learn's settings, on columns of mean 0 and deviation 1."""
     from sklearn import svm

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context
@@ -35,6 +35,13 @@ class Member(Protocol):
     @property
     def judge(self) -> object:
         """Evaluates its embeddings, if anything does."""
+
+
+class Embeds(Protocol):
+    """What every model of a client has."""
+
+    def embed(self) -> NDArray[np.floating]:
+        """Return the embeddings of all nodes of the client, ``[n, d]``."""
 
 
 @runtime_checkable
@@ -69,7 +76,7 @@ def forget(context: Context) -> None:
 
 
 def snapshot_of(
-    members: Sequence[Member], models: Mapping[int, Any], said: Mapping[int, Folds]
+    members: Sequence[Member], models: Mapping[int, Embeds], said: Mapping[int, Folds]
 ) -> Snapshot:
     """Return the clients' predictions, by evaluations or the model itself, and models."""
     placed, predictions, saved = [], [], []

@@ -78,6 +78,7 @@ def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
     save(figure, path)
 
 
+# Any: rows of ``reproduce``, which no method imports
 def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
     """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
     columns = {}

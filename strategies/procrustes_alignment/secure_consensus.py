@@ -45,7 +45,7 @@ from flower_graph.secure.sum.results import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
-from flower_graph.storage.reading import StateDict
+from flower_graph.storage.reading import StateDict, Tree
 from flower_graph.strategies.procrustes_alignment.claims import (
     MEANS,
     MEASURED,
@@ -217,7 +217,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
 
     def state(self) -> dict[str, object]:
         """Return the state for a checkpoint: the common mean, and proven cheats."""
-        state = super().state()
+        state: Tree = super().state()
         kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
         return state | {"strategy": state["strategy"] | kept}
 

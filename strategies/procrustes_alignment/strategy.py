@@ -263,7 +263,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         drawn = {"participation": self.session.share, "seed": self.session.seed}
         return {"method": type(self).__name__, **local, **drawn}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, object]:
         """Return the server's state for a checkpoint."""
         return self.clients.state_dict()
 

@@ -50,6 +50,7 @@ class LinkRelayServer(RelayServer):
     Arguments are those of ``RelayServer``, and ``links``: what is held out.
     """
 
+    # Any: arguments are those of its parent
     def __init__(self, *data_and_model: Any, links: HeldLinks, **more: Any) -> None:
         self.links = links
         super().__init__(*data_and_model, **more)

@@ -89,6 +89,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         Largest size of a number in a SuperNode's sum of gradients; a larger one stops the step.
     """
 
+    # Any: arguments are those of its parent
     def __init__(self, *data: Any, limit: float = StrategyConfig.limit, **more: Any) -> None:
         super().__init__(*data, **more)
         self._limit = limit

@@ -47,6 +47,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
 
     actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
 
+    # Any: arguments are those of its parent
     def __init__(self, context: Context, x: Tensor, users: Tensor, **more: Any) -> None:
         super().__init__(context, x, users, **more)
         MaskingClient.__init__(self, context, self.users[:IN_SUM].tolist())

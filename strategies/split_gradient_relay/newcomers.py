@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,13 +68,15 @@ def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, 
         raise DataError(f"has {count} nodes, and none that is not in the run")
     masks, drawn = _roles(new, come, data, seed)
     total = n + come.numel()
-    parts: dict[str, Any] = {part: torch.cat([getattr(old, part), masks[part]]) for part in PARTS}
+    train, val, test = (torch.cat([getattr(old, part), masks[part]]) for part in PARTS)
     y = torch.cat([old.y, new.y[come]])
     names = None if new.names is None else _all_names(old, new, come)
     x = torch.cat([old.x, new.x[come]])
     graph = replace(old, x=x, y=y, edge_index=_sorted(number[new.edge_index], total), names=names)
     counts = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
-    return replace(graph, **parts), [f"{n} users of the run, {come.numel()} new: {counts}{drawn}"]
+    return replace(graph, train_mask=train, val_mask=val, test_mask=test), [
+        f"{n} users of the run, {come.numel()} new: {counts}{drawn}"
+    ]
 
 
 def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:

@@ -164,7 +164,7 @@ class StructureModel(nn.Module):
         classes: int,
         dropout: float = 0.5,
         encoder: bool = True,
-        learner: dict[str, Any] | None = None,
+        learner: dict[str, Any] | None = None,  # arguments of ``GraphLearner``
     ) -> None:
         super().__init__()
         self.gnn = GCN(features, hidden, classes, dropout)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from flower_graph.report.plots.compared import Line, plot_lines
+from flower_graph.storage.reading import Tree
 
 
-def plot_differences(
-    path: Path, _: object, rows: Sequence[Mapping[str, Any]], picture: Mapping[str, Any]
-) -> bool:
+def plot_differences(path: Path, _: object, rows: Sequence[Tree], picture: Tree) -> bool:
     """Draw a difference by the varied setting, a panel for each table, a line for each data set."""
     panels: dict[str, dict[str, Line]] = {}
     for table in picture["panels"]:

@@ -256,6 +256,7 @@ class StructureFedAvg(ReportedFedAvg):
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
 
+    # Any: further arguments are those of the parent
     def __init__(
         self, settings: StructureSettings, *, num_nodes: int | None = None, **more: Any
     ) -> None:

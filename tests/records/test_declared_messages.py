@@ -149,7 +149,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return rng.integers(1, PRIME, shape).astype(np.uint64 if is_residue else np.int64)
         case codec.Tensor():
             return rng.random(shape).astype(np.float32)
-        case codec.Named():
+        case sage.Named():
             head = [sizes.get(field.first, 2)] if field.first else []
             return {n: rng.random((*head, 2, 3)).astype(np.float32) for n in field.names}
         case codec.Part():
@@ -194,7 +194,7 @@ def is_number(value: Any) -> bool:
 
 
 def has_arrays(kind: Any) -> bool:
-    return any(isinstance(f, (codec.Tensor, codec.Named)) for f in fields_of(kind).values())
+    return any(isinstance(f, (codec.Tensor, sage.Named)) for f in fields_of(kind).values())
 
 
 def is_read_alone(kind: Any) -> bool:
@@ -262,7 +262,7 @@ ENTRIES = [
     for kind in MESSAGES
     for name, field in fields_of(kind).items()
     if not isinstance(
-        field, (codec.Tensor, codec.Named, codec.Part, ego.Seconds, ego.Rest, ClientMean)
+        field, (codec.Tensor, sage.Named, codec.Part, ego.Seconds, ego.Rest, ClientMean)
     )
     and not isinstance(field, (fields.Word, fields.Reasons))
 ]
@@ -290,7 +290,7 @@ TENSORS = [
     for kind in MESSAGES
     if is_read_alone(kind)
     for field in fields_of(kind).values()
-    if isinstance(field, (codec.Tensor, codec.Named))
+    if isinstance(field, (codec.Tensor, sage.Named))
 ]
 
 
@@ -324,7 +324,7 @@ def test_every_array_of_a_reply_is_checked(kind: Any, field: Any, change: Any, w
         return
     content = reply(instance(kind))
     record, _, key = field.key.partition("/")
-    key = field.names[-1] if isinstance(field, codec.Named) else key
+    key = field.names[-1] if isinstance(field, sage.Named) else key
     wrong = change(content[record][key].numpy())
     if wrong is None:
         del content[record][key]

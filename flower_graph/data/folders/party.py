@@ -76,6 +76,7 @@ def node_data(graph: Graph) -> RunData:
     return RunData(n, f, graph.num_classes, part, held | masks, class_names=graph.classes)
 
 
+# Any: further fields of ``RunData``
 def graph_data(graphs: Sequence[HeldGraph], classes: int, **details: Any) -> RunData:
     """Assign each client its graph, and the server only counts; ``RunData`` has details."""
 
@@ -158,6 +159,7 @@ def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
     return x
 
 
+# Any: a method's own dataclass
 def graph_tensors(graph: Any) -> Tensors:
     """Write one client's graph: ``EgoNetwork``, ``ClientGraph`` or ``OverlappingGraph``."""
     result: Tensors = {}

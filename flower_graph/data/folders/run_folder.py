@@ -13,7 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from safetensors.torch import save
 from torch import Tensor
@@ -117,7 +117,7 @@ class RunFolder:
         return value
 
 
-def deciding_settings(config: Mapping[str, Any]) -> dict[str, object]:
+def deciding_settings(config: Tree) -> dict[str, object]:
     """Return the settings that decide each party's data, by dotted key."""
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
     if data.get("signal") == SIGNAL:  # has an effect on generated graphs only

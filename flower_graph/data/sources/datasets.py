@@ -156,6 +156,7 @@ def _split(
     return labelled_split(graph.y, ratios, generator=_generator(seed))
 
 
+# Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing
 def describe(data: Any) -> dict[str, int]:
     """Count what is in a graph.
 

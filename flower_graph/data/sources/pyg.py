@@ -250,6 +250,7 @@ def load_file(path: Path, gaps: Gaps = NO_GAPS, *, targets: bool = False) -> Gra
         return read_graph(SimpleNamespace(**values), gaps=gaps, targets=targets)
 
 
+# Any: entries are as the user's file has them
 def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) -> dict[str, Any]:
     """Read the entries of a graph file, unchecked."""
     check_graph_file(path)

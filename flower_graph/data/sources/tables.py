@@ -53,6 +53,7 @@ class Edges:
         self.ends = (array("q"), array("q"))
         self.unused: set[str] = set()
 
+    # Any: what ``float`` reads, or refuses
     def add(self, place: int, ends: Sequence[object]) -> None:
         """Add an edge."""
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):

@@ -28,7 +28,11 @@ from flower_graph.wire.keys import ACCURACY, VALUE_SCORES
 # Okabe and Ito's colours, which stay apart for colour-blind eyes.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 # Dashes tell curves apart that coincide.
-DASHES = ("-", (0, (5, 2)), (0, (2, 2)), (0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3)))
+Dashes = str | tuple[int, tuple[int, ...]]
+DASHES: Sequence[Dashes] = (
+    *("-", (0, (5, 2)), (0, (2, 2))),
+    *((0, (5, 2, 1, 2)), (0, (1, 1)), (0, (8, 3))),
+)
 GREY = "#707070"
 DPI = 150
 BARS = 30  # most bars of a distribution; smaller ranges have one bar for each number
@@ -249,7 +253,7 @@ def band(axes: Axes, rows: Sequence[Sequence[float]], what: str, place: int, nam
     mean_band(axes, range(1, rounds + 1), staying(rows, rounds), place, name)
 
 
-def look(place: int) -> tuple[str, Any]:
+def look(place: int) -> tuple[str, Dashes]:
     """Return the colour and the dashes of a curve, distinct for up to 36 curves."""
     shift = place // len(COLOURS)
     return COLOURS[place % len(COLOURS)], DASHES[(place + shift) % len(DASHES)]

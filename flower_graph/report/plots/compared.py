@@ -205,8 +205,8 @@ def _draw_spent(cell: Axes, one: Spent, place: int, name: str) -> None:
         mean_band(cell, one.spent, one.values, place, name)
         return
     colour, dashes = look(place)
-    how = {"color": colour, "linestyle": dashes, "linewidth": 0.8, "label": name}
-    cell.axhline(one.values[:, -1].mean(), **how)
+    level = one.values[:, -1].mean()
+    cell.axhline(level, color=colour, linestyle=dashes, linewidth=0.8, label=name)
 
 
 def _zoom(cell: Axes, curves: Sequence[NDArray[np.float64]]) -> None:

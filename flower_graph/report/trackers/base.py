@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from flower_graph.errors import OutputError, one_line
 from flower_graph.records.rounds import WAYS, RoundReport
@@ -144,7 +144,7 @@ def _finite(figures: Mapping[str, object]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
-def visible(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+def visible(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
     """Return settings by dotted key; of paths the last name only, and no place of keys or files."""
     result: dict[str, object] = {}
     for name, value in settings.items():
@@ -152,6 +152,7 @@ def visible(settings: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
         if isinstance(value, Mapping):
             result |= visible(value, f"{key}.")
         elif key not in SECRET:
-            is_path = isinstance(value, str) and value.startswith(("/", "~", "."))
-            result[key] = Path(value).name if is_path else value
+            if isinstance(value, str) and value.startswith(("/", "~", ".")):
+                value = Path(value).name
+            result[key] = value
     return result

@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -270,7 +270,7 @@ class VerifiedAlignmentClient(AlignmentClient):
         cls,
         data: bytes,
         run_id: bytes,
-        identities: Mapping[int, Any],
+        identities: Mapping[int, Iterable[object]],
         trust: TrustSettings,
     ) -> VerifiedAlignmentClient:
         """Read what ``to_bytes`` wrote; ``trust`` as of a new one."""

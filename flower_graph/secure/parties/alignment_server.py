@@ -57,6 +57,7 @@ class VerifiedAlignmentServer(AlignmentServer):
         """Clients that are enrolled, aligned or not."""
         return set(self._node)
 
+    # Any: other requests than its parent's, with signatures and proofs
     def union_requests(self) -> dict[int, Any]:
         """Return for every node all key-holders' answers to its clients."""
         result: dict[int, object] = {}

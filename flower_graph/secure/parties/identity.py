@@ -247,6 +247,7 @@ class TrustSettings:
     most_points: int = MOST_POINTS
     differ_by: int = USUAL_DIFFERENCE
 
+    # Any: what the operator wrote; ``TrustSettings`` checks it
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run: int) -> TrustSettings | None:
         """Read them, for a run of Flower's; None where the node config has none.
