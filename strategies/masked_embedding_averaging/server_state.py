@@ -27,11 +27,12 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     Layout,
     Sums,
 )
-from flower_graph.strategies.masked_embedding_averaging.sums import check_measured, read_counted
 from flower_graph.strategies.masked_embedding_averaging.vector import (
     Means,
     RoundSum,
+    check_measured,
     mean_metrics,
+    read_counted,
 )
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.ledger import ByteLedger, Traffic

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from flwr.app import RecordDict
 
-from flower_graph.errors import AlignmentError, NoClientsError
+from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
 from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
@@ -40,17 +40,23 @@ from flower_graph.strategies.masked_embedding_averaging.messages import (
     EgoRequest,
     Layout,
     PlainEnrolment,
+    SumArray,
     round_terms,
     union_terms,
 )
-from flower_graph.strategies.masked_embedding_averaging.sums import check_plain_sum
-from flower_graph.strategies.masked_embedding_averaging.vector import RoundSum
-from flower_graph.wire.arrays import read_array
+from flower_graph.strategies.masked_embedding_averaging.vector import (
+    RoundSum,
+    check_counts,
+    check_measured,
+    read_counted,
+)
+from flower_graph.wire.arrays import largest_size, read_array
 from flower_graph.wire.exchange import count_bytes
-from flower_graph.wire.keys import SUMS, TOTAL
+from flower_graph.wire.keys import MAX_NUMBER, SUMS, TOTAL
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
+ROUNDING = 1e-3  # by which a sum of accuracies may be off
 
 
 class EgoSession(Session):
@@ -352,3 +358,18 @@ class EgoSession(Session):
             left_out=self.unaligned | undone | excluded,
             no_use=summed.skipped,
         )
+
+
+def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
+    """Check what can be known of a plain sum over so many clients."""
+    # total [L]
+    if total.dtype != np.float64:
+        raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")
+    if total.size and (largest := largest_size(total)) > clients * MAX_NUMBER:
+        raise MalformedReplyError(
+            f"{TOTAL} has a number of size {largest:g}, {clients} clients can make "
+            f"{clients * MAX_NUMBER:g} at most"
+        )
+    check_counts(total[layout.counts], clients)
+    check_measured(total[layout.metrics], clients, ROUNDING)
+    read_counted(total, layout, None)

@@ -21,7 +21,13 @@ from torch import Tensor
 
 from flower_graph.engine.graph_batch import Metrics, count_batch
 from flower_graph.engine.stacked_weights import sum_first_layers
-from flower_graph.errors import OutOfRangeError, RefusedError, UnreadableSumError
+from flower_graph.errors import (
+    MalformedReplyError,
+    OutOfRangeError,
+    RefusedError,
+    UnreadableSumError,
+)
+from flower_graph.ops.counts import Counts
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import SlotTable
 from flower_graph.secure.parties.differences import digest_of
@@ -32,14 +38,16 @@ from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.strategies.masked_embedding_averaging.cohort import ChosenEgos, Shared
 from flower_graph.strategies.masked_embedding_averaging.messages import (
     METRIC_NAMES,
+    SUMMED_NAMES,
+    UNREAD,
     EgoRequest,
     Layout,
     PlainEnrolment,
     SumArray,
     Sums,
 )
-from flower_graph.strategies.masked_embedding_averaging.sums import are_counts
-from flower_graph.wire.keys import ROLES
+from flower_graph.wire.counts import as_counts
+from flower_graph.wire.keys import ROLES, TOTAL
 
 Words = NDArray[np.generic]
 LOG = logging.getLogger(__name__)
@@ -340,3 +348,39 @@ def add_noise(
         elif place.size:
             result[place] = noise.protect(local[None, place])[0]
     return torch.from_numpy(result).to(h.device), shown
+
+
+# What can be known of a sum -----------------------------------------------------------------------
+
+
+def read_counted(total: SumArray, layout: Layout, ring: Ring | None) -> Counts | None:
+    """Read the counts in a sum; None where none are asked for."""
+    if not layout.counting:
+        return None
+    words = total[layout.predictions]
+    numbers = words if ring is None else ring.decode(words) * 2.0**ring.fraction_bits
+    return as_counts(np.rint(numbers).astype(np.int64), layout.classes, layout.counting)
+
+
+def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> None:
+    """Check what can be known of the sums of what so many clients measured."""
+    measured = dict(zip(SUMMED_NAMES, sums.tolist(), strict=True))
+    counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
+    check_counts(np.array(counts), clients)
+    for role in ROLES:
+        if not -rounding <= measured[role] <= measured[f"has-{role}"] + rounding:
+            raise MalformedReplyError(
+                f"{TOTAL}: {role} is {measured[role]:g}, a sum of "
+                f"{measured[f'has-{role}']:g} accuracies"
+            )
+
+
+def check_counts(found: NDArray[np.float64], clients: int) -> None:
+    """Refuse what is no count of so many clients."""
+    if not are_counts(found, clients):
+        raise MalformedReplyError(f"{TOTAL}: expected counts from 0 to {clients} clients")
+
+
+def are_counts(found: NDArray[np.float64], clients: int) -> bool:
+    """Say whether all are whole numbers that so many clients can make."""
+    return bool(((found >= 0) & (found <= clients) & (found == np.rint(found))).all())

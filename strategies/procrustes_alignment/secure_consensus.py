@@ -239,9 +239,8 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         for one in blamed[self._named :]:
             report.rejected.append({"client": one.client, "reason": _without_number(one)})
         self._named = len(blamed)
-        rejected = self.sums.rejected
+        rejected = self.sums.take_rejected()
         report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
-        rejected.clear()
         return report
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:

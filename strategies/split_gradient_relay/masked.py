@@ -174,8 +174,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         for node in replies.values:
             self.users.added_up(requests[node].users, 8 * length)
         result = sums.close_padded(server_round)
-        session.rejected += sums.rejected
-        sums.rejected.clear()
+        session.rejected += sums.take_rejected()
         if isinstance(result, Skipped) or missing:
             return None, missing or list(requests)
         mask = MaskRequest.from_config(next(iter(entries.values())))

@@ -180,6 +180,11 @@ class SecureSum(SumStages):
         self.reveal(server_round, self.server.clients)
         return self.result()
 
+    def take_rejected(self) -> list[Rejected]:
+        """Return the SuperNodes left out of an exchange since this was asked last."""
+        rejected, self.rejected = self.rejected, []
+        return rejected
+
     def forget(self, node: int) -> None:
         """Remove a SuperNode that has lost its keys; it is asked for new ones."""
         self.server.forget(node)
