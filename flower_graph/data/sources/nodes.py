@@ -48,6 +48,7 @@ class Nodes:
         self.features = array("d")  # NaN where there is a word, or nothing
         self.words: list[dict[int, str]] = [{} for _ in columns]  # of each column, by row
 
+    # Any: what ``float`` reads, or refuses
     def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
         """Add a node; `own` in the order of ``OWN``, with None for missing values."""
         name = text_of(name)

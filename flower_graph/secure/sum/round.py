@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, one_line
 from flower_graph.secure import channel
-from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.messages import (
@@ -67,9 +66,9 @@ class SumRound:
         self._owner = owner = np.array([numbers[node] for node in nodes])
         self._rows = {node: np.flatnonzero(owner == index) for node, index in numbers.items()}
         self.is_foreign: NDArray[np.bool_] = owner[partners] != owner[:, None]
-        self.round_keys = np.zeros((m, KEY_BYTES), np.uint8)
-        self.seed_commitments = np.zeros((m, COMMITMENT_BYTES), np.uint8)
-        self.share_commitments = np.zeros((m, k, 2, COMMITMENT_BYTES), np.uint8)
+        self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
+        self.seed_commitments = np.zeros((m, channel.COMMITMENT_BYTES), np.uint8)
+        self.share_commitments = np.zeros((m, k, 2, channel.COMMITMENT_BYTES), np.uint8)
         self._packets = np.zeros((m, k, PACKET_BYTES), np.uint8)
         self.live = np.zeros(m, np.bool_)  # prepared, and with enough prepared partners
         self.contributed = np.zeros(m, np.bool_)
