@@ -250,6 +250,7 @@ def test_a_module_of_ones_own_is_the_linear_map_if_it_is_linear() -> None:
     module.load_state_dict({"weight": start.T})
     own = Summed(data, rounds=5, supernodes=2, user_model=module)
     assert own.losses == pytest.approx(linear.losses, abs=1e-5)
+    torch.manual_seed(0)  # else some first weights do not learn in so few rounds
     deep = nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, 4))
     losses = Summed(data, user_model=deep, supernodes=3).losses
     assert losses[-1] < losses[0]
