@@ -82,6 +82,7 @@ def metrics_of(config: Mapping[str, Any]) -> Sequence[str]:
     return config.get("metrics") or [ACCURACY]
 
 
+# Any: likewise
 def metrics_shown(config: Mapping[str, Any]) -> Sequence[str]:
     """Return the metrics that a run has: those reported and, but of numbers, the accuracy."""
     metrics = metrics_of(config)

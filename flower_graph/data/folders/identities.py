@@ -16,6 +16,7 @@ Identities = Tensor | Sequence[int] | Sequence[str]
 Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their names if they have some
 
 
+# Any: what a user's file holds; ``_named`` checks it
 def identities_in(values: Mapping[str, Any], count: int) -> Named:
     """Return the identities of one graph's nodes, from the first key that it has."""
     given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
