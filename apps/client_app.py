@@ -1,21 +1,5 @@
-"""The ClientApp: answers every message as the method that the config names does."""
+"""The ClientApp of every method, which Flower loads anew for each message; it imports little."""
 
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
+from flower_graph.client.resident.app import ResidentClientApp
 
-from flower_graph.apps.run import client_app
-from flower_graph.data.sources.cache import fetching
-from flower_graph.method.of_app import configured_client, fetches
-from flower_graph.wire.client_errors import boundary
-
-
-class ConfiguredClientApp(ClientApp):
-    """Hands messages to the ClientApp of the method; only the run config says which that is."""
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer one message."""
-        with boundary(context), fetching(fetches(context)):
-            return client_app(*configured_client(context))(message, context)
-
-
-app = ConfiguredClientApp()
+app = ResidentClientApp("flower_graph.apps.configured_client:app")

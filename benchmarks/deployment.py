@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from socket import SHUT_WR, create_connection, socket
@@ -81,7 +82,7 @@ def measure(
     settings = [*settings, f"strategy.min_nodes={supernodes}", "device=cpu"]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         folder = Path(name)
-        data = _partition(config, settings, folder / "data", supernodes)
+        data = partitioned(config, settings, folder / "data", supernodes)
         with Loopback(folder / "deployment", tls=tls) as deployment:
             forwarder = Forwarder(deployment.port)
             to_it = ["--superlink", f"{HOST}:{forwarder.server_address[1]}"]
@@ -101,7 +102,7 @@ def measure(
         return _entry(folder / "out", config, exchanges, tls, supernodes, network)
 
 
-def _partition(config: str, settings: list[str], out: Path, supernodes: int) -> list[Path]:
+def partitioned(config: str, settings: list[str], out: Path, supernodes: int) -> list[Path]:
     """Write the data folders; return those of the SuperNodes."""
     command = ["partition", config, *settings, "--out", str(out), "--supernodes", str(supernodes)]
     with redirect_stdout(sys.stderr):  # standard output is for the result
@@ -113,16 +114,27 @@ def _partition(config: str, settings: list[str], out: Path, supernodes: int) -> 
 def _watch(deployment: Loopback, forwarder: Forwarder, metrics: Path) -> list[int]:
     """Wait for the run's end; return the network's bytes at the end of each round."""
     totals: list[int] = []
-    deadline = time.monotonic() + TIMEOUT
-    while deployment.processes["run"].poll() is None:
-        if time.monotonic() > deadline:
-            raise DeploymentError(f"the run takes longer than {TIMEOUT:g} s")
+
+    def look() -> None:
         done = len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.exists() else 0
-        totals += [forwarder.total()] * (done - len(totals))
+        totals.extend([forwarder.total()] * (done - len(totals)))
+
+    watch(deployment, "run", metrics, look)
+    return totals
+
+
+def watch(
+    deployment: Loopback, run: str, metrics: Path, look: Callable[[], object] = lambda: None
+) -> None:
+    """Wait for the end of a run that has its outputs beside a file; look meanwhile."""
+    deadline = time.monotonic() + TIMEOUT
+    while deployment.processes[run].poll() is None:
+        if time.monotonic() > deadline:
+            raise DeploymentError(f"{run} takes longer than {TIMEOUT:g} s")
+        look()
         time.sleep(0.02)
     if not (metrics.parent / "result.json").is_file():
-        raise DeploymentError(deployment.tail("run"))
-    return totals
+        raise DeploymentError(deployment.tail(run))
 
 
 def _entry(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
-from benchmarks.page_deployment import deployment_section, waiting_section
+from benchmarks.page_deployment import deployment_section, resident_section, waiting_section
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
 from benchmarks.page_ppfl import gpu_alignment, ppfl_section
@@ -71,6 +71,7 @@ def render(results: dict[str, Any]) -> str:
         "fedgls": fedgls_section,
         "ppfl": ppfl_section,
         "deployment": deployment_section,
+        "resident": resident_section,
         "waiting": waiting_section,
         "soak": soak_section,
         "startup": _startup,

@@ -7,6 +7,12 @@ from typing import Any
 
 from benchmarks.layout import duration, spread, table
 
+WAYS = {
+    "resident": "in a worker",
+    "empty": "none (empty ClientApp)",
+    "each-message": "loaded for each message",
+}
+
 
 def deployment_section(part: dict[str, Any]) -> Iterable[str]:
     """Write what ``benchmarks.deployment`` measured."""
@@ -45,6 +51,41 @@ def deployment_section(part: dict[str, Any]) -> Iterable[str]:
         "network",
     )
     yield table(head, rows)
+
+
+def resident_section(part: dict[str, Any]) -> Iterable[str]:
+    """Write what ``benchmarks.resident`` measured."""
+    yield "## Deployment: processor time of a message"
+    yield (
+        "Processor seconds, user and system, of one message at one SuperNode: of the process that "
+        "Flower starts for it, and of the worker that keeps the clients. *Empty* is a ClientApp "
+        "that does nothing, run in turn with the others in one deployment with TLS; *above* is the "
+        "difference of medians to it. *First* is the message that starts the worker and installs "
+        "the app. `python -m benchmarks.resident`."
+    )
+    rows = []
+    for entry in part["entries"]:
+        empty = entry["ways"]["empty"]["later"]["median"]
+        for way, one in entry["ways"].items():
+            later = one["later"]
+            above = "" if way == "empty" else f"{later['median'] - empty:+.2f} s"
+            took = one.get("exchange-seconds")
+            rows.append(
+                (
+                    *(entry["config"], str(entry["supernodes"]), WAYS[way]),
+                    *(f"{one['first']:.2f} s", f"{later['median']:.2f} s", above),
+                    duration(took["median"]) if took else "",
+                )
+            )
+    head = ("config", "SuperNodes", "clients", "first", "later, median", "above", "an exchange")
+    yield table(head, rows)
+    same = all(entry["same-losses"] for entry in part["entries"])
+    yield (
+        "Losses of both ways are "
+        + ("the same to the last digit" if same else "**different**")
+        + "; workers left a second after the run: "
+        + f"{sum(way['workers-left'] for e in part['entries'] for way in e['ways'].values())}."
+    )
 
 
 def waiting_section(part: dict[str, Any]) -> Iterable[str]:

@@ -34,6 +34,7 @@ PARTS = {
     "fedgls": "fedgls",
     "ppfl": "ppfl",
     "deployment": "deployment",
+    "resident": "resident",
     "waiting": "waiting",
     "soak": "soak",
     "gpu": "gpu",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from flower_graph.apps.in_python import run
     from flower_graph.client.adaptor import make_client_app
     from flower_graph.client.module_client import ModuleClient
+    from flower_graph.client.resident.app import ResidentClientApp
     from flower_graph.data import Graph, load_data, load_graph
     from flower_graph.data.folders.client_folder import client_graph_from_data, ego_from_data
     from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
@@ -129,6 +130,7 @@ __all__ = [
     "PublicNodeClient",
     "PublicSpace",
     "ReportedFedAvg",
+    "ResidentClientApp",
     "Run",
     "SageClient",
     "SecureConsensus",

@@ -55,6 +55,10 @@ class StateLostError(RuntimeError):
     """What a client kept between rounds is gone or belongs to another round."""
 
 
+class WorkerLostError(RuntimeError):
+    """The process that keeps a SuperNode's clients died over a message, or does not start."""
+
+
 class IdentityError(ValueError):
     """A party's key, registry or signed statement that is unreadable or not as granted."""
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
     from flwr.common.constant import SUPERLINK_NODE_ID  # 1.22
     from flwr.common.constant import ErrorCode  # 1.22
     from flwr.common.constant import SType  # 1.22
+
+    # Messages and contexts as bytes, for the worker that answers a SuperNode's messages. Gone: what
+    # the process that Flower starts for a message itself pulls and pushes them with.
+    from flwr.common.serde import context_from_proto  # 1.22
+    from flwr.common.serde import context_to_proto  # 1.22
+    from flwr.common.serde import message_from_proto  # 1.22
+    from flwr.common.serde import message_to_proto  # 1.22
+    from flwr.proto.message_pb2 import Context as ContextProto  # 1.22
+    from flwr.proto.message_pb2 import Message as MessageProto  # 1.22
 
     # Records as bytes, for a context that outlasts its SuperNode. Gone: what Flower's SuperNode
     # itself saves contexts with, once it does; until then arrays by `safetensors`, the rest as JSON.
@@ -75,11 +85,13 @@ __all__ = [
     "NOOP_FEDERATION_ID",
     "SUPERLINK_NODE_ID",
     "ClientAppCallable",
+    "ContextProto",
     "ErrorCode",
     "HttpGrid",
     "InMemoryGrid",
     "InMemoryLinkState",
     "LinkStateFactory",
+    "MessageProto",
     "Mod",
     "NoOpFederationManager",
     "NumPyClient",
@@ -93,10 +105,15 @@ __all__ = [
     "add_gaussian_noise_inplace",
     "build_fab_from_disk",
     "clip_inputs_inplace",
+    "context_from_proto",
+    "context_to_proto",
     "create_message_to_sign",
     "flower_message",
     "fuse_dicts",
     "identify",
+    "message_from_proto",
+    "message_to_proto",
+    "owner_of_message",
     "parse_config_args",
     "recorddict_from_proto",
     "recorddict_to_proto",
@@ -156,6 +173,19 @@ def stamp(message: Any, **parts: object) -> None:
     """Set what Flower fills in on a message's way, such as ``run_id`` and ``message_id``."""
     # 1.22. Gone: what `InMemoryGrid.push_messages` then does.
     message.metadata.__dict__.update({f"_{name}": value for name, value in parts.items()})
+
+
+def owner_of_message() -> int | None:
+    """Return the process that has Flower start one for each message; None if this is none of those.
+
+    None, too, where Flower installs an app's packages for one message and removes them again.
+    """
+    # 1.39. Gone: what `flwr-clientapp` is then called with; without it clients are not resident.
+    if "flwr.supernode.runtime.run_clientapp" not in sys.modules:
+        return None
+    if "--allow-runtime-dependency-installation" in sys.argv or "--parent-pid" not in sys.argv:
+        return None
+    return int(sys.argv[sys.argv.index("--parent-pid") + 1])
 
 
 def _installed() -> str:

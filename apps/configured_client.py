@@ -1,0 +1,21 @@
+"""The ClientApp that answers every message as the method that the config names does."""
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flower_graph.apps.run import client_app
+from flower_graph.data.sources.cache import fetching
+from flower_graph.method.of_app import configured_client, fetches
+from flower_graph.wire.client_errors import boundary
+
+
+class ConfiguredClientApp(ClientApp):
+    """Hands messages to the ClientApp of the method; only the run config says which that is."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message."""
+        with boundary(context), fetching(fetches(context)):
+            return client_app(*configured_client(context))(message, context)
+
+
+app = ConfiguredClientApp()

@@ -1,0 +1,119 @@
+"""The ClientApp that Flower calls: it hands each message to the place where the clients live.
+
+It imports neither PyTorch nor the engine: for every message Flower starts a process that loads it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Protocol
+
+from flwr.app import Context, Message, UserConfigValue
+from flwr.clientapp import ClientApp
+
+from flower_graph.errors import ConfigError, brief
+from flower_graph.flower_compat import owner_of_message
+
+__all__ = ["IDLE", "RESIDENT", "Home", "InProcess", "Residence", "ResidentClientApp", "load_app"]
+
+RESIDENT, IDLE = "resident", "resident-idle"  # keys of the node config
+USUAL_IDLE = 600.0  # seconds
+
+
+class Home(Protocol):
+    """The place where the clients of one SuperNode live, and answer messages."""
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """Answer a message, and leave what the clients keep in the context's state."""
+        ...
+
+
+class ResidentClientApp(ClientApp):
+    """Answers every message as another ``ClientApp`` does, in the process that keeps its clients.
+
+    Where Flower starts a process for each message, as a SuperNode does, a worker is started with
+    the first and keeps the clients until the run is over; else the other app is called here.
+
+    Parameters
+    ----------
+    reference : str
+        The other app, ``"package.module:attribute"``; it is imported only where it answers.
+    """
+
+    def __init__(self, reference: str) -> None:
+        super().__init__()
+        self._reference = reference
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer one message."""
+        return home_of(self._reference, self._here, context).answer(message, context)
+
+    @cached_property
+    def _here(self) -> InProcess:
+        return InProcess(self._reference)
+
+
+def home_of(reference: str, here: Home, context: Context) -> Home:
+    """Choose where a ``ClientApp`` answers: `here`, in this process, or in a worker."""
+    owner, residence = owner_of_message(), Residence.of(context.node_config)
+    # A worker must notice when its SuperNode dies; only Linux tells it.
+    if owner is None or not residence.resident or not hasattr(os, "pidfd_open"):
+        return here
+    from flower_graph.client.resident.launch import WorkerHome  # no need for it anywhere else
+
+    return WorkerHome(reference, owner, residence.idle)
+
+
+class InProcess:
+    """Clients that live in the process that Flower calls."""
+
+    def __init__(self, reference: str) -> None:
+        self._reference = reference
+
+    @cached_property
+    def _app(self) -> ClientApp:
+        return load_app(self._reference)
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """Call the app."""
+        return self._app(message, context)
+
+
+def load_app(reference: str) -> ClientApp:
+    """Import a ``ClientApp`` by its reference, ``"package.module:attribute"``."""
+    module, _, attribute = reference.partition(":")
+    app = getattr(import_module(module), attribute)
+    if not isinstance(app, ClientApp):
+        raise TypeError(f"{reference} must be a ClientApp, is {type(app).__name__}")
+    return app
+
+
+@dataclass(frozen=True)
+class Residence:
+    """What a node config says of the process that keeps the clients.
+
+    Attributes
+    ----------
+    resident : bool
+        ``resident``: whether clients stay in a worker between messages.
+    idle : float
+        ``resident-idle``: the seconds without a message after which the worker ends.
+    """
+
+    resident: bool = True
+    idle: float = USUAL_IDLE
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, UserConfigValue]) -> Residence:
+        """Read both keys; ``ConfigError`` names one that cannot be used."""
+        resident = node_config.get(RESIDENT, True)
+        if not isinstance(resident, bool):
+            raise ConfigError(f"node-config {RESIDENT}: {brief(resident)}; must be true or false")
+        idle = node_config.get(IDLE, USUAL_IDLE)
+        if isinstance(idle, bool) or not isinstance(idle, int | float) or not 0 < idle < 1e9:
+            raise ConfigError(f"node-config {IDLE}: {brief(idle)}; must be seconds, more than 0")
+        return cls(resident, float(idle))

@@ -1,0 +1,195 @@
+"""From the process that Flower starts for a message to the worker that keeps the clients.
+
+A worker has one SuperNode's clients in one run. It listens on a Unix socket of mode 600 in
+a folder of mode 700; both sides look whose process is at the other end. What starts it holds a lock
+on the folder, so that two messages never start two.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flwr.app import Context, Message
+
+from flower_graph.client.resident import frames
+from flower_graph.errors import WorkerLostError, told
+from flower_graph.storage.files import default_folder, own_folder
+from flower_graph.wire.client_errors import ClientError, boundary
+
+__all__ = ["ERROR", "HELLO", "REPLY", "WorkerHome", "WorkerSettings", "is_own", "locked", "reach"]
+
+HELLO = b"flower-graph resident 1"  # what a worker says first
+REPLY, ERROR = b"reply", b"error"  # what a worker's answer begins with
+ATTEMPTS = 3  # a worker may end, its work done, just when it is called
+BACKLOG = 8  # messages that wait for a worker that is busy
+# Modules are found where the process that starts it finds them, the app's own folder among them.
+BOOT = """\
+import json, sys
+given = json.loads(sys.argv[1])
+sys.path[:] = given.pop("path")
+from flower_graph.client.resident.worker import main
+main(given)
+"""
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker is told when it is started."""
+
+    reference: str  # of the ClientApp
+    folder: str  # of its socket
+    name: str  # of its socket
+    listener: int  # its socket, which it inherits
+    owner: int  # the process of the SuperNode without which it ends
+    idle: float  # seconds without a message after which it ends
+
+
+class WorkerHome:
+    """Clients that live in a worker, which is started if there is none.
+
+    Parameters
+    ----------
+    reference : str
+        The ClientApp that the worker calls.
+    owner : int
+        The process of the SuperNode that starts a process for each message.
+    idle : float
+        Seconds without a message after which the worker ends.
+    """
+
+    def __init__(self, reference: str, owner: int, idle: float) -> None:
+        self._reference, self._owner, self._idle = reference, owner, idle
+
+    def answer(self, message: Message, context: Context) -> Message:
+        """Have the worker answer a message.
+
+        Raises
+        ------
+        WorkerLostError
+            If it cannot be started, or dies over the message; the next message starts another.
+        Exception
+            What the ClientApp raised, by the same name and words.
+        """
+        with boundary(context), self._called(context) as connection:
+            try:
+                asked = frames.write_message(message) + frames.write_context(context)
+                frames.send(connection, asked)
+                parts = frames.receive(connection)
+            except (OSError, EOFError) as error:
+                words = "the process that keeps its clients died while it answered"
+                raise told(WorkerLostError(words), words) from error
+            is_reply = next(parts) == REPLY
+            outcome = frames.read_message(parts) if is_reply else _as_raised(next(parts))
+            context.state = frames.read_records(parts)
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+    @contextmanager
+    def _called(self, context: Context) -> Iterator[socket.socket]:
+        """Connect to the worker, and start it if need be; it waits for a message."""
+        folder = default_folder() / f"run-{context.run_id}"
+        name = f"resident-{context.node_id}-{self._owner}"
+        for _ in range(ATTEMPTS):
+            own_folder(folder)
+            with locked(folder) as handle:
+                if handle is None:  # it was removed just now, as its last worker ended
+                    continue
+                connection = self._connected(handle, name)
+                if connection is None:
+                    self._start(folder, handle, name)
+                    connection = self._connected(handle, name)
+            if connection is None:
+                continue
+            with connection:
+                try:
+                    ready = next(frames.receive(connection)) == HELLO
+                except (OSError, EOFError):
+                    continue
+                if ready:
+                    yield connection
+                    return
+        words = "the process that keeps its clients cannot be started"
+        raise told(WorkerLostError(f"{words}: the SuperNode's log says why"), words)
+
+    def _connected(self, handle: int, name: str) -> socket.socket | None:
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(reach(handle, name))
+        except (FileNotFoundError, ConnectionRefusedError):
+            connection.close()
+            return None
+        if not is_own(connection):
+            connection.close()
+            raise WorkerLostError(f"{name}: its socket belongs to another user's process")
+        return connection
+
+    def _start(self, folder: Path, handle: int, name: str) -> None:
+        """Make the socket and start the worker, which outlives this process."""
+        where = reach(handle, name)
+        with suppress(FileNotFoundError):
+            os.unlink(where)  # of a worker that was killed
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(where)
+            os.chmod(where, 0o600)
+            listener.listen(BACKLOG)
+            number = listener.fileno()
+            given = WorkerSettings(
+                self._reference, str(folder), name, number, self._owner, self._idle
+            )
+            subprocess.Popen(
+                [sys.executable, "-c", BOOT, json.dumps({**asdict(given), "path": sys.path})],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[number],
+                start_new_session=True,  # a Ctrl-C is for the SuperNode, with which it ends
+            )
+
+
+def _as_raised(fault: bytes) -> Exception:
+    """Make an error that Flower reports as the one that the worker's ClientApp raised."""
+    said: dict[str, str] = json.loads(fault)
+    about = {"__module__": said["module"], "__qualname__": said["name"]}
+    kind: type[ClientError] = type(said["name"], (ClientError,), about)
+    return told(kind(said["text"]), said["text"])
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int | None]:
+    """Lock a folder and yield a handle of it; None if it is not there any more."""
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            is_there = os.stat(folder).st_ino == os.fstat(handle).st_ino
+        except FileNotFoundError:
+            is_there = False
+        yield handle if is_there else None
+    finally:
+        os.close(handle)
+
+
+def reach(handle: int, name: str) -> str:
+    """Return a path of a socket in an open folder that is short enough for the system."""
+    return f"/proc/self/fd/{handle}/{name}"
+
+
+def is_own(connection: socket.socket) -> bool:
+    """Whether the process at the other end is this user's."""
+    form = struct.Struct("3i")  # process, user, group
+    told_by_system = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
+    _, user, _ = form.unpack(told_by_system)
+    return bool(user == os.getuid())

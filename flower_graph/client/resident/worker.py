@@ -1,0 +1,205 @@
+"""The worker: a process that keeps one SuperNode's clients of one run between messages.
+
+It is a cache of what lies on the disk or in Flower's context, so it may end at any time. It ends
+when the run is over, when its SuperNode ends, when whoever waits for an answer is gone, and after
+some time without a message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Never
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from flower_graph.client.resident import frames
+from flower_graph.client.resident.app import load_app
+from flower_graph.client.resident.launch import (
+    ERROR,
+    HELLO,
+    REPLY,
+    WorkerSettings,
+    is_own,
+    locked,
+)
+from flower_graph.storage.files import is_alive, remove_if_empty
+from flower_graph.wire.client_errors import boundary
+
+LOG = logging.getLogger("flwr")  # whose lines a SuperNode's user reads
+
+
+class Worker:
+    """Answers messages, one after another, until there is no need for it any more."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._folder = Path(settings.folder)
+        self._listener = socket.socket(fileno=settings.listener)
+        self._inode = self._socket.stat().st_ino
+        self._watch = Watch(_owners(settings.owner), self.leave)
+
+    @cached_property
+    def _app(self) -> ClientApp:
+        return load_app(self._settings.reference)
+
+    @property
+    def _socket(self) -> Path:
+        return self._folder / self._settings.name
+
+    def serve(self) -> None:
+        """Answer until the run is over, or nothing was asked for long."""
+        self._watch.start()
+        _remove_dead(self._folder.parent)
+        self._listener.settimeout(self._settings.idle)
+        is_over = False
+        while not is_over:
+            try:
+                connection, _ = self._listener.accept()
+            except TimeoutError:
+                break
+            with connection:
+                connection.settimeout(None)
+                # Whoever has called may have died meanwhile.
+                with suppress(OSError, EOFError):
+                    is_over = is_own(connection) and self._serve(connection)
+        self._end()
+
+    def leave(self) -> Never:
+        """End at once, in the middle of a message too; what lies on the disk is whole."""
+        self._remove()
+        os._exit(0)
+
+    def _serve(self, connection: socket.socket) -> bool:
+        """Answer the message of one connection; return whether the run is over."""
+        frames.send(connection, [HELLO])
+        parts = frames.receive(connection)
+        message, context = frames.read_message(parts), frames.read_context(parts)
+        before = bool(context.state)
+        with self._watch.caller(connection):
+            answer = self._answer(message, context)
+        is_over = before and not context.state  # clients forget what they kept of a run
+        if is_over:
+            self._end()
+        frames.send(connection, answer)
+        return is_over
+
+    def _answer(self, message: Message, context: Context) -> list[bytes]:
+        """Call the ClientApp; return its reply or its error, and the context's state."""
+        try:
+            with boundary(context):  # what an app of its own tells, it decides itself
+                app = self._app
+            reply = [REPLY, *frames.write_message(app(message, context))]
+        except Exception as error:
+            LOG.error("ClientApp raised an exception", exc_info=error)  # as Flower says it
+            kind = type(error)
+            fault = {"module": kind.__module__, "name": kind.__qualname__, "text": str(error)}
+            reply = [ERROR, json.dumps(fault).encode()]
+        return reply + frames.write_records(context.state)
+
+    def _end(self) -> None:
+        """Stop listening and remove the socket, while nobody else may start a worker."""
+        with locked(self._folder):
+            self._listener.close()  # whoever has called meanwhile notices, and calls the next
+            self._remove()
+
+    def _remove(self) -> None:
+        with suppress(FileNotFoundError):
+            if self._socket.stat().st_ino == self._inode:
+                self._socket.unlink()
+        remove_if_empty(self._folder)
+
+
+class Watch(threading.Thread):
+    """Calls a function when the SuperNode ends, or the process that waits for an answer.
+
+    Parameters
+    ----------
+    owners : sequence of int
+        Processes of the SuperNode.
+    leave : Callable[[], Never]
+        Ends this process.
+    """
+
+    def __init__(self, owners: Sequence[int], leave: Callable[[], Never]) -> None:
+        super().__init__(daemon=True)
+        self._leave = leave
+        self._events = select.epoll()
+        self._caller: int | None = None
+        self._changing = threading.Lock()
+        try:
+            self._owners = {os.pidfd_open(owner) for owner in owners}
+        except ProcessLookupError:
+            leave()
+        for handle in self._owners:
+            self._events.register(handle, select.EPOLLIN)
+
+    def run(self) -> None:
+        """Wait, as long as the process lives."""
+        while True:
+            for handle, _ in self._events.poll():
+                with self._changing:
+                    if handle in self._owners or _is_gone(self._caller):
+                        self._leave()
+
+    @contextmanager
+    def caller(self, connection: socket.socket) -> Iterator[None]:
+        """Watch who waits for an answer, while it is worked out."""
+        handle = connection.fileno()
+        with self._changing:
+            self._caller = handle
+            self._events.register(handle, select.EPOLLRDHUP)
+        try:
+            yield
+        finally:
+            with self._changing:
+                self._caller = None
+                self._events.unregister(handle)
+
+
+def _is_gone(handle: int | None) -> bool:
+    """Whether the other end of a connection is closed."""
+    if handle is None:
+        return False
+    events = select.poll()
+    events.register(handle, select.POLLRDHUP)
+    return bool(events.poll(0))
+
+
+def _owners(owner: int) -> list[int]:
+    """Return a process and the one that has started it: SuperExec, and the SuperNode."""
+    try:
+        fields = Path(f"/proc/{owner}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except FileNotFoundError:
+        return [owner]
+    parent = int(fields[1])
+    return [owner, parent] if parent > 1 else [owner]
+
+
+def _remove_dead(base: Path) -> None:
+    """Remove the sockets of workers that were killed, of any run."""
+    for path in base.glob("run-*/resident-*"):
+        owner = path.name.rpartition("-")[2]
+        if owner.isdigit() and not is_alive(int(owner)):
+            with locked(path.parent) as handle:
+                if handle is not None:
+                    path.unlink(missing_ok=True)
+                    remove_if_empty(path.parent)
+
+
+def main(given: Mapping[str, object]) -> None:
+    """Be the worker that these settings describe."""
+    worker = Worker(WorkerSettings(**given))  # type: ignore[arg-type]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: worker.leave())
+    worker.serve()

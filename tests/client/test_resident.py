@@ -1,0 +1,322 @@
+"""Clients that live in a worker between messages: same answers, and gone when nobody needs them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+
+from flower_graph.client.resident import app as resident
+from flower_graph.client.resident import launch
+from flower_graph.client.resident.app import InProcess, ResidentClientApp
+from flower_graph.errors import ConfigError, WorkerLostError
+from flower_graph.flower_compat import identify, message_to_proto, recorddict_to_proto, stamp
+from flower_graph.storage.files import STATE_VARIABLE
+from flower_graph.wire.arrays import decode_array, encode_array
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN, NODE = 77, 5
+# Counts its messages in the context's state, and answers with its process and what it was sent
+TOLD = """
+import os, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flower_graph.errors import RefusedError
+
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    count = int(context.state.get("seen", {"count": 0})["count"]) + 1
+    context.state["seen"] = MetricRecord({"count": count})
+    about = MetricRecord({"process": os.getpid(), "count": count})
+    return Message(RecordDict({**message.content, "about": about}), reply_to=message)
+
+@app.train("echo")
+def echo(message, context):
+    context.state["kept"] = message.content["b"]
+    return Message(message.content, reply_to=message)
+
+@app.train("finish")
+def finish(message, context):
+    context.state.clear()
+    return Message(RecordDict({"about": MetricRecord({"process": os.getpid()})}), reply_to=message)
+
+@app.train("die")
+def die(message, context):
+    os._exit(1)
+
+@app.train("fail")
+def fail(message, context):
+    context.state["seen"] = MetricRecord({"count": 100})
+    raise KeyError("a path of this machine")
+
+@app.train("refuse")
+def refuse(message, context):
+    raise RefusedError("what was asked")
+
+@app.train("hang")
+def hang(message, context):
+    Path(message.content["where"]["file"]).write_text(str(os.getpid()))
+    time.sleep(600)
+"""
+# What Flower starts for a message: its own modules, then the app; here with the message given
+PROCESS = """
+import sys
+import flwr.supernode.runtime.run_clientapp
+before = set(sys.modules)
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flower_graph.flower_compat import identify
+from flower_graph.client.resident.app import ResidentClientApp
+
+kind, file = sys.argv[1:3]
+identify(77)
+content = RecordDict({"where": ConfigRecord({"file": file})})
+message = Message(content, 5, kind)
+context = Context(77, 5, {"data-folder": "."}, RecordDict(), {})
+reply = ResidentClientApp("told_app:app")(message, context)
+print(int(reply.content["about"]["process"]), *sorted(set(sys.modules) - before))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where workers have their sockets, and an app that they find; none of them is left."""
+    (tmp_path / "told_app.py").write_text(TOLD)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv(STATE_VARIABLE, str(tmp_path / "state"))
+    monkeypatch.setattr(resident, "owner_of_message", os.getpid)
+    identify(RUN)
+    place_of_sockets = tmp_path / "state"  # it stands in the command line of a worker
+    yield place_of_sockets
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.ppid() == os.getpid() and process.status() == psutil.STATUS_ZOMBIE:
+                process.wait(10)
+            elif str(place_of_sockets) in " ".join(process.cmdline()):
+                process.kill()
+                process.wait(10)
+
+
+def context_of(**node_config: Any) -> Context:
+    return Context(RUN, NODE, {"data-folder": ".", **node_config}, RecordDict(), {"rounds": 3})
+
+
+def message_of(kind: str = "train", content: RecordDict | None = None) -> Message:
+    result = Message(content or RecordDict(), NODE, kind)
+    stamp(result, message_id="first")
+    return result
+
+
+def ask(context: Context, kind: str = "train") -> dict[str, Any]:
+    return dict(ResidentClientApp("told_app:app")(message_of(kind), context).content["about"])
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def is_gone(process: float) -> bool:
+    try:
+        return psutil.Process(int(process)).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_clients_stay_in_one_process_until_the_run_is_over(place: Path) -> None:
+    context = context_of()
+    answers = [ask(context) for _ in range(3)]
+    assert [one["count"] for one in answers] == [1, 2, 3]
+    (process,) = {one["process"] for one in answers}
+    assert process != os.getpid()
+    (socket,) = place.glob("run-*/*")
+    assert (mode_of(socket), mode_of(socket.parent), mode_of(place)) == (0o600, 0o700, 0o700)
+    assert ask(context, "train.finish")["process"] == process
+    assert not context.state
+    until(lambda: is_gone(process))
+    assert list(place.iterdir()) == []
+
+
+def test_a_worker_is_sent_and_answers_the_same_bytes_as_an_app_in_the_process(place: Path) -> None:
+    def content() -> RecordDict:
+        arrays = [np.arange(6.0).reshape(2, 3), np.zeros((0, 4), np.int64), np.array(3, np.uint8)]
+        named = {f"z{n}": encode_array("z", value) for n, value in enumerate(arrays)}
+        return RecordDict(
+            {
+                "zz": ArrayRecord(named),
+                "c": ConfigRecord({"text": "é", "bytes": b"\0\1", "list": [1, 2], "yes": True}),
+                "b": ArrayRecord(dict(reversed(named.items()))),
+                "a": MetricRecord({"x": 1.5, "n": [3, 4]}),
+            }
+        )
+
+    both = []
+    for app in (ResidentClientApp("told_app:app"), InProcess("told_app:app").answer):
+        context = context_of()
+        reply = app(message_of("train.echo", content()), context)
+        assert list(reply.content) == ["zz", "c", "b", "a"]
+        assert list(reply.content["b"]) == ["z2", "z1", "z0"]
+        reply.metadata.created_at = 1.0
+        reply.metadata.ttl = 1.0
+        both.append(
+            (message_to_proto(reply), recorddict_to_proto(context.state), context.run_config)
+        )
+    assert both[0] == both[1]
+    sent, kept = content()["zz"], context.state.array_records["kept"]
+    for name, array in kept.items():
+        assert np.array_equal(
+            decode_array(name, array, copy=True), decode_array(name, sent[name], copy=True)
+        )
+
+
+@pytest.mark.parametrize("kind", ["train.fail", "train.refuse", "train.unknown"])
+def test_an_error_has_the_name_and_the_words_that_it_has_in_the_process(
+    kind: str, place: Path
+) -> None:
+    """Flower sends both to the server; what an app may say is for `boundary`, in the worker too."""
+    found = []
+    for is_resident in (True, False):
+        context = context_of(resident=is_resident)
+        with pytest.raises(Exception) as caught:
+            ResidentClientApp("told_app:app")(message_of(kind), context)
+        found.append((str(type(caught.value)), str(caught.value), dict(context.state)))
+    assert found[0] == found[1]
+
+
+def test_of_an_app_that_cannot_be_imported_only_the_kind_of_error_leaves(place: Path) -> None:
+    with pytest.raises(Exception) as caught:
+        ResidentClientApp("no_such_app:app")(message_of(), context_of())
+    assert type(caught.value).__name__ == "ClientError"
+    assert "no_such_app" not in str(caught.value)
+
+
+def test_a_worker_that_dies_costs_its_message_and_is_started_again(place: Path) -> None:
+    context = context_of()
+    first = ask(context)
+    with pytest.raises(WorkerLostError) as caught:
+        ask(context, "train.die")
+    assert caught.value.told == str(caught.value)  # it may leave the machine
+    second = ask(context)
+    assert second["count"] == 2
+    assert second["process"] != first["process"]
+
+
+def test_a_worker_without_messages_ends_and_the_next_message_starts_another(place: Path) -> None:
+    context = context_of(**{"resident-idle": 0.2})
+    first = ask(context)
+    until(lambda: is_gone(first["process"]))
+    assert list(place.iterdir()) == []
+    assert ask(context)["count"] == 2
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_a_worker_ends_with_its_supernode(
+    is_busy: bool, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as supernode:
+        monkeypatch.setattr(resident, "owner_of_message", lambda: supernode.pid)
+        process = ask(context_of())["process"]
+        file = tmp_path / "process"
+        if is_busy:
+            arguments = ["--parent-pid", str(supernode.pid)]
+            with subprocess.Popen([*started("train.hang", file), *arguments]) as caller:
+                until(file.exists)
+                supernode.kill()
+                until(lambda: is_gone(process))
+                caller.kill()
+        else:
+            supernode.kill()
+            until(lambda: is_gone(process))
+    assert list(place.iterdir()) == []
+
+
+def started(kind: str, file: Path) -> list[str]:
+    return [sys.executable, "-c", PROCESS, kind, str(file)]
+
+
+def test_a_worker_ends_when_nobody_waits_for_its_answer(place: Path, tmp_path: Path) -> None:
+    file = tmp_path / "process"
+    arguments = [*started("train.hang", file), "--parent-pid", str(os.getpid())]
+    with subprocess.Popen(arguments, env=os.environ | {"PYTHONPATH": str(tmp_path)}) as caller:
+        until(lambda: file.exists() and file.read_text())
+        caller.kill()
+        until(lambda: is_gone(int(file.read_text())))
+    assert list(place.iterdir()) == []
+
+
+def test_what_flower_starts_for_a_message_imports_no_engine(place: Path, tmp_path: Path) -> None:
+    arguments = [*started("train", tmp_path), "--parent-pid", str(os.getpid())]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    with (tmp_path / "said").open("w+") as said:  # a pipe would stay open as long as the worker
+        subprocess.run(arguments, env=environment, stdout=said, check=True)
+        said.seek(0)
+        process, *modules = said.read().splitlines()[-1].split()
+    assert psutil.Process(int(process)).cmdline()[1] == "-c"  # the worker
+    ours = {name for name in modules if name.startswith("flower_graph")}
+    parts = ("client", "errors", "flower_compat", "lazy", "storage", "wire")
+    assert {name.split(".")[1] for name in ours if "." in name} == set(parts)
+    assert {"torch", "told_app", "flower_graph.client.adaptor"}.isdisjoint(modules)
+    assert len(modules) < 40
+
+
+def test_the_socket_of_a_worker_that_was_killed_is_replaced(place: Path) -> None:
+    context = context_of()
+    process = int(ask(context)["process"])
+    os.kill(process, signal.SIGKILL)
+    until(lambda: is_gone(process))
+    assert len(list(place.glob("run-*/*"))) == 1
+    assert ask(context)["count"] == 2
+    # One whose SuperNode is gone, too, is removed by the next worker of any run.
+    with subprocess.Popen([sys.executable, "-c", ""]) as dead:
+        dead.wait()
+    (place / "run-1").mkdir()
+    (place / "run-1" / f"resident-5-{dead.pid}").touch()
+    ask(context, "train.finish")
+    ask(context_of())
+    assert [path.parent.name for path in place.glob("run-*/*")] == [f"run-{RUN}"]
+
+
+def test_another_users_process_is_not_spoken_to(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(context_of())
+    monkeypatch.setattr(launch, "is_own", lambda connection: False)
+    with pytest.raises(WorkerLostError):
+        ask(context_of())
+
+
+def test_clients_of_no_supernode_and_of_one_that_wants_it_stay_in_the_process(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ask(context_of(resident=False))["process"] == os.getpid()
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(place.parent)
+    assert ask(context_of())["process"] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("resident", "no"), ("resident-idle", 0), ("resident-idle", "long")]
+)
+def test_a_node_config_that_cannot_be_used_is_named(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^node-config {key}: "):
+        ask(context_of(**{key: value}))
