@@ -2,7 +2,7 @@
 
     python -m benchmarks.trace_round [--write]
 
-prints a Markdown table for each method, or writes them into ``docs/architecture.md``; a module is
+prints a Markdown table for each method, or writes them into ``docs/reference/rounds.md``; a module is
 described where it first comes. A small run of the method is made, and its second round traced, from
 the end of the first report to its own: what happens once, before the first round, is not in it, nor
 is the building of the clients, which the in-process engine repeats for every message.
@@ -31,7 +31,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "reference" / "rounds.md"
 MARKED = re.compile(r"(<!-- trace: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SMALL = (
     "data.name=csbm",

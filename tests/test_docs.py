@@ -44,7 +44,7 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     gone = [name for name in named if not any((root / name).is_file() for root in roots)]
     gone = [name for name in gone if not name.startswith(MADE)]
     assert not gone, (
-        f"{gone}; the tables of architecture.md: python -m benchmarks.trace_round --write"
+        f"{gone}; the tables of rounds.md: python -m benchmarks.trace_round --write"
     )
 
 
