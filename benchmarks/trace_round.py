@@ -2,8 +2,8 @@
 
     python -m benchmarks.trace_round [--write]
 
-prints a Markdown table for each method, or writes them into ``docs/reference/rounds.md``; a module is
-described where it first comes. A small run of the method is made, and its second round traced, from
+prints a Markdown table for each method, or writes them into ``docs/reference/rounds.md``; a module
+is described where it first comes. A small run of the method is made, and its second round traced, from
 the end of the first report to its own: what happens once, before the first round, is not in it, nor
 is the building of the clients, which the in-process engine repeats for every message.
 
