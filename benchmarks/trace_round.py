@@ -3,9 +3,9 @@
     python -m benchmarks.trace_round [--write]
 
 prints a Markdown table for each method, or writes them into ``docs/reference/rounds.md``; a module
-is described where it first comes. A small run of the method is made, and its second round traced, from
-the end of the first report to its own: what happens once, before the first round, is not in it, nor
-is the building of the clients, which the in-process engine repeats for every message.
+is described where it first comes. A small run of the method is made, and its second round traced,
+from the end of the first report to its own: what happens once, before the first round, is not in
+it, nor is the building of the clients, which the in-process engine repeats for every message.
 
 A module is entered once any function of it runs. The round goes *through* those that call another
 one, which are what a reader follows, and they are numbered. It *ends* in those that call nothing of
