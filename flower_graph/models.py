@@ -34,17 +34,18 @@ FEW = 0.1  # share of features that are not 0, up to which their entries alone a
 
 
 class _GraphCache(Generic[T]):
-    """Keeps what was built for the last ``edge_index``."""
+    """Keeps what was built for the last ``edge_index`` and weights."""
 
-    def __init__(self, build: Callable[[Tensor, int], T]) -> None:
+    def __init__(self, build: Callable[..., T]) -> None:
         self._build = build
-        self._kept: tuple[Tensor, int, T] | None = None
+        self._kept: tuple[Tensor, int, tuple[Tensor, ...], T] | None = None
 
-    def __call__(self, edge_index: Tensor, n: int) -> T:
+    def __call__(self, edge_index: Tensor, n: int, *weight: Tensor) -> T:
         kept = self._kept
-        if kept is None or kept[0] is not edge_index or kept[1] != n:
-            kept = self._kept = edge_index, n, self._build(edge_index, n)
-        return kept[2]
+        is_same = kept is not None and kept[0] is edge_index and kept[1] == n
+        if kept is None or not is_same or [*map(id, kept[2])] != [*map(id, weight)]:
+            kept = self._kept = edge_index, n, weight, self._build(edge_index, n, *weight)
+        return kept[3]
 
     def __deepcopy__(self, memo: dict[int, object]) -> _GraphCache[T]:
         return _GraphCache(self._build)  # sparse matrices cannot be copied so
@@ -169,18 +170,19 @@ class GCN(nn.Module):
         self.second = _glorot(nn.Linear(hidden, classes))
         self._graph, self._entries = _GraphCache(gcn_adjacency), _GraphCache(_few_entries)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits ``[n, c]`` from features ``x`` ``[n, f]``."""
-        return self.classify(self.embed(x, edge_index), edge_index)
+    def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        """Return logits ``[n, c]`` from features ``x`` ``[n, f]``; weights ``[e]`` if there are."""
+        weight = () if edge_weight is None else (edge_weight,)
+        return self.classify(self.embed(x, edge_index, *weight), edge_index, *weight)
 
-    def embed(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def embed(self, x: Tensor, edge_index: Tensor, *weight: Tensor) -> Tensor:
         """Return the hidden layer ``[n, h]``, before dropout, from features ``x`` ``[n, f]``."""
-        graph = self._graph(edge_index, x.shape[0])
+        graph = self._graph(edge_index, x.shape[0], *weight)
         return propagate(graph, self._lifted(x)).add_(self.first.bias).relu_()
 
-    def classify(self, hidden: Tensor, edge_index: Tensor) -> Tensor:
+    def classify(self, hidden: Tensor, edge_index: Tensor, *weight: Tensor) -> Tensor:
         """Return logits ``[n, c]`` from the hidden layer ``[n, h]``."""
-        graph = self._graph(edge_index, hidden.shape[0])
+        graph = self._graph(edge_index, hidden.shape[0], *weight)
         hidden = functional.dropout(hidden, self.dropout, self.training)
         return propagate(graph, hidden @ self.second.weight.T).add_(self.second.bias)
 

@@ -63,9 +63,9 @@ class TwoModels(nn.Module):
         super().__init__()
         self.common, self.own = common, deepcopy(common)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor) -> Tensor:
         """Return the own model's logits ``[n, k]``."""
-        logits: Tensor = self.own(x, edge_index)
+        logits: Tensor = self.own(x, edge_index, *edge_weight)
         return logits
 
 

@@ -124,14 +124,19 @@ def smoothing_confidence(shares: Tensor, degree: Tensor) -> float:
 
 
 def spread_predictions(
-    logits: Tensor, y: Tensor, train_mask: Tensor, edge_index: Tensor, how: FedGTASection
+    logits: Tensor,
+    y: Tensor,
+    train_mask: Tensor,
+    edge_index: Tensor,
+    how: FedGTASection,
+    edge_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Spread predictions and known labels over a graph; shares at temperature 1 and ``T``."""
     # logits [n, k]; both results [n, k], rows sum to 1 (step 3)
     one_hot = functional.one_hot(y[train_mask], logits.shape[1]).to(logits.dtype)
     start = logits.softmax(1)
     start[train_mask] = one_hot
-    graph = gcn_adjacency(edge_index, y.numel())
+    graph = gcn_adjacency(edge_index, y.numel(), edge_weight)
     spread = propagate_labels(graph, start, how.steps, how.restart)
     shares, smooth = spread.softmax(1), (spread / how.temperature).softmax(1)
     shares[train_mask], smooth[train_mask] = one_hot, one_hot
@@ -161,8 +166,10 @@ class FedGTAClient(ModuleClient):
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Give moments and confidence (steps 3 and 4)."""
         logits, labelled = self.logits(module, graph), graph.masks["train"]
-        shares, smooth = spread_predictions(logits, graph.y, labelled, graph.edge_index, self.how)
-        degree = 1 + torch.bincount(graph.edge_index[1], minlength=graph.y.numel())
+        edges, weight = graph.edge_index, graph.edge_weight
+        spread = spread_predictions(logits, graph.y, labelled, edges, self.how, weight)
+        shares, smooth = spread
+        degree = 1 + torch.bincount(edges[1], weight, graph.y.numel())
         mixed = moments(shares, self.how.order, self.how.moments)
         return {MIXED: mixed, CONFIDENCE: torch.tensor(smoothing_confidence(smooth, degree))}
 

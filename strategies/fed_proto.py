@@ -22,6 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from flower_graph.client.learner import weighed
 from flower_graph.client.module_client import GraphOnDevice, ModuleClient
 from flower_graph.config.metrics import NODES
 from flower_graph.config.module import ModuleRunConfig, TrainingSection
@@ -70,9 +71,9 @@ class WithPrototypes(nn.Module):
         self.register_buffer("sums", torch.zeros_like(gcn.second.weight))
         self.register_buffer("shares", torch.zeros_like(gcn.second.bias))
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor) -> Tensor:
         """Return the GCN's logits ``[n, k]``."""
-        return self.gcn.forward(x, edge_index)
+        return self.gcn.forward(x, edge_index, *edge_weight)
 
 
 class FedProtoClient(ModuleClient):
@@ -83,15 +84,16 @@ class FedProtoClient(ModuleClient):
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Add the distance of training nodes to their classes' prototypes (step 2)."""
         assert isinstance(module, WithPrototypes)
-        train, hidden = graph.masks["train"], module.gcn.embed(graph.x, graph.edge_index)
-        y, logits = graph.y[train], module.gcn.classify(hidden, graph.edge_index)[train]
+        train, (x, *edges) = graph.masks["train"], weighed(module, graph)
+        hidden = module.gcn.embed(x, *edges)
+        y, logits = graph.y[train], module.gcn.classify(hidden, *edges)[train]
         apart = distance_to_means(hidden[train], y, module.sums / module.shares[:, None])  # or NaN
         return nn.functional.cross_entropy(logits, y) + self.how.prototype_weight * apart.mean()
 
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
         """Return sums of hidden vectors and shares of nodes by class (step 3)."""
         assert isinstance(module, WithPrototypes)
-        train, hidden = graph.masks["train"], module.gcn.embed(graph.x, graph.edge_index)
+        train, hidden = graph.masks["train"], module.gcn.embed(*weighed(module, graph))
         sums, counts = class_sums(hidden[train], graph.y[train], module.shares.numel())
         return {"sums": sums / train.sum(), "shares": counts / train.sum()}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flower_graph.data.description import Caution, tell
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.ops.links import LinkSplit
 from flower_graph.rng import seeded
 
 LocalGraph = ClientGraph | EgoNetwork
+UNUSED = "its forward takes no edge_weight, so all edges count the same"
 
 
 class GraphOnDevice(NamedTuple):
@@ -27,6 +30,7 @@ class GraphOnDevice(NamedTuple):
     edge_index: Tensor  # [2, e]; without edges at a graphless client
     y: Tensor  # [n]; below 0 without a label
     masks: dict[str, Tensor]  # [n] bool by role: train, val, test
+    edge_weight: Tensor | None = None  # [e]; None: all edges count alike
     targets: Tensor | None = None  # [n] numbers to learn, standardised; NaN for none
     links: LinkSplit | None = None  # where links are learnt; ``edge_index`` has none held out
 
@@ -46,6 +50,21 @@ def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
         return make_module()
 
 
+def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:
+    """Return what a module is called with: features, edges and, if it takes them, weights."""
+    if graph.edge_weight is None:
+        return graph.x, graph.edge_index
+    if not takes_weights(module):
+        tell(f"{type(module).__name__}", [Caution(UNUSED)])
+        return graph.x, graph.edge_index
+    return graph.x, graph.edge_index, graph.edge_weight
+
+
+def takes_weights(module: nn.Module) -> bool:
+    """Whether a module's third argument is the edges' weights."""
+    return "edge_weight" in inspect.signature(module.forward).parameters
+
+
 def dense(x: Tensor) -> Tensor:
     """Return features ``[n, f]`` as a dense matrix."""
     return x if x.layout == torch.strided else x.to_dense()
@@ -57,12 +76,14 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
     if edges is None:
         edges = torch.zeros((2, 0), dtype=torch.int64)
     masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
+    weight = graph.edge_weight if isinstance(graph, ClientGraph) else None
     return GraphOnDevice(
         graph.client,
         dense(graph.x).to(device),
         edges.to(device),
         graph.y.to(device),
         {role: mask.to(device) for role, mask in masks.items()},
+        None if weight is None else weight.to(device),
     )
 
 

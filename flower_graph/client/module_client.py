@@ -23,6 +23,7 @@ from flower_graph.client.learner import (
     first_module,
     is_finite,
     trained_parameters,
+    weighed,
 )
 from flower_graph.client.state import Tensors
 from flower_graph.client.tasks import NODES, Judged, NodeTask, Seen
@@ -151,7 +152,7 @@ class ModuleClient(NumPyClient):
 
     def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return the module's logits, ``[n, k]`` for the graph's ``n`` nodes."""
-        result: Tensor = module(graph.x, graph.edge_index)
+        result: Tensor = module(*weighed(module, graph))
         return result
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:

@@ -18,6 +18,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.scale import Scale
 from flower_graph.errors import DataError
 from flower_graph.ops.counts import Counts, Errors
+from flower_graph.ops.graph import values_at
 from flower_graph.ops.links import (
     LinkSplit,
     both_directions,
@@ -192,6 +193,7 @@ class LinkTask(NodeTask):
     seed: int = 0
     needs_training_nodes = False
     _splits: dict[int, LinkSplit] = field(default_factory=dict)
+    _weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # edges, and theirs
 
     def split(self, graph: LocalGraph) -> LinkSplit:
         """Return which edges of a client are held out, always the same."""
@@ -208,13 +210,21 @@ class LinkTask(NodeTask):
     def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
         """Move the graph without the edges that are held out, and without labels."""
         split, placed = self.split(graph), placed_on(graph, device)
+        if placed.edge_weight is not None:
+            self._weights[graph.client] = placed.edge_index, placed.edge_weight
         nobody = torch.zeros_like(placed.y, dtype=torch.bool)
-        return placed._replace(
-            edge_index=split.messages.to(device),
+        return self.over(placed, split.messages.to(device))._replace(
             y=torch.full_like(placed.y, -1),
             masks=dict.fromkeys(ROLES, nobody),
             links=LinkSplit(*(part.to(device) for part in vars(split).values())),
         )
+
+    def over(self, graph: GraphOnDevice, edges: Tensor) -> GraphOnDevice:
+        """Return the graph with some of the client's edges, and their weights."""
+        if graph.client not in self._weights:
+            return graph._replace(edge_index=edges)
+        weight = values_at(edges, *self._weights[graph.client], graph.y.numel())
+        return graph._replace(edge_index=edges, edge_weight=weight)
 
     def weight(self, graph: LocalGraph) -> int:
         """Return how many edges train."""
@@ -235,7 +245,7 @@ class LinkTask(NodeTask):
         split = graph.links
         assert split is not None
         early = dot_products(forward(graph), split.pairs)
-        later = dot_products(forward(graph._replace(edge_index=split.later)), split.pairs)
+        later = dot_products(forward(self.over(graph, split.later)), split.pairs)
         score = torch.where(split.role == len(ROLES) - 1, later, early)
         logits = torch.stack([torch.zeros_like(score), score], 1)
         masks = {role: split.role == number for number, role in enumerate(ROLES)}
@@ -251,7 +261,7 @@ class LinkTask(NodeTask):
             edges = all_edges(graph.links)
             names = _named(local)
             client = np.full(len(names), local.client)
-            out = forward(graph._replace(edge_index=edges)).float().cpu().numpy()
+            out = forward(self.over(graph, edges)).float().cpu().numpy()
             nobody = np.zeros(len(names), bool)
             rows.append(Embeddings(client, names, np.arange(len(names)), nobody, out))
             one, other = names[edges.cpu().numpy()]

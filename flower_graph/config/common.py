@@ -321,6 +321,7 @@ class RunConfig:
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last
 
+    takes_edge_weights = False  # whether the clients' networks use weights of edges
     server_measures = False  # whether the server has all predictions, so that no client counts any
 
     @property

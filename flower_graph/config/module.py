@@ -72,6 +72,7 @@ class TrainingSection(StrategySection):
 class ModuleRunConfig(CutRunConfig):
     """The base of such a method's schema, which sets ``app`` and its own ``strategy``."""
 
+    takes_edge_weights = True
     rounds: int = 100
     task: str = setting(
         NODES, choice(*TASKS), help=f"{TASK_HELP}; or `values`: `flower-graph docs own-data`"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
+from flower_graph.data.edge_weights import read_weights
 from flower_graph.data.gaps import NO_GAPS, Columns, Gaps
 from flower_graph.data.graph import PARTS, Graph, check_dense_size, to_undirected
 from flower_graph.data.labels import (
@@ -30,6 +31,7 @@ from flower_graph.data.labels import (
     read_labels,
     read_targets,
 )
+from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 
 LOG = logging.getLogger("flower_graph.data")
@@ -58,6 +60,7 @@ class Described:
     notes: list[str] = field(default_factory=list)  # what was done to the data
     columns: Columns | None = None  # of the features, where some of them are words
     targets: Tensor | None = None  # numbers to learn, float32 [n]; labels then say who has one
+    edge_weight: Tensor | None = None  # of the edges, float32 [e]
 
 
 @contextmanager
@@ -83,6 +86,7 @@ def as_graph(
     num_classes: int | None = None,
     no_features: str = "refuse",
     targets: bool = False,
+    weights: bool = False,
 ) -> Graph:
     """Make a graph of anything with ``x``, ``edge_index``, ``y`` and, if it has them, masks.
 
@@ -98,6 +102,8 @@ def as_graph(
         The features of a graph that has none: ``refuse``, ``degree`` or ``one-hot``.
     targets
         Whether ``y`` has numbers to learn instead of classes (``task: values``).
+    weights
+        Whether ``edge_weight``, or ``edge_attr`` of one column, is kept.
 
     Returns
     -------
@@ -109,14 +115,16 @@ def as_graph(
     DataError
         If anything is missing or cannot be understood; names index, value and remedy.
     """
-    return read_graph(data, num_classes=num_classes, gaps=Gaps(no_features), targets=targets)
+    return read_graph(
+        data, num_classes=num_classes, gaps=Gaps(no_features), uses=Uses(targets, weights)
+    )
 
 
 def read_graph(
-    data: object, *, num_classes: int | None = None, gaps: Gaps, targets: bool = False
+    data: object, *, num_classes: int | None = None, gaps: Gaps, uses: Uses = PLAIN
 ) -> Graph:
     """Do what :func:`as_graph` does; a number that a node lacks may stay NaN for now."""
-    described = describe_graph(data, gaps=gaps, targets=targets)
+    described, targets = describe_graph(data, gaps=gaps, uses=uses), uses.targets
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
     named = None if targets else getattr(data, "classes", None)
     labels = number_classes([described.labels], 1 if targets else declared, named)
@@ -135,6 +143,7 @@ def read_graph(
         notes=(*kept, *described.notes, *labels.notes),
         columns=described.columns,
         targets=described.targets,
+        edge_weight=described.edge_weight,
     )
 
 
@@ -205,7 +214,7 @@ def describe_graph(
     gaps: Gaps = NO_GAPS,
     needs_edges: bool = True,
     needs_labels: bool = True,
-    targets: bool = False,
+    uses: Uses = PLAIN,
 ) -> Described:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes: list[str] = []
@@ -220,7 +229,7 @@ def describe_graph(
     if y is None and given is None:
         raise DataError("the graph has no x: give it features [nodes, features] as the run has")
     n = None if given is None else given.size(0)
-    numbers = read_targets(y, n) if targets and y is not None else None
+    numbers = read_targets(y, n) if uses.targets and y is not None else None
     y = torch.full((n or 0,), -1) if y is None else y
     labels = read_labels(y, n, notes) if numbers is None else numbers.isnan().long().neg()
     n = len(labels)
@@ -229,13 +238,26 @@ def describe_graph(
     edges = getattr(data, "edge_index", None)
     if edges is None and needs_edges:
         raise DataError("the graph has no edge_index: give it pairs of nodes, whole numbers [2, E]")
-    edges = None if edges is None else read_edges(edges, n, notes)
+    edges, weight = _with_weights(data, n, notes, uses)
     x = _made_features(gaps.no_features, n, edges, notes) if given is None else given
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
     names, columns = _names(getattr(data, "names", None), n), getattr(data, "columns", None)
     # A saved file may have any entry of this name; only readers of tables make these.
     columns = columns if isinstance(columns, Columns) else None
-    return Described(x, edges, labels, masks, names, notes, columns, numbers)
+    return Described(x, edges, labels, masks, names, notes, columns, numbers, weight)
+
+
+def _with_weights(
+    data: object, n: int, notes: list[str], uses: Uses
+) -> tuple[Tensor | None, Tensor | None]:
+    """Read edges and their weights; None of a graph without."""
+    given = getattr(data, "edge_index", None)
+    if given is None:
+        return None, None
+    edges = read_edges(given, n, notes)
+    weight, said, ignored = read_weights(data, edges, n, wanted=uses.weights)
+    notes += [*said, *map(Caution, ignored)]
+    return edges, weight
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:

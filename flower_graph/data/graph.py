@@ -111,6 +111,8 @@ class Graph:
         The columns of the features, where ``data.categories`` makes features of words.
     targets
         Number that each node is to learn, float32 ``[n]``, NaN for none; None where classes are.
+    edge_weight
+        Weight of each edge, float32 ``[E]``, in the order of ``edge_index``; None: all count alike.
     """
 
     x: Tensor
@@ -126,6 +128,7 @@ class Graph:
     treatment: Treatment | None = None
     columns: Columns | None = None
     targets: Tensor | None = None
+    edge_weight: Tensor | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -137,9 +140,9 @@ class Graph:
         # Imported here, because it takes seconds and not every process needs it.
         from torch_geometric.data import Data
 
-        left_out = {"notes", "treatment", "columns"} | {
-            name for name in ("classes", "names", "targets") if getattr(self, name) is None
-        }
+        some = ("classes", "names", "targets", "edge_weight")
+        left_out = {"notes", "treatment", "columns"}
+        left_out |= {name for name in some if getattr(self, name) is None}
         return Data(**{name: each for name, each in vars(self).items() if name not in left_out})
 
 

@@ -11,17 +11,20 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.description import describe_graph, read_edges, read_features, saying
+from flower_graph.data.edge_weights import read_weights
 from flower_graph.data.gaps import Gaps, align, gaps_of_form
 from flower_graph.data.graph import Treatment
 from flower_graph.data.scale import Scale
 from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
 __all__ = ["DataForm", "NewGraph", "new_graph", "read_new_graph"]
 
 
-SCALE = "target-scale"  # in ``data.json``; the treatment of features has a ``scale`` too
+# In ``data.json``; the treatment of features has a ``scale`` too
+SCALE, WEIGHTS = "target-scale", "edge-weights"
 
 
 class DataForm(NamedTuple):
@@ -32,6 +35,7 @@ class DataForm(NamedTuple):
     classes: tuple[str, ...] | None  # the classes' names, if these are not the numbers
     no_features: str  # the setting ``data.no_features``
     scale: Scale | None = None  # that of numbers that are learnt; None where classes are
+    weights: bool = False  # whether the run's edges have weights
 
     @property
     def gaps(self) -> Gaps:
@@ -40,12 +44,13 @@ class DataForm(NamedTuple):
 
     def to_json(self) -> dict[str, object]:
         """Return the content of the file ``data.json``."""
-        scale = {} if self.scale is None else {SCALE: [*self.scale]}
+        more: dict[str, object] = {} if self.scale is None else {SCALE: [*self.scale]}
+        more |= {WEIGHTS: True} if self.weights else {}
         return self.treatment.to_json() | {
             "num-classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
             "no-features": self.no_features,
-            **scale,
+            **more,
         }
 
     @classmethod
@@ -61,6 +66,7 @@ class DataForm(NamedTuple):
             None if classes is None else tuple(classes),
             str(record["no-features"]),
             scale,
+            bool(record.get(WEIGHTS)),
         )
 
 
@@ -72,14 +78,19 @@ class NewGraph(NamedTuple):
     y: Tensor  # int64 [n], -1 without a label; of numbers float32, NaN
     names: tuple[str, ...] | None = None  # of the nodes; None: their rows' numbers
     values: Mapping[str, object] = {}  # further entries of the file, such as identities, unchecked
+    edge_weight: Tensor | None = None  # float32 [e]; None: all edges count alike
 
 
-def new_graph(x: object, edge_index: object, of: DataForm) -> NewGraph:
+def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object = None) -> NewGraph:
     """Make a graph from untreated features, and from edges in any direction."""
     given = read_features(x, [], of.gaps.missing)
-    edges = None if edge_index is None else read_edges(edge_index, given.size(0), [])
-    labels = torch.full((given.size(0),), -1)
-    return NewGraph(of.treatment.apply(given), edges, labels)
+    n, edges, weight = given.size(0), None, None
+    if edge_index is not None:
+        data = SimpleNamespace(edge_index=edge_index, edge_weight=edge_weight)
+        edges = read_edges(edge_index, n, [])
+        weight, *_ = read_weights(data, edges, n, wanted=of.weights)
+    labels = torch.full((n,), -1)
+    return NewGraph(of.treatment.apply(given), edges, labels, edge_weight=weight)
 
 
 def read_new_graph(path: Path, of: DataForm) -> NewGraph:
@@ -96,7 +107,7 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
             gaps=of.gaps,
             needs_edges=False,
             needs_labels=False,
-            targets=of.scale is not None,
+            uses=Uses(of.scale is not None, of.weights),
         )
         x, y, columns = described.x, described.targets, of.treatment.columns
         if y is None:
@@ -104,7 +115,8 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
             y = y if of.scale is None else torch.full(y.shape, torch.nan)
         if columns is not None and described.columns is not None:
             x = align(x, described.columns, columns)
-        return NewGraph(of.treatment.apply(x), described.edge_index, y, described.names, values)
+        edges, weight = described.edge_index, described.edge_weight
+        return NewGraph(of.treatment.apply(x), edges, y, described.names, values, weight)
 
 
 def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:

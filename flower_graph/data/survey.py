@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
-from flower_graph.config.metrics import learns_values
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.gaps import Gaps
@@ -18,6 +17,7 @@ from flower_graph.data.graph import Graph
 from flower_graph.data.partition.statistics import counts
 from flower_graph.data.scale import Scale
 from flower_graph.data.sources.datasets import load_graph
+from flower_graph.data.uses import Uses
 from flower_graph.errors import FractionalLabelsError
 from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
@@ -45,21 +45,20 @@ def survey(config: RunConfig) -> Survey:
 
     Labels that are no classes are described as numbers, even if the run is to learn classes.
     """
-    if learns_values(config):
-        return survey_graph(_read(config, targets=True))
+    uses = Uses.of(config)
     try:
-        return survey_graph(_read(config, targets=False))
+        return survey_graph(_read(config, uses))
     except FractionalLabelsError:
-        return survey_graph(_read(config, targets=True))
+        return survey_graph(_read(config, uses._replace(targets=True)))
 
 
-def _read(config: RunConfig, *, targets: bool) -> Graph:
+def _read(config: RunConfig, uses: Uses) -> Graph:
     data = replace(config.data, features=AS_IS)
     path = clients_path(data.name)
     if path is None:
-        return load_graph(data, seed=config.seed, targets=targets)
+        return load_graph(data, seed=config.seed, uses=uses)
     gaps = Gaps.of(data)
-    return load_folder(path, RATIOS, config.seed, gaps=gaps, targets=targets).as_graph()
+    return load_folder(path, RATIOS, config.seed, gaps=gaps, uses=uses).as_graph()
 
 
 def survey_graph(graph: Graph) -> Survey:

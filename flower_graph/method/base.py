@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import torch
 from flwr.app import Context
-from torch import Tensor
+from torch import Tensor, nn
 
+from flower_graph.client.learner import takes_weights
 from flower_graph.config.common import RunConfig
 from flower_graph.data.baselines import (
     Figures,
@@ -259,7 +260,7 @@ class Method(Generic[C, S]):
         """
         edges = self.edges_of(config, graph)
         with torch.no_grad():
-            return build_module(models, client)(graph.x, edges).softmax(1)  # type: ignore[no-any-return]
+            return called(build_module(models, client), graph, edges).softmax(1)
 
     def edges_of(self, config: C, graph: NewGraph) -> Tensor:
         """Return a new graph's edges; ``DataError`` if it has none."""
@@ -291,6 +292,14 @@ class Method(Generic[C, S]):
     def audit(self) -> Audit[C, Self] | None:
         """Return the attacks on the method's messages; None if there are none."""
         return None
+
+
+def called(module: nn.Module, graph: NewGraph, edges: Tensor) -> Tensor:
+    """Call a saved module on a new graph, with weights of edges if the run's had some."""
+    weight = graph.edge_weight
+    if weight is None or not takes_weights(module):
+        return module(graph.x, edges)  # type: ignore[no-any-return]
+    return module(graph.x, edges, weight)  # type: ignore[no-any-return]
 
 
 def form_of(data: Graph | Clients[G], config: RunConfig) -> DataForm | None:

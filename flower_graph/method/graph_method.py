@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from flwr.app import Context
 
 from flower_graph.config.common import CutRunConfig
-from flower_graph.config.metrics import learns_values
 from flower_graph.data.baselines import Figures, client_baselines, own_baselines
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients, load_folder
@@ -20,6 +19,7 @@ from flower_graph.data.holdings import graphs_held
 from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.datasets import cached_clients, cached_data
+from flower_graph.data.uses import Uses
 from flower_graph.method.base import C, G, Method, Partition, S, form_of
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
@@ -153,7 +153,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
             graphless_ratio=ratio,
             features=config.data.features,
             gaps=Gaps.of(config.data),
-            targets=learns_values(config),
+            uses=Uses.of(config),
         )
 
     def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:

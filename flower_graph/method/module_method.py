@@ -26,7 +26,7 @@ from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.scale import Scale
 from flower_graph.data.value_baselines import value_baselines
 from flower_graph.errors import DataError
-from flower_graph.method.base import Left
+from flower_graph.method.base import Left, called
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN
 from flower_graph.outputs.build import build_module
@@ -198,19 +198,20 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return form.scale
 
     def data_form(self, config: M) -> DataForm | None:
-        """Return the form of a new graph, with the scale of numbers that are learnt."""
+        """Return the form of a new graph, with weights of edges and the scale of numbers."""
         form = super().data_form(config)
-        if form is None or config.task != VALUES:
-            return form
-        return form._replace(scale=self.scale(config))
+        if form is None:
+            return None
+        weights = any(graph.edge_weight is not None for graph in self.graphs(config))
+        form = form._replace(weights=weights)
+        return form if config.task != VALUES else form._replace(scale=self.scale(config))
 
     def predict(self, config: M, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
         """Predict classes ``[n, k]``, or standardised numbers ``[n, 1]``."""
         if config.task != VALUES:
             return super().predict(config, models, graph, client)
         with torch.no_grad():
-            module = build_module(models, client)
-            return module(graph.x, self.edges_of(config, graph))  # type: ignore[no-any-return]
+            return called(build_module(models, client), graph, self.edges_of(config, graph))
 
     def predict_beside(self, run: Left[M], graph: NewGraph, client: int | None) -> Tensor:
         """Predict classes ``[n, k]``, or numbers ``[n]`` in their own unit."""

@@ -169,20 +169,7 @@ class Run:
     def embeddings(self, client: int | None = None) -> Embeddings:
         """Return the embeddings of nodes in their clients' spaces, if the method has embeddings.
 
-        Parameters
-        ----------
-        client : int, optional
-            Of this client alone; default: of all that are here.
-
-        Returns
-        -------
-        Embeddings
-            Arrays with a row for each node of each client.
-
-        Raises
-        ------
-        OutputError
-            If there are none, of this client none, or a file is damaged.
+        Parameters, rows and errors are those of ``predictions``.
         """
         return self._rows(Embeddings, read_embeddings, client)
 
@@ -194,7 +181,14 @@ class Run:
         """
         return self._rows(KnownLinks, read_links, client)
 
-    def predict(self, x: object, edge_index: object = None, *, client: int | None = None) -> Tensor:
+    def predict(
+        self,
+        x: object,
+        edge_index: object = None,
+        *,
+        client: int | None = None,
+        edge_weight: object = None,
+    ) -> Tensor:
         """Predict the classes of nodes that the run has not seen.
 
         Parameters
@@ -205,6 +199,8 @@ class Run:
             ``[2, e]`` edges, in one direction or both; None if they are not known.
         client : int, optional
             Whose model; needed if models differ.
+        edge_weight : Tensor or ndarray, optional
+            ``[e]``, if the run's edges have weights; by default 1.
 
         Returns
         -------
@@ -216,7 +212,7 @@ class Run:
         DataError, OutputError
             If the graph does not fit the run, or there is no model.
         """
-        return self.predict_graph(new_graph(x, edge_index, self.data), client)
+        return self.predict_graph(new_graph(x, edge_index, self.data, edge_weight), client)
 
     def predict_graph(self, graph: NewGraph, client: int | None = None) -> Tensor:
         """Predict the nodes of a graph that ``read_new_graph`` read, as ``predict`` does."""

@@ -47,10 +47,30 @@ def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
     return Adjacency(csr(target, source, value, n), csr(source, target, value, n))
 
 
-def gcn_adjacency(edge_index: Tensor, n: int) -> Adjacency:
+def values_at(edges: Tensor, known: Tensor, value: Tensor, n: int) -> Tensor:
+    """Look up the values of some edges among those of all.
+
+    Parameters
+    ----------
+    edges
+        int64 ``[2, m]``, each among the known ones.
+    known, value
+        ``[2, e]`` in any order, and ``[e]``.
+    n
+        Number of nodes.
+    """
+    keys, order = (known[0] * n + known[1]).sort()
+    return value[order[torch.searchsorted(keys, edges[0] * n + edges[1])]]
+
+
+def gcn_adjacency(edge_index: Tensor, n: int, weight: Tensor | None = None) -> Adjacency:
     """Normalise symmetrically with self-loops: ``D^(-1/2) (A + I) D^(-1/2)``."""
-    # edge_index [2, e]
+    # edge_index [2, e], weight [e]: entries of A; the self-loops weigh 1
     edges = with_self_loops(edge_index, n)
+    if weight is not None:
+        entries = torch.cat([weight, weight.new_ones(n)])
+        root = weight.new_zeros(n).index_add_(0, edges[1], entries).rsqrt()
+        return adjacency(edges, root[edges[0]] * entries * root[edges[1]], n)
     root = torch.bincount(edges[1], minlength=n).float().rsqrt()
     return adjacency(edges, root[edges[0]] * root[edges[1]], n)
 

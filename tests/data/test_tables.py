@@ -13,6 +13,7 @@ import torch
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.sources.names import check_name, file_path, folder_path
 from flower_graph.data.sources.pyg import load_file, read_file
+from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError, FractionalLabelsError
 
 NODES = """\
@@ -84,7 +85,7 @@ def test_all_forms_say_the_same_graph(same: Path) -> None:
     masks = [found[part].nonzero().flatten().tolist() for part in ("train_mask", "val_mask")]
     assert masks == [[0], [3]]
     assert found["test_mask"].tolist() == [False, False, True, False]
-    assert found["notes"] == ("weight of the edges not used",)
+    assert found["edge_weight"].tolist() == [1, 2] and "notes" not in found
 
 
 def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> None:
@@ -98,7 +99,7 @@ def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> Non
 def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path: Path) -> None:
     rows = "name,label,age\na,-1,3\nb,,4\nc,2.5,5\n"
     path = tables(tmp_path / "t", rows, "source,target\na,b\n")
-    graph = load_file(path, targets=True)
+    graph = load_file(path, uses=Uses(targets=True))
     assert graph.targets is not None and graph.num_classes == 1
     expected = torch.tensor([-1, torch.nan, 2.5])
     torch.testing.assert_close(graph.targets, expected, equal_nan=True)
@@ -107,7 +108,7 @@ def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path: Path) 
         load_file(path)
     (path / "nodes.csv").write_text(rows.replace("2.5", "old"), encoding="utf-8")
     with pytest.raises(DataError, match=r"y\[2\] is 'old'"):
-        load_file(path, targets=True)
+        load_file(path, uses=Uses(targets=True))
 
 
 def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path: Path) -> None:

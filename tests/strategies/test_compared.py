@@ -91,6 +91,7 @@ def test_a_client_adds_the_distance_and_sends_sums_by_node() -> None:
         edge_index=torch.tensor([[0, 1], [1, 0]]),
         y=torch.tensor([1, 1, 0]),
         masks={"train": torch.tensor([True, True, False])},
+        edge_weight=None,
     )
     module = WithPrototypes(gcn)
     module.sums[1], module.shares[1] = torch.tensor([0.5, 1.0, 1.5]), 0.5  # C_1 = (1, 2, 3)

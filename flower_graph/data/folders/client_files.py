@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT
 from flower_graph.data.description import check_edges, saying, tell
+from flower_graph.data.edge_weights import EDGE_VALUES
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
 from flower_graph.data.labels import as_tensor, check_entries
@@ -102,6 +103,7 @@ def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[st
             check_edges(edges, len(who))
         inside = owner[edges[0]] == owner[edges[1]]
         between, edges = int((~inside).sum()), edges[:, inside].long()
+        numbers = inside.nonzero().flatten()  # of these edges, in the file
     left_out = ((between, "edges between clients"), (nobodys, "nodes without a client"))
     tell(f"file {path}", [f"{count} {what} left out" for count, what in left_out if count])
     for client, name in enumerate(clients):
@@ -110,8 +112,10 @@ def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[st
         if all(values.get(key) is None for key in IDENTITIES):
             part["n_id"] = rows  # every row is a node of its own
         if edges is not None:
-            inner = edges[:, owner[edges[0]] == client]
-            part["edge_index"] = torch.searchsorted(rows, inner)
+            mine = owner[edges[0]] == client
+            part["edge_index"] = torch.searchsorted(rows, edges[:, mine])
+            of_edges = [key for key in EDGE_VALUES if values.get(key) is not None]
+            part |= {key: _pick(values[key], numbers[mine]) for key in of_edges}
         yield f"file {path}, client {name}", part
 
 

@@ -41,6 +41,7 @@ from flower_graph.data.partition.client_graphs import (
 )
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.splits import Masks
+from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
@@ -132,15 +133,15 @@ def load_folder(
     graphless_ratio: float = 0.0,
     features: str = AS_IS,
     gaps: Gaps = NO_GAPS,
-    targets: bool = False,
+    uses: Uses = PLAIN,
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
     ``graphless_ratio`` removes edges from clients of one
-    graph; in a folder, files without edges make graphless clients. ``targets``: labels are numbers
-    to learn.
+    graph; in a folder, files without edges make graphless clients. ``uses``: whether labels
+    are numbers to learn, and edges have weights.
     """
-    files = read_clients(path, features, gaps, needs_edges=False, targets=targets)
+    files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for client, file in enumerate(files):
@@ -153,10 +154,10 @@ def load_folder(
 
 
 def read_clients(
-    path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, targets: bool = False
+    path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, uses: Uses = PLAIN
 ) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
-    files = _read_files(path, gaps, needs_edges=needs_edges, targets=targets)
+    files = _read_files(path, gaps, needs_edges=needs_edges, uses=uses)
     columns = files[0].found.columns
     labels = _labels_of(path, files)
     with saying(f"folder {path}"):
@@ -171,9 +172,7 @@ def read_clients(
     return Clients(described, labels.num_classes, labels.classes, notes, treatment)
 
 
-def _read_files(
-    path: Path | str, gaps: Gaps, *, needs_edges: bool, targets: bool
-) -> list[ClientFile]:
+def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
     """Read the clients' graphs, which have equally many features; labels are as they are given."""
     if gaps.no_features == ONE_HOT:
         raise DataError(
@@ -185,7 +184,7 @@ def _read_files(
         with saying(where):
             values = SimpleNamespace(**content)
             check_entries(values, ("n_id", "identity", "public"))
-            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, targets=targets)
+            found = describe_graph(values, gaps=gaps, needs_edges=needs_edges, uses=uses)
             files.append(ClientFile(where, values, found))
     files = _with_common_columns(files)
     width = files[0].found.x.size(1)
@@ -249,6 +248,7 @@ def client_graph_from_data(
     ratios: Sequence[float] = RATIOS,
     seed: int = 0,
     targets: bool = False,
+    weights: bool = False,
 ) -> ClientGraph:
     """Make a client of a graph that is not cut out of a larger one here.
 
@@ -267,6 +267,8 @@ def client_graph_from_data(
         Seed of that draw.
     targets
         Whether ``y`` has numbers to learn, NaN for none, instead of classes.
+    weights
+        Whether ``edge_weight`` ``[e]``, or ``edge_attr`` of one column, is kept.
 
     Returns
     -------
@@ -280,7 +282,8 @@ def client_graph_from_data(
         constant features; names the client.
     """
     with saying(f"client {client}"):
-        described = _with_numbers(describe_graph(data, needs_edges=False, targets=targets))
+        uses = Uses(targets, weights)
+        described = _with_numbers(describe_graph(data, needs_edges=False, uses=uses))
         graph = _client_graph(client, described, ratios, seed)
         check_client_graph(graph)
     tell(f"client {client}", described.notes)
@@ -301,7 +304,7 @@ def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: 
     assert isinstance(y, Tensor)
     every = torch.arange(y.numel())
     given = found.x, y, found.edge_index, None, *masks, found.names, found.targets
-    graph = ClientGraph(client, every, *given)
+    graph = ClientGraph(client, every, *given, edge_weight=found.edge_weight)
     if all(mask is None for mask in found.masks.values()):
         graph = split_nodes(graph, ratios, seed)
     return graph

@@ -24,6 +24,7 @@ from flower_graph.config.partition import (
     RANDOM,
     PartitionSection,
 )
+from flower_graph.data.edge_weights import WEIGHT
 from flower_graph.data.features import CHANGES
 from flower_graph.data.graph import (
     Neighbours,
@@ -44,6 +45,7 @@ from flower_graph.data.splits import (
     with_masks,
 )
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import values_at
 from flower_graph.rng import generator
 
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
@@ -77,6 +79,8 @@ class ClientGraph:
         The user's names of the nodes; None if the data have no names.
     targets
         Number that each node is to learn, float32 ``[n]``, NaN for none; None where classes are.
+    edge_weight
+        Weight of each edge, float32 ``[e]``, in the order of ``edge_index``; None: all count alike.
     """
 
     client: int
@@ -90,6 +94,7 @@ class ClientGraph:
     test_mask: Tensor
     called: tuple[str, ...] | None = None
     targets: Tensor | None = None
+    edge_weight: Tensor | None = None
 
     @property
     def is_graphless(self) -> bool:
@@ -131,7 +136,7 @@ def partition_graph(
         cut = [_of_ego(ego) for ego in partition_egos(data, partition, seed)]
     else:
         cut = cut_out(data, _parts(data, partition, seed))
-    cut = [with_targets(graph, data) for graph in cut]
+    cut = [with_weights(with_targets(graph, data), data) for graph in cut]
     graphless = graphless_clients(len(cut), graphless_ratio, seed)
     graphs, roles = [], None
     if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
@@ -176,11 +181,20 @@ def with_targets(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
     return graph if targets is None else replace(graph, targets=targets[graph.nodes])
 
 
+def with_weights(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
+    """Give a client the weights of its edges, if the whole graph's have some."""
+    weight, edges = getattr(data, WEIGHT, None), graph.edge_index
+    if weight is None or edges is None:
+        return graph
+    n = int(data.y.numel())
+    return replace(graph, edge_weight=values_at(graph.nodes[edges], data.edge_index, weight, n))
+
+
 def without_edges(graph: ClientGraph) -> ClientGraph:
     """Hide a client's edges; learnt edges are compared with them."""
     if graph.edge_index is None:
         return graph
-    return replace(graph, edge_index=None, hidden_edges=graph.edge_index)
+    return replace(graph, edge_index=None, edge_weight=None, hidden_edges=graph.edge_index)
 
 
 def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:

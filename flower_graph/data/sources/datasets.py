@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from flower_graph.config.common import SPLITS, DataConfig, RunConfig
-from flower_graph.config.metrics import learns_values
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
@@ -30,6 +29,7 @@ from flower_graph.data.splits import (
     select_column,
     split_number,
 )
+from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 from flower_graph.storage.places import data_root
@@ -79,7 +79,7 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
 
 
 def load_graph(
-    config: DataConfig, *, seed: int = 0, download: bool = True, targets: bool = False
+    config: DataConfig, *, seed: int = 0, download: bool = True, uses: Uses = PLAIN
 ) -> Graph:
     """Do what :func:`load_data` does, without importing PyG for sets that need none.
 
@@ -87,8 +87,8 @@ def load_graph(
     ----------
     config, seed, download
         As for :func:`load_data`.
-    targets
-        Whether nodes have numbers to learn instead of classes, which a graph of one's own can have.
+    uses
+        Whether nodes have numbers to learn, and edges weights, which a graph of one's own can have.
 
     Returns
     -------
@@ -102,7 +102,7 @@ def load_graph(
     """
     if config.split not in SPLITS:
         raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
-    graph, masks = _read(config, seed, download, targets=targets)
+    graph, masks = _read(config, seed, download, uses)
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
     train, val, test = select_column(masks, config.split_index, seed)
@@ -186,14 +186,12 @@ def describe(data: Any) -> dict[str, int]:
     }
 
 
-def _read(
-    config: DataConfig, seed: int, download: bool, *, targets: bool
-) -> tuple[Graph, Masks | None]:
+def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Graph, Masks | None]:
     path = file_path(config.name)
     name = config.name.lower()
     if path is not None:
-        graph = load_file(path, Gaps.of(config), targets=targets)
-    elif targets:
+        graph = load_file(path, Gaps.of(config), uses)
+    elif uses.targets:
         raise DataError(
             f"data.name = {config.name!r}: task=values needs a graph of your own with a number for "
             "each node (`flower-graph docs own-data`)"
@@ -281,13 +279,13 @@ def cached_data(config: RunConfig) -> Graph:
     own = {one.name: getattr(config.data, one.name) for one in fields(DataConfig)}
     settings = json.dumps(own)  # without a method's own keys
     saved = saved_at(config.data.name)
-    return _cached_data(settings, config.seed, saved, targets=learns_values(config))
+    return _cached_data(settings, config.seed, saved, Uses.of(config))
 
 
 @lru_cache(maxsize=2)
-def _cached_data(settings: str, seed: int, saved: int, *, targets: bool) -> Graph:
+def _cached_data(settings: str, seed: int, saved: int, uses: Uses) -> Graph:
     """Load the graph; `saved`, the time of its file, is there to read a new file anew."""
-    return load_graph(DataConfig(**json.loads(settings)), seed=seed, targets=targets)
+    return load_graph(DataConfig(**json.loads(settings)), seed=seed, uses=uses)
 
 
 def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) -> list[G]:
@@ -296,7 +294,7 @@ def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) ->
     Clients are built anew for every message, so this is asked for each of them.
     """
     sections = [asdict(getattr(config, name)) for name in DECIDING if hasattr(config, name)]
-    settings = json.dumps([config.seed, sections, learns_values(config), also])
+    settings = json.dumps([config.seed, sections, Uses.of(config), also])
     return _made(_Asked(make, settings, saved_at(config.data.name), config))
 
 

@@ -42,6 +42,7 @@ from flower_graph.data.sources.graphml import read_graphml
 from flower_graph.data.sources.names import PygName, check_graph_file
 from flower_graph.data.sources.nodes import CLIENT
 from flower_graph.data.sources.tables import read_node_link, read_tables
+from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 from flower_graph.storage.pickled import load_saved
 from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading, reason
@@ -231,23 +232,16 @@ def pyg_classes_allowed() -> Iterator[None]:
         yield
 
 
-# What a `Data` may say of edges besides their ends; tables' further columns are named as they are
-EDGE_VALUES = ("edge_weight", "edge_attr")
-
-
-def load_file(path: Path, gaps: Gaps = NO_GAPS, *, targets: bool = False) -> Graph:
+def load_file(path: Path, gaps: Gaps = NO_GAPS, uses: Uses = PLAIN) -> Graph:
     """Load a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     # The file may be untrusted: it is read with ``weights_only=True``, which executes nothing.
     values = read_file(path, gaps)
     if values.get(CLIENT) is not None:
         note = f"the nodes' {CLIENT} is ignored: the graph stays whole"
         values["notes"] = (*values.get("notes", ()), Caution(note))
-    if unused := [key for key in EDGE_VALUES if values.get(key) is not None]:
-        note = Caution(f"{', '.join(unused)} of the edges is ignored: all edges count the same")
-        values["notes"] = (*values.get("notes", ()), note)
     what = f"file {path}"
     with reading(what, DataError, "is no graph that can be read"), saying(what):
-        return read_graph(SimpleNamespace(**values), gaps=gaps, targets=targets)
+        return read_graph(SimpleNamespace(**values), gaps=gaps, uses=uses)
 
 
 # Any: entries are as the user's file has them

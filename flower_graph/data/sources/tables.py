@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from torch import Tensor
 
 from flower_graph.config.common import MEAN
 from flower_graph.data.gaps import NO_GAPS, Gaps
@@ -41,7 +42,7 @@ from flower_graph.storage.reading import (
 )
 
 MOST_ROW = 1 << 24  # characters of a row of a table
-ENDS = ("source", "target")
+ENDS, WEIGHT = ("source", "target"), "weight"
 
 
 class Edges:
@@ -51,11 +52,12 @@ class Edges:
         nodes.check()
         self.nodes, self.path, self.unit = nodes, path, unit
         self.ends = (array("q"), array("q"))
+        self.weights: list[object] = []  # of each edge; None where it has none
         self.unused: set[str] = set()
 
-    # Any: what ``float`` reads, or refuses
-    def add(self, place: int, ends: Sequence[object]) -> None:
+    def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
         """Add an edge."""
+        self.weights.append(weight)
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
             try:
                 found.append(self.nodes.places[text_of(end) or ""])
@@ -67,6 +69,15 @@ class Edges:
                     f"{len(self.nodes.places)} names of nodes"
                 ) from None
 
+    def weight(self) -> Tensor | None:
+        """Return the weights ``[e]``, if all edges have a number; else they are not used."""
+        try:
+            weights = [float(text_of(one) or "none") for one in self.weights]
+        except ValueError:
+            return None
+        self.unused.discard(WEIGHT)
+        return torch.tensor(weights) if weights else None
+
 
 def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     """Return nodes and edges as the entries of a saved graph, unchecked."""
@@ -76,6 +87,8 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
     if columns is not None:
         values["columns"] = columns
+    if (weight := edges.weight()) is not None:
+        values["edge_weight"] = weight
     if any(own[SPLIT]):
         for part, split in zip(PARTS, SPLITS, strict=True):
             values[part] = torch.tensor([one == split for one in own[SPLIT]])
@@ -112,8 +125,9 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
         source, target = (lower.index(key) for key in ENDS)
         edges = Edges(nodes, path, "line")
         edges.unused.update(key for key in header if key.lower() not in ENDS)
+        weight = header.index(WEIGHT) if WEIGHT in header else None
         for line, row in rows:
-            edges.add(line, (row[source], row[target]))
+            edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
     return graph_of(nodes, edges)
 
 
@@ -169,7 +183,7 @@ def of_entries(
         nodes.add(index, entry.get("id"), [entry.get(key) for key in OWN], flat)
     edges = Edges(nodes, path, "edge")
     for index, entry in enumerate(links):
-        edges.add(index, [entry.get(key) for key in ENDS])
+        edges.add(index, [entry.get(key) for key in ENDS], entry.get(WEIGHT))
         edges.unused.update(entry.keys() - {*ENDS, "key", "id"})
     graph = graph_of(nodes, edges)
     if "name" in first:  # igraph numbers nodes, and has their names besides

@@ -1,0 +1,88 @@
+"""Weights of edges: from any form to one for each edge, in the edges' order."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flower_graph.data.labels import as_tensor
+from flower_graph.errors import DataError
+from flower_graph.ops.graph import values_at
+
+# What a `Data` may say of edges besides their ends
+WEIGHT, ATTRIBUTES = EDGE_VALUES = ("edge_weight", "edge_attr")
+
+
+def read_weights(
+    data: object, edges: Tensor, n: int, *, wanted: bool
+) -> tuple[Tensor | None, list[str], list[str]]:
+    """Read the weights of edges, if there are some.
+
+    Parameters
+    ----------
+    data
+        With ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or ``edge_attr`` of one
+        column, which stands for it.
+    edges
+        The same edges, both directions of each once, int64 ``[2, e]``.
+    n
+        Number of nodes.
+    wanted
+        Whether the run uses them.
+
+    Returns
+    -------
+    tuple
+        float32 ``[e]``, or None; what was done; what is left out, of which a warning is due.
+
+    Raises
+    ------
+    DataError
+        If ``edge_weight`` is not a number from 0 on for each edge.
+    """
+    given = {key: one for key in EDGE_VALUES if (one := getattr(data, key, None)) is not None}
+    pairs = as_tensor("edge_index", getattr(data, "edge_index", None)).long()
+    for key, value in given.items() if wanted else ():
+        tensor = as_tensor(key, value)
+        column = tensor.flatten() if tensor.dim() == 2 and tensor.size(1) == 1 else tensor
+        if why := _why_unfit(column, pairs.size(1)):
+            if key == WEIGHT:
+                raise DataError(f"{key} {why}")
+            continue  # attributes may be anything
+        weights, differ = _by_edge(pairs, column.to(torch.float32), edges, n)
+        said = [f"{key}: {differ} edges have several weights, and their mean counts"]
+        return weights, said * bool(differ), _ignored([one for one in given if one != key])
+    return None, [], _ignored(list(given))
+
+
+def _ignored(keys: list[str]) -> list[str]:
+    if not keys:
+        return []
+    words = f"{', '.join(keys)} of the edges is ignored: all edges count the same"
+    return [f"{words} (a client's GCN on a graph of its own uses weights: docs/own-data.md)"]
+
+
+def _why_unfit(column: Tensor, count: int) -> str:
+    """Return why these are no weights; empty if they are."""
+    if column.dim() != 1 or column.numel() != count or column.is_complex():
+        form = f"{column.dtype} {list(column.shape)}"
+        return f"is {form}: must be one number for each edge, [{count}]"
+    wrong = ~(column.double().isfinite() & (column >= 0))
+    if wrong.any():
+        place = int(wrong.nonzero()[0])
+        return f"has {column[place].item()} at edge {place}: must be finite, 0 or more"
+    return ""
+
+
+def _by_edge(given: Tensor, weight: Tensor, edges: Tensor, n: int) -> tuple[Tensor, int]:
+    """Return the mean weight of each edge, whichever way it was given, and how many differ."""
+    keys = given.amin(0) * n + given.amax(0)
+    pairs, place = keys.unique(return_inverse=True)
+    times = torch.bincount(place, minlength=len(pairs))
+    means = torch.zeros(len(pairs), dtype=torch.float64).index_add_(0, place, weight.double())
+    means /= times
+    differ = torch.zeros(len(pairs), dtype=torch.bool)
+    differ[place[(weight - means[place]).abs() > 1e-6 * means[place].abs()]] = True
+    known = torch.stack([pairs // max(n, 1), pairs % max(n, 1)])
+    ends = torch.stack([edges.amin(0), edges.amax(0)])
+    return values_at(ends, known, means.float(), n), int(differ.sum())

@@ -1,0 +1,23 @@
+"""What a run uses of a graph besides features, edges and classes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from flower_graph.config.common import RunConfig
+from flower_graph.config.metrics import learns_values
+
+
+class Uses(NamedTuple):
+    """Which parts of a graph are read in another way, or at all."""
+
+    targets: bool = False  # labels are numbers to learn
+    weights: bool = False  # weights of edges count
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Uses:
+        """Return those of a run."""
+        return cls(learns_values(config), config.takes_edge_weights)
+
+
+PLAIN = Uses()
