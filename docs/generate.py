@@ -31,6 +31,7 @@ from flower_graph.wire.fields import Word
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROMISES = Path(__file__).resolve().parents[1] / "tests" / "hostile" / "promises.json"
+LIARS = PROMISES.with_name("liars.json")
 ADVERSARIES = PROMISES.parents[1] / "privacy" / "adversaries.json"
 MARKED = re.compile(r"(<!-- generated: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -219,9 +220,20 @@ def promises(guide: str) -> str:
     """Make the table of one guide: words that promise something, and the tests that attack them."""
     if guide == "adversaries":
         return _adversaries()
+    if guide == "liars":
+        return _liars()
     attacks: dict[str, list[str]] = json.loads(PROMISES.read_text(encoding="utf-8"))[guide]
     lines = [f'| "{words}" | {_listed(tests)} |' for words, tests in attacks.items()]
     return "\n".join(["| words | tests |", "|---|---|", *lines, ""])
+
+
+def _liars() -> str:
+    """Make the table of tests for each who lies, in docs/security.md."""
+    shown: dict[str, dict[str, list[str]]] = json.loads(LIARS.read_text("utf-8"))
+    lines = ["| who lies | setting | tests |", "|---|---|---|"]
+    for who, settings in shown.items():
+        lines += [f"| {who} | {one} | {_listed(tests)} |" for one, tests in settings.items()]
+    return "\n".join([*lines, ""])
 
 
 def _adversaries() -> str:

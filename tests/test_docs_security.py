@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
 TABLE = (ROOT / "docs" / "results" / "hostile.md").read_text(encoding="utf-8")
+LIARS = json.loads((ROOT / "tests" / "hostile" / "liars.json").read_text("utf-8"))
 TOTALS = json.loads((ROOT / "docs" / "results" / "hostile.json").read_text("utf-8"))["totals"]
 FORMS = json.loads((ROOT / "docs" / "results" / "hostile.json").read_text("utf-8"))["methods"]
 
@@ -40,9 +42,15 @@ def test_the_packages_to_audit_are_those_with_hashes() -> None:
     assert f"Of the {len(pinned)} packages that it has" in PAGE
 
 
-def test_the_tests_that_the_table_of_liars_names_are_there() -> None:
-    table = PAGE.partition("## Who lies")[2].partition("\n## ")[0]
-    named = re.findall(r"`(tests/[\w/]+\.py)`", table)
-    assert len(named) > 12
-    assert [name for name in named if not (ROOT / name).is_file()] == []
+def test_each_row_of_the_table_of_liars_has_tests_that_are_there() -> None:
+    table = PAGE.partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    assert [row[:2] for row in rows] == [
+        [who, setting] for who, settings in LIARS.items() for setting in settings
+    ]
+    assert all(learn and stays for *_, learn, stays in rows)
+    shown = {who: [*chain(*settings.values())] for who, settings in LIARS.items()}
+    # Of a server that more collude with than is assumed there is nothing to show.
+    assert [who for who, tests in shown.items() if not tests] == ["a server and more than *k*"]
+    assert [name for name in chain(*shown.values()) if not (ROOT / name).is_file()] == []
     assert "(docs/security.md#who-lies-and-what-follows)" in (ROOT / "SECURITY.md").read_text()
