@@ -65,6 +65,7 @@ GRAPHS = {**KINDS, **SETS}
 RATE, GAT_RATE, WEIGHT = "strategy.learning_rate", "gat.learning_rate", "strategy.reg_weight"
 STEPS = {RATE: (0.03, 0.01, 0.003)}
 GAT_STEPS = {GAT_RATE: (0.03, 0.01, 0.005)}
+SMOOTH = "strategy.reg_weight=1"  # of the forms with layers of each user's own, by validation
 RELAY = {RATE: (0.1, 0.03, 0.01), WEIGHT: (1.0, 10.0, 100.0)}
 ONE_LAYER = {RATE: (0.1, 0.03, 0.01), WEIGHT: (0.0, 1.0, 10.0)}  # it needs no smoothness
 
@@ -85,14 +86,14 @@ FED_KNN, LOCAL_KNN = "FedAvg, k-NN where no edges", "local, k-NN where no edges"
 FED_GNN, LOCAL_GNN = "FedAvg of communities", "local communities"
 FED_EGO, LOCAL_EGO = "FedAvg of ego-networks", "local ego-networks"
 LOCAL_GAT, CNFGNN = "local GAT", "CNFGNN"
-SUMMED = "nFedGNN summed"
+OWN, SUMMED = "nFedGNN", "nFedGNN summed"  # a first layer of each user, and one for all
 JUDGED_ONCE = ("judge.mlp=false", "judge.every=10")  # by what no figure here is made of
 # As exact as masked sums but for fixed point, in a third of the time
 PLAIN = ("strategy.aggregation=plain", "strategy.alignment=plain")
 EDGES = "graph.graphless_ratio=0"
 METHODS = {
-    "nFedGNN": Tried("nfedgnn/own-graph", grid=RELAY, averaged=CNFGNN),
-    SUMMED: Tried("nfedgnn/own-graph", ("strategy.share=summed",), ONE_LAYER, averaged=CNFGNN),
+    SUMMED: Tried("nfedgnn/own-graph", grid=ONE_LAYER, averaged=CNFGNN),
+    OWN: Tried("nfedgnn/own-graph", ("strategy.share=own", SMOOTH), RELAY, averaged=CNFGNN),
     "FedGLS": Tried("fedgls/own-graph", local=LOCAL_KNN, averaged=FED_KNN),
     "FedSCem": Tried("fedscem/own-graph", PLAIN, local=LOCAL_EGO, averaged=FED_EGO),
     "PPFL-GNN": Tried("ppfl/own-graph", JUDGED_ONCE, GAT_STEPS, LOCAL_GAT),
@@ -110,7 +111,7 @@ BASELINES = {
     FED_EGO: Tried("fedscem/own-graph", ("strategy.name=fedavg", TO_THE_END)),
     LOCAL_GAT: Tried("ppfl/own-graph", ("strategy.name=local", *JUDGED_ONCE), GAT_STEPS),
     CNFGNN: Tried(
-        "nfedgnn/own-graph", ("strategy.share=averaged", "strategy.average_every=1"), RELAY
+        "nfedgnn/own-graph", ("strategy.share=averaged", "strategy.average_every=1", SMOOTH), RELAY
     ),
 }
 TRIED = {**METHODS, **BASELINES}

@@ -129,6 +129,7 @@ def test_nobody_moves_to_another_supernode_as_more_come() -> None:
     assert hosted_by(0, 3, 5, 9).tolist() == [5, 8]
 
 
+ALONE = "strategy.share=own"  # newcomers may train alone at first
 RAY = (pytest.mark.slow, pytest.mark.timeout(1500))  # three runs, on a busy machine
 
 
@@ -140,9 +141,9 @@ def test_a_run_is_gone_on_with_by_the_command_line(
     monkeypatch.chdir(tmp_path)
     file = tables(tmp_path / "grown", PEOPLE | NEW, FRIENDS + NEW_FRIENDS)
     first = tables(tmp_path / "first", PEOPLE, FRIENDS)
-    words = [f"data.name={first}", "rounds=3", "checkpoint_every=1", "--out", "out", "--quiet"]
+    words = [f"data.name={first}", "rounds=3", "checkpoint_every=1", ALONE, "--out", "out"]
     where = ["--supernodes", "2", "--engine", engine]
-    assert main(["run", "nfedgnn/own-graph", *words, *where]) == 0
+    assert main(["run", "nfedgnn/own-graph", *words, "--quiet", *where]) == 0
     again = ["run", "--resume", "out", "--quiet", *where]
     grown = [f"data.add={Path(file).name}", "strategy.newcomers_alone=2", "rounds=6"]
     assert main([*again, *grown]) == 0
@@ -164,7 +165,7 @@ def test_beginning_with_a_grown_graph_trains_all_from_the_start(tmp_path: Path) 
 
 
 def test_newcomers_of_a_deployment_connect_with_folders_of_their_own(tmp_path: Path) -> None:
-    whole, words = small_graph(12), [f"data.name={tmp_path / 'old.pt'}"]
+    whole, words = small_graph(12), [f"data.name={tmp_path / 'old.pt'}", ALONE]
     save(whole.subgraph(torch.arange(9)), tmp_path / "old.pt")
     save(whole, tmp_path / "whole.pt")
     more = [f"data.add={tmp_path / 'whole.pt'}", "strategy.newcomers_alone=2"]
