@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch_geometric.data import Data
 
 from deploy.loopback import Loopback
@@ -44,6 +45,12 @@ class Case:
 CASES = {
     "nfedgnn": Case(
         "nfedgnn/cora", ("rounds=3", "model.hidden=4", "checkpoint_every=1"), 2, nodes=6
+    ),
+    "nfedgnn-masked": Case(
+        "nfedgnn/cora-summed",
+        ("rounds=1", "model.hidden=4", "strategy.aggregation=masked"),
+        2,
+        nodes=6,
     ),
     "fedgls": Case(
         "fedgls/cora",
@@ -185,6 +192,18 @@ def check_kept(prepared: Prepared) -> None:
         right = chosen.predicted == chosen.label
         shares = [right[chosen.client == client].mean() for client in np.unique(chosen.client)]
         assert np.mean(shares) == pytest.approx(result[f"{role}-accuracy"], abs=1e-12), role
+
+
+def check_one_layer(prepared: Prepared) -> None:
+    """Hold the users' layers, where they live, against each other, and the server's vectors."""
+    kept = [latest_in(folder) for folder in prepared.clients()]
+    first, second = (one.model(one.clients[0]).state_dict() for one in kept)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    x, latent = small_graph(prepared.case.nodes).x, prepared.folder / "deployed/weights.safetensors"
+    # The config's features sum to one. A run has a key of its own, from which first weights and
+    # what is dropped come: its losses are not those of another run.
+    expected = x / x.sum(1, keepdim=True) @ first["linear.weight"].T
+    assert load_file(latent)["latent"].numpy() == pytest.approx(expected.numpy(), abs=1e-5)
 
 
 def check_embeddings(prepared: Prepared) -> None:
