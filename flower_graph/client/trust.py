@@ -47,16 +47,16 @@ def throwaway_parties(run_id: int, hosted: Sequence[range]) -> Path:
     return folder / REGISTRY_FILE
 
 
-def trust_of(context: Context, noised: bool = False) -> TrustSettings:
+def trust_of(context: Context, *, hides: bool = False) -> TrustSettings:
     """Read the trust settings of a SuperNode that does not trust the server.
 
     Parameters
     ----------
     context : Context
         Its node config has them; in a simulation the keys that were made for its partition.
-    noised : bool
-        Whether every vector has the noise that its node config asks for: sums may then differ by
-        one.
+    hides : bool
+        Whether two sums tell the server nothing of a single vector, as every one has the noise that
+        the node config asks for, or sums are under pads: they may then differ by one SuperNode.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def trust_of(context: Context, noised: bool = False) -> TrustSettings:
         named = {key: str(file) for key, file in files.items()}
         settings = TrustSettings.of({**context.node_config, **named}, context.run_id)
         assert settings is not None
-    return replace(settings, differ_by=1) if noised else settings
+    return replace(settings, differ_by=1) if hides else settings
 
 
 def _folder(run_id: int) -> Path:

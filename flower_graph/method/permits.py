@@ -18,7 +18,7 @@ from flwr.app import UserConfigValue
 from flower_graph.config.common import RunConfig, StrategySection
 from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, RefusedError, brief
-from flower_graph.method.trust import TrustSection
+from flower_graph.method.trust import OpenedSums, TrustSection
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.secure.align.limits import (
     HOLDERS,
@@ -133,7 +133,7 @@ class Permits:
         if self.least_clients is not None and form == PLAIN:
             why = "in this run the server reads what each SuperNode sends"
             raise _refused(LEAST_CLIENTS, self.least_clients, why)
-        if isinstance(how, TrustSection) and how.least_holders < self.least_holders:
+        if isinstance(how, OpenedSums) and how.least_holders < self.least_holders:
             why = f"this run has strategy.least_holders={how.least_holders}"
             raise _refused(HOLDERS, self.least_holders, why)
         self._check_differences(form, how)
@@ -169,10 +169,9 @@ class Permits:
     def _check_differences(self, form: str, how: StrategySection) -> None:
         if self.differ_by is None or self.noises:
             return
-        if form != MALICIOUS_SERVER:
-            why = f"two sums of a run that is {form} may differ by a single SuperNode"
+        if form != MALICIOUS_SERVER or not isinstance(how, OpenedSums):
+            why = f"two sums of a run that is {form} may differ by a single SuperNode here"
             raise _refused(DIFFER_BY, self.differ_by, why)
-        assert isinstance(how, TrustSection)
         if how.differ_by < self.differ_by:
             why = f"this run has strategy.differ_by={how.differ_by}"
             raise _refused(DIFFER_BY, self.differ_by, why)

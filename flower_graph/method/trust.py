@@ -38,18 +38,6 @@ class TrustSection(StrategySection):
         help="file of the registered keys at the server, `malicious-server` only; null: throw-away "
         "keys, for SuperNodes on the server's own machine",
     )
-    least_holders: int = setting(
-        LEAST_HOLDERS,
-        at_least(LEAST_HOLDERS),
-        help="clients that must hold a node whose embeddings are summed; of two each learns the "
-        "other's",
-    )
-    differ_by: int = setting(
-        USUAL_DIFFERENCE,
-        at_least(1),
-        help="SuperNodes that two sums differ by at least, `malicious-server` only; no SuperNode "
-        "takes less than its node config's `differ-by`",
-    )
 
     @property
     def distrusts(self) -> bool:
@@ -67,14 +55,6 @@ class TrustSection(StrategySection):
             return self
         return replace(self, registry=str(make()))
 
-    def refuse_holders(self, alignment: str, choosing: str) -> None:
-        """Refuse ``least_holders`` with an alignment that does not choose slots by holders."""
-        if self.least_holders > LEAST_HOLDERS and alignment != choosing:
-            raise ConfigError(
-                f"strategy.least_holders: {self.least_holders} needs strategy.alignment="
-                f"{choosing}; {alignment} takes whatever {LEAST_HOLDERS} clients hold"
-            )
-
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
         """Refuse settings with which a deviating server could read clients' data."""
         if self.registry is not None and not self.distrusts:
@@ -82,14 +62,44 @@ class TrustSection(StrategySection):
                 f"strategy.registry: {self.registry!r:.60} is read with strategy.trust="
                 f"{MALICIOUS_SERVER} only; set strategy.registry=null"
             )
-        if self.differ_by != USUAL_DIFFERENCE and not self.distrusts:
-            raise ConfigError(
-                f"strategy.differ_by: {self.differ_by} is kept with strategy.trust="
-                f"{MALICIOUS_SERVER} only; set strategy.differ_by={USUAL_DIFFERENCE}"
-            )
         for key, why in readable.items() if self.distrusts else ():
             raise ConfigError(
                 f"strategy.{key}: {getattr(self, key)} is not allowed with strategy.trust="
                 f"{MALICIOUS_SERVER}: {why}",
                 key=f"strategy.{key}",
+            )
+
+
+@dataclass
+class OpenedSums(TrustSection):
+    """The section of those whose server opens the sums, and so could compare two of them."""
+
+    least_holders: int = setting(
+        LEAST_HOLDERS,
+        at_least(LEAST_HOLDERS),
+        help="clients that must hold a node whose embeddings are summed; of two each learns the "
+        "other's",
+    )
+    differ_by: int = setting(
+        USUAL_DIFFERENCE,
+        at_least(1),
+        help="SuperNodes that two sums differ by at least, `malicious-server` only; no SuperNode "
+        "takes less than its node config's `differ-by`",
+    )
+
+    def refuse_trust(self, readable: Mapping[str, str]) -> None:
+        """Refuse settings with which a deviating server could read clients' data."""
+        super().refuse_trust(readable)
+        if self.differ_by != USUAL_DIFFERENCE and not self.distrusts:
+            raise ConfigError(
+                f"strategy.differ_by: {self.differ_by} is kept with strategy.trust="
+                f"{MALICIOUS_SERVER} only; set strategy.differ_by={USUAL_DIFFERENCE}"
+            )
+
+    def refuse_holders(self, alignment: str, choosing: str) -> None:
+        """Refuse ``least_holders`` with an alignment that does not choose slots by holders."""
+        if self.least_holders > LEAST_HOLDERS and alignment != choosing:
+            raise ConfigError(
+                f"strategy.least_holders: {self.least_holders} needs strategy.alignment="
+                f"{choosing}; {alignment} takes whatever {LEAST_HOLDERS} clients hold"
             )

@@ -1,22 +1,30 @@
 """A key that all SuperNodes of a run have in common, and the server that carries it does not have.
 
-One SuperNode draws it, and seals it for each other one under what their X25519 keys agree on. The
-server is taken to follow the protocol: one that hands out public keys of its own learns the key, as
-does one that is told it by a SuperNode.
+One SuperNode draws it, and seals it for each other one under what their X25519 keys agree on. A
+server that hands out public keys of its own would learn the key; where it is not trusted, each
+public key is signed with its SuperNode's own key, which is in the registry. Whoever is told the key
+by a SuperNode has it.
+
+``SumPad`` hides one sum from who adds it up. Behind the words of a sum it puts checks: what secret
+factors make of the numbers, a sum like these. Who changes words without the key changes the checks
+to what they should be with a chance of less than one half to the number of bits that a word has
+beyond the largest sum, for each check.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
+from numpy.typing import NDArray
 
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
 from flower_graph.secure.channel import (
     KEY_BYTES,
     TAG_BYTES,
@@ -29,7 +37,9 @@ from flower_graph.secure.channel import (
     seal,
     unseal,
 )
-from flower_graph.secure.ring import RingArray
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.secure.ring import SIGNED, Ring, RingArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Block, Bytes, Flag
 
@@ -38,6 +48,16 @@ CHECK_BYTES = 16
 PACKET_BYTES = KEY_BYTES + KEY_BYTES + TAG_BYTES  # a salt, and the sealed key
 NO_KEY = bytes(CHECK_BYTES)
 PURPOSE = context(b"common key", b"")
+SIGNED_BY = 8 + SIGNATURE_BYTES  # a party's number, and its signature
+CHECKS = 16  # behind a sum whose server may change it
+
+
+SIGNED_KEY = Block(
+    "key-signed-by",
+    "who has signed the public key, and the signature, where the server is not trusted",
+    shape=f"{SIGNED_BY}",
+    optional=True,
+)
 
 
 @dataclass
@@ -48,6 +68,15 @@ class ShareKeyRequest(Message, down="train.share_key"):
         Bytes, Block("key-public", "public keys of who is to get it", shape=f"k {KEY_BYTES}")
     ]
     makes: Annotated[bool, Flag("key-makes", "whether to draw the key, as nobody has it")]
+    signed_by: Annotated[
+        Bytes | None,
+        Block(
+            "key-signed-by",
+            "who has signed each public key, and the signature, where the server is not trusted",
+            shape=f"k {SIGNED_BY}",
+            optional=True,
+        ),
+    ] = None
 
 
 @dataclass
@@ -66,13 +95,15 @@ class KeyPacket(Message):
     sender: Annotated[
         Bytes, Block("key-sender", "public key of who has sealed it", shape=f"{KEY_BYTES}")
     ]
+    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 
 class CommonKey:
     """A SuperNode's own key pair and the common key, in its context's state; never elsewhere."""
 
-    def __init__(self, of: Context) -> None:
-        self._state = of.state
+    def __init__(self, of: Context, trust: TrustSettings | None = None) -> None:
+        # trust: the SuperNode's own key, where the server is not trusted
+        self._state, self._trust = of.state, trust
 
     @property
     def public(self) -> Bytes:
@@ -83,6 +114,14 @@ class CommonKey:
         return np.frombuffer(self._entry("public"), np.uint8)
 
     @property
+    def signed_by(self) -> Bytes | None:
+        """Who signs the own public key, and the signature; None where the server is trusted."""
+        if (trust := self._trust) is None:
+            return None
+        signature = trust.identity.sign(PURPOSE, trust.run, self.public.tobytes())
+        return np.frombuffer(struct.pack("<q", trust.identity.party) + signature, np.uint8)
+
+    @property
     def check(self) -> Bytes:
         """A hash of the common key; zeros without one."""
         key = self._key
@@ -91,6 +130,9 @@ class CommonKey:
 
     def share(self, request: ShareKeyRequest) -> ShareKeyReply:
         """Seal the common key for others."""
+        every = [None] * len(request.public) if request.signed_by is None else request.signed_by
+        for public, signed_by in zip(request.public, every, strict=True):
+            self._check(public, signed_by)
         if not self._key:
             if not request.makes:
                 raise StateLostError("the common key is not here")
@@ -103,6 +145,7 @@ class CommonKey:
 
     def take(self, one: KeyPacket) -> None:
         """Open a packet and keep the key."""
+        self._check(one.sender, one.signed_by)
         packet, sender = one.packet.tobytes(), one.sender.tobytes()
         (secret,) = agree(self._entry("private"), [sender])
         key = unseal(secret, PURPOSE, packet[:KEY_BYTES], packet[KEY_BYTES:])
@@ -118,10 +161,13 @@ class CommonKey:
         """Give a seed of generators that those without the key cannot guess."""
         return int.from_bytes(self._derived(b"seed")[:8], "big") >> 1
 
-    def pad(self, run_id: bytes, number: int, length: int) -> RingArray:
-        """Give the words, ``[length]``, that hide the sum of this number from the server."""
-        stream = hashlib.shake_128(self._derived(b"pad") + run_id + number.to_bytes(8, "big"))
-        return np.frombuffer(stream.digest(8 * length), "<u8")
+    def pad(self, run_id: bytes, number: int, detail: bytes, ring: Ring, length: int) -> SumPad:
+        """Give what hides the sum of this number and detail, of so many words, from the server."""
+        checks = 0 if self._trust is None else CHECKS
+        form = struct.pack("<qqqd", ring.word, ring.fraction_bits, ring.guard_bits, ring.limit)
+        of = run_id + number.to_bytes(8, "big") + form + detail
+        words = self._words(b"pad", of, length + checks)
+        return SumPad(words, self._words(b"check", of, checks * length).reshape(checks, length))
 
     def seal(self, data: bytes) -> bytes:
         """Encrypt for all who have the key."""
@@ -134,6 +180,15 @@ class CommonKey:
         if plain is None:
             raise RefusedError("it was not sealed under the common key, or was changed")
         return plain
+
+    def _words(self, purpose: bytes, of: bytes, count: int) -> RingArray:
+        stream = hashlib.shake_128(self._derived(purpose) + of)
+        return np.frombuffer(stream.digest(8 * count), "<u8")
+
+    def _check(self, public: Bytes, signed_by: Bytes | None) -> None:
+        """Refuse a public key that no party of the registry has signed."""
+        if self._trust is not None:
+            check_signed(self._trust.registry, self._trust.run, public, signed_by)
 
     @property
     def _key(self) -> bytes:
@@ -155,3 +210,45 @@ class CommonKey:
     def _keep(self, key: bytes) -> None:
         pair = {name: self._entry(name) for name in ("private", "public")}
         self._state[NAME] = ConfigRecord({**pair, "key": key})
+
+
+def check_signed(registry: Registry, run: bytes, public: Bytes, signed_by: Bytes | None) -> None:
+    """Refuse a public key that no party has signed for this run."""
+    if signed_by is not None:
+        (party,), signature = struct.unpack("<q", signed_by[:8].tobytes()), signed_by[8:].tobytes()
+        if registry.verify(party, signature, PURPOSE, run, public.tobytes()):
+            return
+    raise RefusedError("a public key for the common key is not signed with a registered key")
+
+
+@dataclass(frozen=True)
+class SumPad:
+    """What hides one sum of ``L`` numbers from who adds it up, and shows whether it was changed."""
+
+    words: RingArray  # [L + checks], once for each contributor
+    factors: RingArray  # [checks, L]
+
+    def added(self, ring: Ring, values: NDArray[np.float64]) -> RingArray:
+        """Give the words, ``[L + checks]``, to be added to those of a contributor's values."""
+        result = self.words.copy()
+        result[values.size :] += self.factors @ _steps(ring, ring.encode(values))
+        return result
+
+    def taken(self, ring: Ring, words: RingArray, contributors: int) -> NDArray[np.float64]:
+        """Take the pads off a sum; ``RefusedError`` if it is not what contributors have sent."""
+        whole = words - self.words * np.uint64(contributors)
+        total, checks = np.split(whole, [self.factors.shape[1]])
+        try:
+            values = ring.decode(total)
+            ring.check_sums(values, contributors)
+        except UnreadableSumError as error:
+            raise RefusedError(f"a sum is not what contributors have sent: {error}") from error
+        if (self.factors @ _steps(ring, total) != checks).any():
+            raise RefusedError("a sum was changed on its way: nobody here takes a step with it")
+        return values
+
+
+def _steps(ring: Ring, words: RingArray) -> RingArray:
+    """Give words without their guard bits, which are zero."""
+    signed = words.view(SIGNED[ring.word]) >> ring.guard_bits
+    return signed.astype(np.uint64)

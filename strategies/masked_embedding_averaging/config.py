@@ -22,7 +22,7 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.method.trust import TrustSection
+from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
@@ -67,7 +67,7 @@ class ModelConfig:
 
 
 @dataclass
-class StrategyConfig(RobustSection, TrustSection):
+class StrategyConfig(RobustSection, OpenedSums):
     """The clients' training, and what they share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")

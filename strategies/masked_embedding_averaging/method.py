@@ -133,7 +133,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
             noise=embedding_noise(config) if config.privacy.is_on else None,
             masked=config.masks_sums,
             alignment=config.strategy.alignment,
-            trust=trust_of(context, noised) if config.strategy.distrusts else None,
+            trust=trust_of(context, hides=noised) if config.strategy.distrusts else None,
         )
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:

@@ -19,7 +19,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError
-from flower_graph.method.trust import TrustSection
+from flower_graph.method.trust import OpenedSums
 from flower_graph.wire.keys import AUC
 
 APP = "ppfl"
@@ -128,7 +128,7 @@ class JudgeConfig:
 
 
 @dataclass
-class StrategyConfig(TrustSection):
+class StrategyConfig(OpenedSums):
     """The server's alignment of public embeddings."""
 
     name: str = setting(ALIGNED, choice(*METHODS), help="`local`: nothing is shared")

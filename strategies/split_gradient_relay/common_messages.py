@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from flower_graph.secure.channel import KEY_BYTES
-from flower_graph.secure.common_key import CHECK_BYTES
+from flower_graph.secure.common_key import CHECK_BYTES, SIGNED_KEY
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
@@ -71,6 +71,7 @@ class MaskedEnrolment(CommonEnrolment, up="query"):
         Bytes,
         Block("key-check", "hash of the common key; zeros without one", shape=f"{CHECK_BYTES}"),
     ] = field(default_factory=lambda: np.zeros(CHECK_BYTES, np.uint8))
+    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
 
 
 @dataclass
@@ -87,7 +88,7 @@ class HiddenSum(Message):
         RingArray,
         Tensor(
             "total/words",
-            "sum of the users' gradients in words of the ring, under pads",
+            "sum of the users' gradients in words of the ring, under pads, and its checks",
             shape="L",
             dtype="uint64",
             limit=None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flower_graph.config.common import DataConfig, RunConfig, StrategySection
+from flower_graph.config.common import DataConfig, RunConfig
 from flower_graph.config.metrics import LINKS, NODES
 from flower_graph.config.module import TASK_HELP, LinksSection
 from flower_graph.config.rules import (
@@ -19,6 +19,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError
+from flower_graph.method.trust import TrustSection
 
 APP = "nfedgnn"
 STRATEGIES = ("split-gradient-relay",)
@@ -56,7 +57,7 @@ class ModelConfig:
 
 
 @dataclass
-class StrategyConfig(StrategySection):
+class StrategyConfig(TrustSection):
     """How the server trains, and how it talks to the users."""
 
     name: str = setting("split-gradient-relay", choice(*STRATEGIES), help="the only one")
@@ -151,6 +152,9 @@ class StrategyConfig(StrategySection):
             )
         if self.share != SUMMED:
             self._refuse_unused({"sketch": None, "aggregation": PLAIN, "evaluate_every": 1}, SUMMED)
+        sums = {"share": SUMMED, "aggregation": MASKED}
+        why = "the server would see how each user's vector is made, or each SuperNode's sum"
+        self.refuse_trust({key: why for key, form in sums.items() if getattr(self, key) != form})
         if self.share == SUMMED and self.newcomers_alone:
             raise ConfigError(
                 f"strategy.newcomers_alone: {self.newcomers_alone} is not allowed with "

@@ -10,23 +10,33 @@ What is otherwise than in ``summed.py``:
 - A copy of the layer travels under the same key.
 
 Everybody who is in a sum must stay until it is opened: else nobody steps.
+
+With a registry the SuperNodes have keys of their own, and do not trust the server: the sums are
+``PartySums``, public keys for the common key are signed, and behind each sum are checks by which
+clients know that it was not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
+from flower_graph.errors import MalformedReplyError, RefusedError
 from flower_graph.secure.common_key import (
+    CHECKS,
     NO_KEY,
+    SIGNED_BY,
     KeyPacket,
     ShareKeyReply,
     ShareKeyRequest,
+    check_signed,
 )
+from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.results import Skipped
 from flower_graph.secure.sum.server import SumServer
@@ -41,6 +51,7 @@ from flower_graph.strategies.split_gradient_relay.common_messages import (
 from flower_graph.strategies.split_gradient_relay.common_state import CommonBook, CommonMembership
 from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
 from flower_graph.strategies.split_gradient_relay.masked_client import (
+    AS_PARTY,
     GRADIENTS,
     IN_SUM,
     LEAST_FRACTION_BITS,
@@ -62,20 +73,25 @@ def _shared(count: int, node: int, content: RecordDict) -> ShareKeyReply:
 class MaskedMembership(CommonMembership):
     """Which users each SuperNode hosts, and which has the common key."""
 
-    def __init__(self, state: CommonBook) -> None:
+    def __init__(self, state: CommonBook, check: Callable[[MaskedEnrolment], None]) -> None:
         super().__init__(state)
+        self._check = check
         self.public: dict[int, Bytes] = {}  # key of each SuperNode
+        self.signed_by: dict[int, Bytes | None] = {}
         self.checks: dict[int, bytes] = {}  # hash of the common key that it has
 
     def read(self, node: int, content: RecordDict) -> CommonEnrolment:
         """Read a reply; users are nodes of the server's graph."""
-        return MaskedEnrolment.read(content, num_nodes=self.state.roster.size)
+        answer = MaskedEnrolment.read(content, num_nodes=self.state.roster.size)
+        self._check(answer)
+        return answer
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         """Note its keys, besides the rest."""
         super().enrolled(node, answer)
         assert isinstance(answer, MaskedEnrolment)
         self.public[node], self.checks[node] = answer.public, answer.key_check.tobytes()
+        self.signed_by[node] = answer.signed_by
 
 
 class MaskedGradientRelay(SummedGradientRelay):
@@ -87,16 +103,34 @@ class MaskedGradientRelay(SummedGradientRelay):
         As of ``SummedGradientRelay``.
     limit : float
         Largest size of a number in a SuperNode's sum of gradients; a larger one stops the step.
+    registry : Path or str, optional
+        File of the SuperNodes' registered keys, for clients that do not trust the server.
     """
 
-    # Any: arguments are those of its parent
-    def __init__(self, *data: Any, limit: float = StrategyConfig.limit, **more: Any) -> None:
+    def __init__(
+        self,
+        *data: Any,  # Any: arguments are those of its parent
+        limit: float = StrategyConfig.limit,
+        registry: Path | str | None = None,
+        **more: Any,
+    ) -> None:
+        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
+        self._parties = None if registry is None else PartySums(registry, differ_by=1)
         super().__init__(*data, **more)
         self._limit = limit
 
     def membership(self) -> CommonMembership:
         """Make the membership."""
-        return MaskedMembership(self.users)
+        return MaskedMembership(self.users, self._check)
+
+    def _check(self, answer: MaskedEnrolment) -> None:
+        """Refuse a SuperNode whose public key no other one would take."""
+        if self._parties is not None:
+            run = str(self.session.exchange.grid.run.run_id).encode()
+            try:
+                check_signed(self._parties.registry, run, answer.public, answer.signed_by)
+            except RefusedError as error:
+                raise MalformedReplyError(str(error)) from error
 
     @cached_property
     def sums(self) -> SecureSum:
@@ -105,7 +139,7 @@ class MaskedGradientRelay(SummedGradientRelay):
             self.session.exchange,
             limit=self._limit,
             resolution=2.0**-LEAST_FRACTION_BITS,
-            server=SumServer(dropout=0.0),
+            server=self._parties or SumServer(dropout=0.0),
             timeout=self.session.timeout,
             guard=True,
         )
@@ -113,7 +147,8 @@ class MaskedGradientRelay(SummedGradientRelay):
     def load_state(self, state: StateDict) -> None:
         """Go on from what ``state`` returned; keys of sums are made anew."""
         super().load_state(state)
-        self.__dict__.pop("sums", None)
+        if self._parties is None:
+            self.__dict__.pop("sums", None)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
         """Have the common key sealed for those who lack it; give each its packet."""
@@ -130,7 +165,7 @@ class MaskedGradientRelay(SummedGradientRelay):
             others = [node for node in lacking if node != donor]
             public = np.array([members.public[node] for node in others], np.uint8).reshape(-1, 32)
             replies = self.session.send(
-                {donor: ShareKeyRequest(public, not holders).to_record()},
+                {donor: ShareKeyRequest(public, not holders, self._signed(others)).to_record()},
                 server_round,
                 partial(_shared, len(others)),
                 message_type="train.share_key",
@@ -138,12 +173,21 @@ class MaskedGradientRelay(SummedGradientRelay):
             )
             for reply in replies.values.values():
                 members.checks |= dict.fromkeys([donor, *others], reply.key_check.tobytes())
-                sender = members.public[donor]
+                sender = members.public[donor], members.signed_by[donor]
                 return {
-                    node: KeyPacket(packet, sender).to_config()
+                    node: KeyPacket(packet, *sender).to_config()
                     for node, packet in zip(others, reply.packets, strict=True)
                 }
         return {}
+
+    def _signed(self, nodes: Sequence[int]) -> Bytes | None:
+        """Give who has signed each SuperNode's public key, where the server is not trusted."""
+        members = self.session.members
+        assert isinstance(members, MaskedMembership)
+        if self._parties is None:
+            return None
+        rows = [members.signed_by[node] for node in nodes]
+        return np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
 
     def add(
         self, server_round: int, requests: Mapping[int, GradientRequest]
@@ -151,11 +195,13 @@ class MaskedGradientRelay(SummedGradientRelay):
         """Have the sums added up under masks; give what is left of them, and who is missing."""
         session, sums = self.session, self.sums
         clients = session.members.clients
-        asked = {node: clients[node][:IN_SUM] for node in requests}
-        if set(sums.clients) != {one for local in asked.values() for one in local}:
+        count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
+        asked = {node: clients[node][:count] for node in requests}
+        every = {one for local in asked.values() for one in local}
+        if set(sums.clients) != every:
             sums.give_up()
         sums.prepare(server_round, asked)
-        length = int(np.prod(self.users.weight_shape))
+        length = int(np.prod(self.users.weight_shape)) + checks
         ring = sums.ring
         entries = sums.requests(
             length, GRADIENTS, detail_of(server_round, self.users.last), padded=True
@@ -175,8 +221,9 @@ class MaskedGradientRelay(SummedGradientRelay):
             self.users.added_up(requests[node].users, 8 * length)
         result = sums.close_padded(server_round)
         session.rejected += sums.take_rejected()
-        if isinstance(result, Skipped) or missing:
+        if missing or isinstance(result, Skipped) or set(result.contributors.tolist()) != every:
             return None, missing or list(requests)
         mask = MaskRequest.from_config(next(iter(entries.values())))
-        count = result.contributors.size
-        return HiddenSum(count, mask.run_id, mask.server_round, ring, result.total), []
+        return HiddenSum(
+            result.contributors.size, mask.run_id, mask.server_round, ring, result.total
+        ), []

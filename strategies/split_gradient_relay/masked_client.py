@@ -4,6 +4,10 @@ The sum of their gradients leaves the SuperNode under masks, which cancel in the
 under pads, which only who has the common key can take off (``flower_graph.secure.common_key``).
 From the same key come the first weights and what users drop, so the server cannot follow the layer
 by itself.
+
+A SuperNode that does not trust the server sums with others that have keys of their own, takes the
+common key from these alone, and no step with a sum that was changed: by what was added to it the
+server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
 from __future__ import annotations
@@ -17,9 +21,10 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
-from flower_graph.secure.sum.masking_client import MaskingClient
+from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError
+from flower_graph.secure.common_key import CHECKS, CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
@@ -34,7 +39,9 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 GRADIENTS = "sum of gradients"  # the purpose of the sums
 WORD, LEAST_FRACTION_BITS = 64, 40  # with fewer, Adam makes of the rounding what can be seen
-IN_SUM = 2  # clients of the sum that stand for a SuperNode's users: with one there is no sum of one
+# Clients of the sum that stand for a SuperNode's users: two, since there is no sum of one client;
+# where SuperNodes have keys of their own these are counted
+IN_SUM, AS_PARTY = 2, 1
 
 
 def detail_of(server_round: int, layer_round: int) -> bytes:
@@ -42,16 +49,33 @@ def detail_of(server_round: int, layer_round: int) -> bytes:
     return struct.pack("<qq", server_round, layer_round)
 
 
-class MaskedLayerClient(CommonLayerClient, MaskingClient):
-    """A ``CommonLayerClient`` whose server sees neither the layer nor sums; parameters as there."""
+class MaskedLayerClient(CommonLayerClient, MaskingParty):
+    """A ``CommonLayerClient`` whose server sees neither the layer nor sums.
 
-    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
+    Parameters
+    ----------
+    context, x, users, **more
+        As of ``CommonLayerClient``.
+    trust : TrustSettings, optional
+        The SuperNode's own key and whom it trusts, where that is not the server.
+    """
+
+    actions = (*CommonLayerClient.actions, *MaskingParty.actions, "share_key")
 
     # Any: arguments are those of its parent
-    def __init__(self, context: Context, x: Tensor, users: Tensor, **more: Any) -> None:
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        trust: TrustSettings | None = None,
+        **more: Any,
+    ) -> None:
         super().__init__(context, x, users, **more)
-        MaskingClient.__init__(self, context, self.users[:IN_SUM].tolist())
-        self._key = CommonKey(context)
+        count = IN_SUM if trust is None else AS_PARTY
+        MaskingParty.__init__(self, context, self.users[:count].tolist(), trust)
+        self._key = CommonKey(context, trust)
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:
         """Seal the common key for other SuperNodes."""
@@ -67,7 +91,9 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
 
     def _enrolment(self, of_layer: CommonEnrolment) -> CommonEnrolment:
         key = self._key
-        return MaskedEnrolment(**vars(of_layer), public=key.public, key_check=key.check)
+        return MaskedEnrolment(
+            **vars(of_layer), public=key.public, key_check=key.check, signed_by=key.signed_by
+        )
 
     def _take_key(self, config: Config) -> None:
         """Take the common key, if it comes."""
@@ -84,9 +110,15 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
             raise RefusedError("a sum came that the server can read: nobody here takes part")
         if (hidden := advance.hidden) is None:
             return None
-        pad = self._key.pad(hidden.sum_run, hidden.sum_round, hidden.words.size)
-        words = hidden.words - pad * np.uint64(hidden.contributors)
-        return torch.from_numpy(hidden.ring.decode(words))
+        # Which sum it is follows from the step that it is for.
+        of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
+        pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
+        return torch.from_numpy(pad.taken(hidden.ring, hidden.words, hidden.contributors))
+
+    @property
+    def _checks(self) -> int:
+        """How many checks are behind a sum."""
+        return 0 if self.trust is None else CHECKS
 
     def _summed(
         self, request: GradientRequest, total: NDArray[np.float64], config: Config
@@ -101,10 +133,17 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
                 f"gradients take {WORD} with at least {LEAST_FRACTION_BITS}"
             )
         first, *others = self.clients
-        vectors = {first: total.ravel(), **{other: np.zeros(total.size) for other in others}}
-        pad = self._key.pad(mask.run_id, mask.server_round, total.size)
+        numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
+        vectors = {first: numbers, **{other: np.zeros(numbers.size) for other in others}}
         detail = detail_of(request.server_round, request.layer_round)
-        reply, entries = self.masked(config, vectors, GRADIENTS, detail, pad=pad)
+        pad = self._key.pad(mask.run_id, mask.server_round, detail, ring, total.size)
+        try:
+            words = pad.added(ring, total.ravel())
+        except OutOfRangeError:
+            words = pad.words  # it is left out of the sum, once all is checked that is told of it
+        # Under pads two sums tell the server nothing: each is of a state of its own.
+        state = [np.array([request.server_round, request.layer_round])]
+        reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
         if reply.left_out:
             raise RefusedError("a sum of gradients is beyond strategy.limit")
         return [reply.total], request.users.size, entries

@@ -10,6 +10,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
+from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS
 from flower_graph.data.baselines import Figures, graph_baselines
@@ -37,6 +38,7 @@ from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClien
 from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
 from flower_graph.strategies.split_gradient_relay.config import (
     APP,
+    MASKED,
     STEADYING,
     SUMMED,
     NFedGNNConfig,
@@ -72,8 +74,8 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     measures = False  # the server evaluates the noisy vectors that it has
     heterophily = (
         "nFedGNN smooths over edges: at homophily 0.1 it was 7 to 64 points below logistic "
-        "regression on the features; try strategy.reg_weight=0 "
-        "(`flower-graph docs results/heat-map`)"
+        "regression on the features, with one layer for all users 6 to 55; with strategy.share=own "
+        "try strategy.reg_weight=0 (`flower-graph docs results/heat-map`)"
     )
     tables = ("nfedgnn", "nfedgnn-summed", "nfedgnn-steady", "heat-map", "links")
 
@@ -103,7 +105,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             "participation": how.participation,
             "seed": config.seed,
             "device": config.device,
-            "min_nodes": how.min_nodes,
+            "min_nodes": how.fewest_nodes,
             "links": held_links(config) if config.task == LINKS else None,
             **checkpoint_settings(config, out),
         }
@@ -112,7 +114,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             common["feature_dropout"] = config.model.dropout
             common["evaluate_every"] = how.evaluate_every
             strategy = (
-                MaskedGradientRelay(data, model, limit=how.limit, **common)
+                MaskedGradientRelay(data, model, limit=how.limit, registry=how.registry, **common)
                 if config.masks_sums
                 else SummedGradientRelay(data, model, **common)
             )
@@ -134,10 +136,14 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         if config.strategy.sketch is not None:
             x = sketched(x, config.strategy.sketch, config.seed)
         saved = None if out is None else out / CHECKPOINTS
+        more: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
+        if config.masks_sums:
+            trust = trust_of(context, hides=True) if config.strategy.distrusts else None
+            return MaskedLayerClient(context, x, users, trust=trust, **more)
         kind: type[NodeClient | CommonLayerClient] = NodeClient
         if config.strategy.share == SUMMED:
-            kind = MaskedLayerClient if config.masks_sums else CommonLayerClient
-        return kind(context, x, users, device=config.device, checkpoint_dir=saved, output_dir=out)
+            kind = CommonLayerClient
+        return kind(context, x, users, **more)
 
     def predict_beside(
         self, run: Left[NFedGNNConfig], graph: NewGraph, client: int | None
@@ -249,7 +255,7 @@ def refuse_open_sums(context: Context) -> None:
         raise RefusedError(
             f"strategy.share={SUMMED} would show the server each SuperNode's sum of gradients, of "
             f"which one user's is its features; {ALLOW_TRUST} in this SuperNode's node config does "
-            f"not have {PLAIN}"
+            f"not have {PLAIN}: set strategy.aggregation={MASKED}"
         )
 
 

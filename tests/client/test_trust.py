@@ -13,7 +13,7 @@ from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.config.schema import check_settings, section
 from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.method.trust import TrustSection
+from flower_graph.method.trust import OpenedSums
 from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.storage.files import default_folder
 
@@ -63,7 +63,7 @@ def test_keys_of_a_simulation_go_with_the_run() -> None:
 class Run:
     """A config with nothing but the section."""
 
-    strategy: TrustSection = section(TrustSection)
+    strategy: OpenedSums = section(OpenedSums)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ class Run:
 def test_settings_of_trust_are_refused_that_no_run_can_have(
     changes: dict[str, str], message: str
 ) -> None:
-    section = replace(TrustSection(participation=0.5), **changes)
+    section = replace(OpenedSums(participation=0.5), **changes)
     with pytest.raises(ConfigError, match=message):
         check_settings(Run(section))
         section.refuse_trust({"participation": "compared"})
@@ -87,7 +87,7 @@ def test_only_clients_that_do_not_trust_the_server_need_keys() -> None:
     def make() -> Path:
         return Path("made")
 
-    trusting, not_trusting = TrustSection(), TrustSection(trust=MALICIOUS_SERVER)
+    trusting, not_trusting = OpenedSums(), OpenedSums(trust=MALICIOUS_SERVER)
     assert (trusting.fewest_nodes, not_trusting.fewest_nodes) == (1, FEWEST_PARTIES)
     assert trusting.with_registry(make) is trusting
     assert not_trusting.with_registry(make).registry == "made"

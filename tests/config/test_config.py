@@ -356,6 +356,8 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         ("quickstart", "strategy.sketch=64", "strategy.sketch: 64"),
         ("quickstart", "strategy.aggregation=masked", "strategy.aggregation: masked"),
         ("quickstart", "strategy.evaluate_every=2", "strategy.evaluate_every: 2"),
+        ("quickstart", "strategy.trust=malicious-server", "strategy.share: own"),
+        ("nfedgnn/cora-summed", "strategy.trust=malicious-server", "strategy.aggregation: plain"),
         ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
         ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
         ("fedscem/cora", "strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),

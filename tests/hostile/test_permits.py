@@ -24,6 +24,8 @@ from flower_graph.simulation import InProcessGrid
 
 NOISY = ("privacy.epsilon=2", "privacy.clipping_norm=5")
 NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
+MASKED = ("strategy.aggregation=masked",)
+LIES = (*MASKED, "strategy.trust=malicious-server")
 
 REFUSED = [
     ("nfedgnn/cora", (), {"most-epsilon": 2}),
@@ -41,6 +43,8 @@ REFUSED = [
     ("fedscem/cora-linqs", (), {"least-holders": 3}),
     ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 4}),
     ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"least-holders": 3}),
+    ("nfedgnn/cora-summed", MASKED, {"allow-trust": "malicious-server"}),
+    ("nfedgnn/cora-summed", LIES, {"differ-by": 2}),
 ]  # fmt: skip
 
 
@@ -60,6 +64,7 @@ TAKEN = [
     ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"allow-trust": "semi-honest"}),
     ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 3}),
     ("nfedgnn/cora", (), {"least-holders": 3}),
+    ("nfedgnn/cora-summed", LIES, {"allow-trust": "malicious-server", "least-clients": 5}),
 ]
 
 

@@ -20,6 +20,8 @@ from torch_geometric.nn import GATConv, GCNConv
 
 from flower_graph import CommonLayerClient, SummedGradientRelay
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import forget_run
+from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
@@ -65,9 +67,11 @@ class Summed:
         timeout: float = 5.0,
         patience: int = 0,
         is_masked: bool = False,
+        distrusts: bool = False,
         **how: Any,
     ) -> None:
         self.data, self.reports, self.is_masked = data, list[RoundReport](), is_masked
+        self.distrusts = distrusts
         self.layers = list[dict[str, Tensor]]()
         self.of_client = {"user_model": how.pop("user_model", None)}
         dropout = how.pop("dropout", 0.0)
@@ -76,18 +80,25 @@ class Summed:
         )
         self.first = {name: t.clone() for name, t in server.state_dict().items()}
         settings = {"learning_rate": RATE, "weight_decay": DECAY, "seed": 3, **how}
-        kind = MaskedGradientRelay if is_masked else SummedGradientRelay
-        self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
-        self.seed = self.strategy.users.settings.seed
+        kind: Any = MaskedGradientRelay if is_masked else SummedGradientRelay
         self.grid = grid(make_client_app(self.client), num_supernodes=supernodes)
         self.grid.__dict__ |= {"gone": gone, "mute": mute}
-        self.strategy.start(
-            self.grid, num_rounds=rounds, timeout=timeout, patience=patience, on_round=self.note
-        )
+        if self.distrusts:
+            hosted = [range(k, k + 1) for k in range(supernodes)]  # the first user of each
+            settings["registry"] = throwaway_parties(self.grid.run.run_id, hosted)
+        self.strategy = kind(data, server, latent_size=server.latent_size, **settings)
+        self.seed = self.strategy.users.settings.seed
+        try:
+            self.strategy.start(
+                self.grid, num_rounds=rounds, timeout=timeout, patience=patience, on_round=self.note
+            )
+        finally:
+            forget_run(self.grid.run.run_id)
 
     def client(self, context: Context) -> CommonLayerClient:
-        kind = MaskedLayerClient if self.is_masked else CommonLayerClient
-        return kind(context, *assigned(self.data, context), **self.of_client)
+        kind: Any = MaskedLayerClient if self.is_masked else CommonLayerClient
+        trust = {"trust": trust_of(context, hides=True)} if self.distrusts else {}
+        return kind(context, *assigned(self.data, context), **self.of_client, **trust)  # type: ignore[no-any-return]
 
     def note(self, report: RoundReport) -> None:
         self.reports.append(report)
@@ -170,26 +181,30 @@ def rich_graph() -> Data:
     return data
 
 
+MODELS = {"gcn": Gcn, "gat": Gat}
+CELLS = [
+    (model, nodes, form)
+    for model in MODELS
+    for nodes, form in ((1, "plain"), (4, "plain"), (1, "masked"), (4, "masked"), (5, "untrusted"))
+]
+FAST = [("gcn", 1, "plain"), ("gat", 1, "plain"), ("gat", 4, "masked"), ("gcn", 5, "untrusted")]
+
+
 @pytest.mark.parametrize(
-    ("model", "kind", "supernodes", "is_masked"),
+    ("model", "supernodes", "form"),
     [
         pytest.param(
-            *model,
-            nodes,
-            is_masked,
-            marks=() if (nodes == 4) == is_masked else pytest.mark.slow,
-            id=f"{model[0]}-{nodes}{'-masked' * is_masked}",
+            *cell, marks=() if cell in FAST else pytest.mark.slow, id="{}-{}-{}".format(*cell)
         )
-        for model in (("gcn", Gcn), ("gat", Gat))
-        for nodes in (1, 4)
-        for is_masked in (False, True)
+        for cell in CELLS
+        if cell != ("gat", 5, "untrusted")
     ],
 )
-def test_it_is_one_network_in_one_place(
-    model: str, kind: Any, supernodes: int, is_masked: bool
-) -> None:
+def test_it_is_one_network_in_one_place(model: str, supernodes: int, form: str) -> None:
+    kind = MODELS[model]
+    how: dict[str, Any] = {"is_masked": form != "plain", "distrusts": form == "untrusted"}
     data, network = rich_graph(), kind()
-    run = Summed(data, model, supernodes=supernodes, is_masked=is_masked)
+    run = Summed(data, model, supernodes=supernodes, **how)
     start = shared_linear_weight(FEATURES, run.strategy.users.settings._replace(seed=run.seed))
     assert run.losses == pytest.approx(plain_loop(network, data, run.first, start), abs=1e-4)
     trained = network.state_dict()
