@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml constraints.txt
 		fi; \
 	done
 	@test -x $(BIN)/python || { echo "No Python 3.11 or later was found; set PYTHON" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,deepwalk,metis,ogb,dp,optuna]' --constraint constraints.txt
+	$(BIN)/python -m pip install --quiet --editable '.[dev,docs,deepwalk,metis,ogb,dp,optuna,notebooks]' --constraint constraints.txt
 	@touch $@
 
 # The main job: 2,708 users on the bundled Cora, 200 rounds, on Ray.
