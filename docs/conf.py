@@ -17,6 +17,7 @@ from typing import Any
 DOCS = Path(__file__).resolve().parent
 sys.path.insert(0, str(DOCS))
 generate = import_module("generate")  # a file of this folder
+shown_notebooks = import_module("shown_notebooks")
 
 PYPROJECT = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
 REPOSITORY = PYPROJECT["tool"]["flower-graph"]["repository"].rstrip("/")
@@ -62,7 +63,9 @@ def _of_site(page: Path, link: re.Match[str]) -> str:
 
 def _read(app: object, name: str, source: list[str]) -> None:
     page = DOCS / f"{name}.md"
-    text = generate.filled(name.rpartition("/")[2], source[0])
+    notebook = page.with_suffix(".ipynb")
+    text = shown_notebooks.as_page(notebook) if notebook.is_file() else source[0]
+    text = generate.filled(name.rpartition("/")[2], text)
     text = LINK.sub(lambda link: _of_site(page, link), text)
     if name.startswith("results/") and name != "results/README":
         text = f"---\norphan: true\n---\n{text}"  # found from other pages, not from the list
