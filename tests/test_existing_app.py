@@ -1,8 +1,9 @@
-"""An ordinary Flower app, and the same with each strategy dropped in."""
+"""An ordinary Flower app, the same with each strategy, and one for Flower's hub."""
 
 from __future__ import annotations
 
 import importlib
+import io
 import itertools
 import json
 import logging
@@ -12,49 +13,63 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from flwr.app import Context, RecordDict
 
+from flower_graph import flower_compat
 from flower_graph.apps.cli import launch
+from flower_graph.flower_compat import build_fab_from_disk
 from flower_graph.simulation import InProcessGrid
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
 PAGE = ROOT / "docs" / "existing-app.md"
-VARIANTS = ("with_fedgls", "with_fedscem", "with_nfedgnn", "with_ppfl")
-FAST, LONG = "with_fedscem", (5, 20)
-# What a variant may change besides the two apps, and how many lines at most
-CHANGED = {
-    "with_fedgls": {"task.py"},
-    "with_fedscem": set[str](),
-    "with_nfedgnn": set[str](),
-    "with_ppfl": {"task.py"},
-}
-
+APPS = ("existing-app", "with-flower-graph", "one-node-per-user")
+METHODS = ("fedgls", "fedscem", "nfedgnn", "ppfl")
+FAST, LONG = "fedscem", (5, 20)
+# What `with-flower-graph` has of `existing-app`, and the lines of it that are other
+SHARED, ITS_LINES = "task.py", 3
 SUM_SERVER = "flower_graph.secure.sum.server"
 
 
 @pytest.fixture
-def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Import a module of one app; the modules of all have one name."""
+def imports(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], Any]]:
+    """Import a module of one app."""
 
     def load(name: str, module: str) -> Any:
         monkeypatch.syspath_prepend(EXAMPLES / name)
-        return importlib.import_module(f"existing_app{module}")
+        return importlib.import_module(f"{package(name)}{module}")
 
     yield load
-    for module in [m for m in sys.modules if m.partition(".")[0] == "existing_app"]:
+    packages = {package(name) for name in APPS}
+    for module in [m for m in sys.modules if m.partition(".")[0] in packages]:
         del sys.modules[module]
 
 
+def package(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def project_of(name: str) -> dict[str, Any]:
+    return tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text(encoding="utf-8"))
+
+
 def settings_of(name: str) -> dict[str, Any]:
-    project = tomllib.loads((EXAMPLES / name / "pyproject.toml").read_text())
-    settings: dict[str, Any] = project["tool"]["flwr"]["app"]["config"]
+    settings: dict[str, Any] = project_of(name)["tool"]["flwr"]["app"]["config"]
     return settings
+
+
+def run_here(name: str, supernodes: int, settings: dict[str, Any], imports: Any) -> None:
+    """Run an app in this process, as `flwr run` would."""
+    server, client = (imports(name, f".{part}_app").app for part in ("server", "client"))
+    grid = InProcessGrid(client, num_supernodes=supernodes, run_config=settings)
+    server(grid, Context(grid.run.run_id, 0, {}, RecordDict(), settings))
 
 
 def figures(text: str) -> list[float]:
@@ -71,78 +86,97 @@ def on_the_page(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("name", "supernodes", "rounds"),
+    ("method", "supernodes", "rounds"),
     [
         pytest.param(name, *size, marks=[pytest.mark.release] * (size == LONG and name != FAST))
-        for name, size in itertools.product(["existing_app", *VARIANTS], [(2, 3), LONG])
+        for name, size in itertools.product(["", *METHODS], [(2, 3), LONG])
     ],
 )
 def test_each_runs_with_every_client_in_every_round_and_says_what_federation_gives(
-    name: str,
+    method: str,
     supernodes: int,
     rounds: int,
     imports: Callable[[str, str], Any],
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """In this process, as `flwr run` would."""
-    settings = settings_of(name) | {"num-server-rounds": rounds}
-    server, client = (imports(name, f".{part}_app").app for part in ("server", "client"))
-    grid = InProcessGrid(client, num_supernodes=supernodes, run_config=settings)
-    server(grid, Context(grid.run.run_id, 0, {}, RecordDict(), settings))
+    name = "with-flower-graph" if method else "existing-app"
+    usual = settings_of(name)
+    settings = usual | {"num-server-rounds": rounds} | ({"method": method} if method else {})
+    run_here(name, supernodes, settings, imports)
     said = capsys.readouterr().out
     assert f"Rounds: {rounds}\n" in said
     faults = [r for r in caplog.records if r.name != "flwr" and r.levelno >= logging.WARNING]
     # A sum whose server is trusted says so once: it is no fault
     caveats = [r for r in faults if r.name == SUM_SERVER]
-    assert len(caveats) == (name == "with_fedscem")
+    assert len(caveats) == (method == "fedscem")
     assert faults == caveats, faults
-    if rounds == settings_of(name)["num-server-rounds"]:
+    if rounds == usual["num-server-rounds"]:
         by_itself, federated = figures(said)
         assert federated > by_itself + 3
-        assert [by_itself, federated] == pytest.approx(on_the_page(name), abs=2)
+        assert [by_itself, federated] == pytest.approx(on_the_page(method or name), abs=2)
+
+
+def test_the_app_for_the_hub_learns_from_data_of_the_package(
+    imports: Callable[[str, str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of("one-node-per-user") | {"num-server-rounds": 30}
+    run_here("one-node-per-user", 3, settings, imports)
+    (best,) = re.findall(r"Test accuracy: ([\d.]+)% in round", capsys.readouterr().out)
+    assert float(best) > 55  # the commonest class has 12
+
+
+def test_a_method_that_there_is_not_is_named(imports: Callable[[str, str], Any]) -> None:
+    settings = settings_of("with-flower-graph") | {"method": "fedavg"}
+    with pytest.raises(ValueError, match=r"'fedavg'.*fedgls, fedscem, nfedgnn, ppfl"):
+        run_here("with-flower-graph", 2, settings, imports)
 
 
 def test_the_app_is_written_without_this_library() -> None:
-    paths = (EXAMPLES / "existing_app").rglob("*.*")
-    # Who imports the app may leave byte-code there
-    texts = [path.read_text() for path in paths if path.suffix and path.suffix != ".pyc"]
-    sources = [text for text in texts if "import" in text]
+    paths = (EXAMPLES / "existing-app").rglob("*.py")
+    sources = [text for path in paths if "import" in (text := path.read_text())]
     assert sources and not any("import flower_graph" in text for text in sources)
     assert not any("from flower_graph" in text for text in sources)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_changes_no_more_than_the_page_says(name: str) -> None:
-    for path in (EXAMPLES / "existing_app" / "existing_app").glob("*.py"):
-        same = path.read_text() == (EXAMPLES / name / "existing_app" / path.name).read_text()
-        changed = path.name in CHANGED[name] | {"__init__.py", "client_app.py", "server_app.py"}
-        assert same != changed, path.name
+def test_both_have_one_graph_one_model_and_one_training() -> None:
     before, after = (
-        (EXAMPLES / which / "pyproject.toml").read_text() for which in ("existing_app", name)
+        (EXAMPLES / name / package(name) / SHARED).read_text().splitlines() for name in APPS[:2]
     )
-    app = after.partition("\n# Flower installs an app's dependencies")[0]
-    assert app.replace('"flower-graph", ', "") == before
-    # Whatever the app depends on is left out of what Flower installs.
-    left_out = tomllib.loads(after)["tool"]["uv"]["override-dependencies"]
-    names = [re.split(r"[\[>]", one)[0] for one in tomllib.loads(app)["project"]["dependencies"]]
+    assert len(before) == len(after)
+    assert sum(one != other for one, other in zip(before, after, strict=True)) == ITS_LINES
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_flower_builds_each_as_its_newest_format_has_it(name: str) -> None:
+    project, readme = project_of(name), (EXAMPLES / name / "README.md").read_text("utf-8")
+    assert project["project"]["name"] == name
+    assert project["project"]["license"] == {"file": "LICENSE"}
+    assert (EXAMPLES / name / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    about = yaml.safe_load(readme.split("---\n")[1])
+    assert about.keys() == {"tags", "dataset", "framework"} and all(about.values())
+    app = project["tool"]["flwr"]["app"]
+    assert app["fab-format-version"] == 1
+    assert app["flwr-version-target"] == f"{flower_compat.NEWEST}.0"
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(EXAMPLES / name))) as bundle:
+        packed = {one for one in bundle.namelist() if not one.startswith(".info")}
+    sources = {f"{package(name)}/{one.name}" for one in (EXAMPLES / name).rglob("*.py")}
+    assert packed == {"pyproject.toml", "README.md", "LICENSE"} | sources
+
+
+def test_what_the_app_depends_on_is_left_out_of_what_flower_installs() -> None:
+    project = project_of("with-flower-graph")
+    left_out = project["tool"]["uv"]["override-dependencies"]
+    names = [re.split(r"[\[>]", one)[0] for one in project["project"]["dependencies"]]
     assert left_out == [f"{one}; python_version < '3'" for one in names]
 
 
-def test_the_page_has_the_differences_as_they_are() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "diffs.py"), "--check"], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("name", VARIANTS)
 def test_the_first_import_says_what_to_do_where_flower_graph_is_missing(
-    name: str, imports: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
+    imports: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "flower_graph", None)
     with pytest.raises(ModuleNotFoundError, match=r"app.*README\.md"):
-        imports(name, "")
+        imports("with-flower-graph", "")
 
 
 # As a newcomer types it -----------------------------------------------------------------------
@@ -150,9 +184,8 @@ def test_the_first_import_says_what_to_do_where_flower_graph_is_missing(
 
 def commands(page: Path) -> list[str]:
     """Give the first lines of code of a page, without what installs flower-graph."""
-    lines = page.read_text(encoding="utf-8").splitlines()[2:6]
-    code = [line.strip() for line in lines if line.strip() and not line.startswith("```")]
-    return [line for line in code if re.match("export |flwr ", line)]
+    (_, code, *_) = page.read_text(encoding="utf-8").split("```\n")
+    return [line for line in code.splitlines() if re.match("export |flwr ", line)]
 
 
 @pytest.fixture
@@ -182,24 +215,23 @@ def typed() -> Iterator[Callable[[Sequence[str]], str]]:
     shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_pages_begin_with_the_command(name: str) -> None:
-    (command,) = commands(EXAMPLES / name / "README.md")
-    assert command.startswith(f"flwr run examples/{name} --stream ")
-    assert commands(PAGE) == commands(EXAMPLES / "with_fedgls" / "README.md")
+def test_pages_begin_with_the_command() -> None:
+    for name in APPS[:2]:
+        assert f"flwr run examples/{name} --stream " in commands(EXAMPLES / name / "README.md")[-1]
+    assert commands(PAGE) == commands(EXAMPLES / "with-flower-graph" / "README.md")
 
 
 @pytest.mark.flwr
 @pytest.mark.timeout(900)
 def test_an_example_runs_by_the_command_of_its_page(typed: Callable[[Sequence[str]], str]) -> None:
     """By Flower's own defaults: it installs what an app depends on, and this has all of it."""
-    said = typed(commands(EXAMPLES / "with_fedgls" / "README.md"))
+    said = typed(commands(EXAMPLES / "with-flower-graph" / "README.md"))
     assert "Installing application dependencies" in said
     by_itself, federated = figures(said)
     assert federated > by_itself
     # The SuperLink that is left ends by the command that the page has for it.
     (end,) = re.findall(
-        r"^ +(kill .*)$", (EXAMPLES / "with_fedgls" / "README.md").read_text(), re.M
+        r"^ +(kill .*)$", (EXAMPLES / "with-flower-graph" / "README.md").read_text(), re.M
     )
     home = "pgrep -f $FLWR_HOME/local-superlink"
     assert len(typed([home]).split()) == 1
@@ -211,7 +243,7 @@ def test_an_example_runs_by_the_command_of_its_page(typed: Callable[[Sequence[st
 def test_an_ordinary_app_and_the_root_run_by_the_commands_of_their_pages(
     typed: Callable[[Sequence[str]], str], tmp_path: Path
 ) -> None:
-    ordinary = commands(EXAMPLES / "existing_app" / "README.md")
+    ordinary = commands(EXAMPLES / "existing-app" / "README.md")
     said = typed([*ordinary[:1], f"{ordinary[1]} --run-config num-server-rounds=1"])
     assert "Installing application dependencies" not in said and figures(said)
     # The root app by Flower's usual keys, from a file

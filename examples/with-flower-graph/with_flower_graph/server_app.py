@@ -1,10 +1,10 @@
-"""existing-app: A Flower / PyTorch app."""
+"""with-flower-graph: A Flower / PyTorch app."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from existing_app.task import alone
-from flower_graph import ProcrustesAlignment
+from with_flower_graph.methods import chosen
+from with_flower_graph.task import alone
 
 # Create ServerApp
 app = ServerApp()
@@ -18,10 +18,8 @@ def main(grid: Grid, context: Context) -> None:
     lr: float = context.run_config["learning-rate"]
     epochs: int = context.run_config["local-epochs"]
 
-    # Initialize PPFL-GNN
-    strategy = ProcrustesAlignment()
-
-    # Start strategy, run PPFL-GNN for `num_rounds`
+    # Initialize the strategy, and run it for `num_rounds`
+    strategy = chosen(context).strategy(lr, epochs)
     result = strategy.start(grid=grid, num_rounds=num_rounds)
 
     # Show what came of it

@@ -1,4 +1,4 @@
-"""existing-app: A Flower / PyTorch app."""
+"""with-flower-graph: A Flower / PyTorch app."""
 
 try:
     import flower_graph  # noqa: F401

@@ -1,4 +1,4 @@
-"""existing-app: A Flower / PyTorch app."""
+"""with-flower-graph: A Flower / PyTorch app."""
 
 import torch
 import torch.nn.functional as F
@@ -7,18 +7,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 from torch_geometric.utils import subgraph
 
-from flower_graph import LearnerSettings, StructureSettings
-
 NUM_NODES, NUM_SHARED, NUM_FEATURES, NUM_CLASSES = 240, 72, 16, 4
-
-# What server and clients must agree on
-SETTINGS = StructureSettings(
-    NUM_FEATURES,
-    NUM_CLASSES,
-    learning_rate=0.02,
-    local_epochs=2,
-    learner=LearnerSettings(neighbours=5),
-)
 
 
 class Net(nn.Module):
@@ -68,7 +57,7 @@ def load_data(partition_id: int, num_partitions: int) -> Data:
     return Data(edge_index=edge_index, own=own[chosen], **fields, **masks)
 
 
-def train(net: Net, data: Data, epochs: int, lr: float) -> float:
+def train(net: Net, data: Data, epochs: int, lr: float, pull=None) -> float:
     """Train the model on the training nodes."""
     optimizer = torch.optim.Adam(net.parameters(), lr=lr)
     net.train()
@@ -76,7 +65,7 @@ def train(net: Net, data: Data, epochs: int, lr: float) -> float:
         optimizer.zero_grad()
         logits = net(data.x, data.edge_index)
         loss = F.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
-        loss.backward()
+        (loss if pull is None else loss + pull()).backward()
         optimizer.step()
     return loss.item()
 

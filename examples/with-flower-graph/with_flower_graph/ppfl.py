@@ -1,14 +1,13 @@
-"""existing-app: A Flower / PyTorch app."""
+"""PPFL-GNN: the app keeps its model; its hidden layer is pulled to that of the other clients."""
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from flwr.app import Context
 
-from existing_app.task import NUM_SHARED, Net, load_data
-from existing_app.task import test as test_fn
-from existing_app.task import train as train_fn
-from flower_graph import EmbeddingClient, PublicNodeClient, make_client_app
+from flower_graph import EmbeddingClient, ProcrustesAlignment, PublicNodeClient
+from with_flower_graph.task import NUM_SHARED, Net
+from with_flower_graph.task import test as test_fn
+from with_flower_graph.task import train as train_fn
 
 HIDDEN = 16
 
@@ -48,19 +47,16 @@ class Embedding:
         self.model.load_state_dict(state)
 
 
-def client_fn(context: Context) -> PublicNodeClient:
-    """Hold the local data."""
-    # Load the data
-    partition_id = context.node_config["partition-id"]
-    num_partitions = context.node_config["num-partitions"]
-    data = load_data(partition_id, num_partitions)
+def strategy(lr, epochs):
+    """Build the server's half."""
+    return ProcrustesAlignment()
 
-    # Nodes that all hold are public
-    lr, epochs = (context.run_config[key] for key in ("learning-rate", "local-epochs"))
-    nodes, build = data.node.numpy(), lambda: Embedding(data, epochs, lr)
+
+def client(context, partition_id, data, lr, epochs):
+    """Build a client; the nodes that all hold are public."""
+    nodes = data.node.numpy()
     public = np.flatnonzero(nodes < NUM_SHARED)
-    return PublicNodeClient(context, [EmbeddingClient(partition_id, nodes, public, HIDDEN, build)])
-
-
-# Flower ClientApp
-app = make_client_app(client_fn)
+    member = EmbeddingClient(
+        partition_id, nodes, public, HIDDEN, lambda: Embedding(data, epochs, lr)
+    )
+    return PublicNodeClient(context, [member])

@@ -1,0 +1,1 @@
+"""one-node-per-user: A Flower / PyTorch app."""
