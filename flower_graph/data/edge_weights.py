@@ -59,7 +59,9 @@ def _ignored(keys: list[str]) -> list[str]:
     if not keys:
         return []
     words = f"{', '.join(keys)} of the edges is ignored: all edges count the same"
-    return [f"{words} (a client's GCN on a graph of its own uses weights: docs/own-data.md)"]
+    return [
+        f"{words} (a client's GCN on a graph of its own uses weights: `flower-graph docs own-data`)"
+    ]
 
 
 def _why_unfit(column: Tensor, count: int) -> str:

@@ -1,7 +1,7 @@
 """Every field of a method's own requests, told otherwise: FedSCem's with its alignment, PPFL-GNN's.
 
 nFedGNN's and FedGLS's servers see what clients send by design, so that no entry of a request can
-make it more readable; docs/security.md has the line.
+make it more readable; docs/results/told-otherwise.md has the line.
 """
 
 from __future__ import annotations
