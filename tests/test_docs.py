@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted([page for page in ROOT.glob("docs/**/*.md") if "results" not in page.parts])
 WRITTEN = sorted(ROOT.glob("docs/results/**/*.md"))  # by commands, or about what these wrote
 # Files that a page has its reader make
-MADE = ("my_methods/", "DIR/")
+MADE = ("my_methods/", "DIR/", "runs/")
 
 
 def anchors(text: str) -> set[str]:
