@@ -197,6 +197,44 @@ class GCN(nn.Module):
         return x @ self.first.weight.T
 
 
+class PairDecoder(nn.Module):
+    """Says of two nodes whether they are linked, by an MLP of their rows; in either order the same.
+
+    ``w ReLU(W [z_u * z_v, |z_u - z_v|] + b) + c``, products and differences entry by entry.
+
+    Parameters
+    ----------
+    width : int
+        Numbers of a row, and of the hidden layer.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = _glorot(nn.Linear(2 * width, width))
+        self.second = _glorot(nn.Linear(width, 1))
+
+    def forward(self, rows: Tensor, pairs: Tensor) -> Tensor:
+        """Return logits ``[m]`` of pairs ``[2, m]`` from rows ``[n, h]``."""
+        one, other = rows[pairs]
+        both = torch.cat([one * other, (one - other).abs()], 1)
+        return self.second(self.first(both).relu()).flatten()  # type: ignore[no-any-return]
+
+
+class PairModel(nn.Module):
+    """A network that gives each node a row, and a decoder of pairs of rows."""
+
+    def __init__(self, rows: nn.Module, width: int) -> None:
+        super().__init__()
+        self.rows, self.decoder = rows, PairDecoder(width)
+
+    def forward(
+        self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor, pairs: Tensor | None = None
+    ) -> Tensor:
+        """Return the rows ``[n, h]``, or the logits ``[m]`` of pairs ``[2, m]``."""
+        rows: Tensor = self.rows(x, edge_index, *edge_weight)
+        return rows if pairs is None else self.decoder(rows, pairs)
+
+
 def _few_entries(x: Tensor, n: int) -> Adjacency | None:
     """Give features as a sparse matrix if few of them, such as words of a text, are not 0."""
     if int(torch.count_nonzero(x)) > FEW * x.numel():

@@ -63,9 +63,11 @@ class TwoModels(nn.Module):
         super().__init__()
         self.common, self.own = common, deepcopy(common)
 
-    def forward(self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor, **pairs: Tensor
+    ) -> Tensor:
         """Return the own model's logits ``[n, k]``."""
-        logits: Tensor = self.own(x, edge_index, *edge_weight)
+        logits: Tensor = self.own(x, edge_index, *edge_weight, **pairs)
         return logits
 
 

@@ -119,14 +119,16 @@ class Masked(nn.Module):
             {name.replace(".", "-"): torch.ones_like(p) for name, p in matrices.items()}
         )
 
-    def forward(self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor, **pairs: Tensor
+    ) -> Tensor:
         """Return what the module gives with masked matrices."""
         weights: dict[str, Tensor] = dict(self.module.named_parameters())
         for key, mask in self.masks.items():
             small = mask.abs() < self.threshold
             kept = mask if self.training else mask.masked_fill(small, 0)
             weights[key.replace("-", ".")] = weights[key.replace("-", ".")] * kept
-        out: Tensor = functional_call(self.module, weights, (x, edge_index, *edge_weight))
+        out: Tensor = functional_call(self.module, weights, (x, edge_index, *edge_weight), pairs)
         return out
 
     @torch.no_grad()

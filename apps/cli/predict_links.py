@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from flower_graph.config.module import MLP
 from flower_graph.errors import OutputError
 from flower_graph.method.run import Run
+from flower_graph.ops.links import dot_products
 from flower_graph.outputs.files import NO_CLIENT, SERVER
-from flower_graph.outputs.links import best_partners
+from flower_graph.outputs.links import Decoder, best_partners
 from flower_graph.storage.reading import MOST_RECORD, read_text
 
 HEAD = ["client", "node", "other", "probability"]
@@ -29,18 +31,21 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
         local, own = rows.of_client(client), known.of_client(client)
         names = local.node.astype(str)
         place = {name: number for number, name in enumerate(names.tolist())}
-        table = torch.from_numpy(local.embeddings)
+        table, decoder = torch.from_numpy(local.embeddings), decoder_of(run, client)
         if pairs is None:
             if args.node not in place:
                 continue
             linked = own.other[own.node.astype(str) == args.node].astype(str).tolist()
-            found = _partners(table, place, args.node, linked, args.top)
+            found = _partners(table, place, args.node, linked, args.top, decoder)
             scored: Iterator[tuple[str, str, float]] = (
                 (args.node, names[other], score) for other, score in found
             )
         else:
             here = [pair for pair in pairs if set(pair) <= place.keys()]
-            scored = ((*pair, _score(table, *(place[name] for name in pair))) for pair in here)
+            places = [place[name] for pair in here for name in pair]
+            among = torch.tensor(places, dtype=torch.int64).view(-1, 2)
+            chances = decoder(table, among.T).sigmoid().tolist()
+            scored = ((*pair, chance) for pair, chance in zip(here, chances, strict=True))
         who = SERVER if client == NO_CLIENT else str(client)
         lines += [[who, one, other, f"{p:.6g}"] for one, other, p in scored]
     if not lines:
@@ -50,17 +55,25 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
 
 
 def _partners(
-    rows: Tensor, place: dict[str, int], node: str, linked: list[str], count: int
+    rows: Tensor,
+    place: dict[str, int],
+    node: str,
+    linked: list[str],
+    count: int,
+    decoder: Decoder,
 ) -> list[tuple[int, float]]:
     """Return the places of the most likely partners that are not linked, and probabilities."""
     known = torch.tensor([place[name] for name in linked], dtype=torch.int64)
-    best, logits = best_partners(rows, known, place[node], count)
+    best, logits = best_partners(rows, known, place[node], count, decoder)
     return list(zip(best.tolist(), logits.sigmoid().tolist(), strict=True))
 
 
-def _score(rows: Tensor, one: int, other: int) -> float:
-    """Return how likely a pair is linked."""
-    return float((rows[one] @ rows[other]).sigmoid())
+def decoder_of(run: Run, client: int) -> Decoder:
+    """Return what gives logits of pairs: the dot product, or the decoder of a client's model."""
+    if run.config.links.decoder != MLP:  # type: ignore[attr-defined]
+        return dot_products
+    decoder: nn.Module = run.model(client).decoder  # type: ignore[assignment]
+    return torch.no_grad()(decoder)
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from flower_graph.data.description import Caution, tell
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.errors import ConfigError
 from flower_graph.ops.links import LinkSplit
 from flower_graph.rng import seeded
 
@@ -31,6 +32,7 @@ class GraphOnDevice(NamedTuple):
     y: Tensor  # [n]; below 0 without a label
     masks: dict[str, Tensor]  # [n] bool by role: train, val, test
     edge_weight: Tensor | None = None  # [e]; None: all edges count alike
+    pairs: Tensor | None = None  # [2, m] of which the module is to give logits; None: of the nodes
     targets: Tensor | None = None  # [n] numbers to learn, standardised; NaN for none
     links: LinkSplit | None = None  # where links are learnt; ``edge_index`` has none held out
 
@@ -58,6 +60,16 @@ def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:
         tell(f"{type(module).__name__}", [Caution(UNUSED)])
         return graph.x, graph.edge_index
     return graph.x, graph.edge_index, graph.edge_weight
+
+
+def asked(module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
+    """Return the pairs that a module is asked for, if it is; ``ConfigError`` if it takes none."""
+    if graph.pairs is None:
+        return {}
+    if "pairs" not in inspect.signature(module.forward).parameters:
+        kind = type(module).__name__
+        raise ConfigError(f"links.decoder: mlp is not for {kind}, whose forward takes no pairs")
+    return {"pairs": graph.pairs}
 
 
 def takes_weights(module: nn.Module) -> bool:

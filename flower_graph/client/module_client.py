@@ -20,6 +20,7 @@ from flower_graph.client.learner import (
     GraphOnDevice,
     Learner,
     LocalGraph,
+    asked,
     first_module,
     is_finite,
     trained_parameters,
@@ -151,13 +152,13 @@ class ModuleClient(NumPyClient):
     # What a method may override
 
     def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return the module's logits, ``[n, k]`` for the graph's ``n`` nodes."""
-        result: Tensor = module(*weighed(module, graph))
+        """Return the module's logits, ``[n, k]`` for the graph's nodes or ``[m]`` for its pairs."""
+        result: Tensor = module(*weighed(module, graph), **asked(module, graph))
         return result
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
         """Return the loss of a step: the task's, by default the training nodes' cross-entropy."""
-        return self.task.loss(self.logits(module, graph), graph)
+        return self.task.loss(partial(self.logits, module), graph)
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
         """Make a client's optimiser: Adam on all parameters."""

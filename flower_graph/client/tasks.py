@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph, placed_on
+from flower_graph.config.module import DOT, MLP
 from flower_graph.data.graph import called
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.scale import Scale
@@ -68,9 +69,9 @@ class NodeTask:
         """Return how many examples a client trains on."""
         return int(graph.train_mask.sum())
 
-    def loss(self, out: Tensor, graph: GraphOnDevice) -> Tensor:
-        """Return the loss of a step, of what the module gives for the nodes, ``[n, k]``."""
-        mask = graph.masks["train"]
+    def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
+        """Return the loss of a step."""
+        out, mask = forward(graph), graph.masks["train"]
         return functional.cross_entropy(out[mask], graph.y[mask])
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
@@ -139,10 +140,10 @@ class ValueTask(NodeTask):
             )
         return placed_on(graph, device)._replace(targets=self.scale.apply(targets).to(device))
 
-    def loss(self, out: Tensor, graph: GraphOnDevice) -> Tensor:
+    def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
         """Return the mean squared error of the standardised numbers."""
         assert graph.targets is not None
-        mask = graph.masks["train"]
+        out, mask = forward(graph), graph.masks["train"]
         return functional.mse_loss(out[mask, 0], graph.targets[mask])
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
@@ -178,7 +179,7 @@ class ValueTask(NodeTask):
 
 @dataclass
 class LinkTask(NodeTask):
-    """Learns which nodes are linked: the logit of a pair is the dot product of its two rows.
+    """Learns which nodes are linked, by the two rows of a pair.
 
     Parameters
     ----------
@@ -186,11 +187,14 @@ class LinkTask(NodeTask):
         Shares of each client's edges that are held out.
     seed : int
         Of the draw of these and of pairs without an edge, one for each edge; with the client.
+    decoder : str
+        Whether the logit of a pair is the rows' product, ``dot``, or the module's own, ``mlp``.
     """
 
     val: float = 0.1
     test: float = 0.2
     seed: int = 0
+    decoder: str = DOT
     needs_training_nodes = False
     _splits: dict[int, LinkSplit] = field(default_factory=dict)
     _weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # edges, and theirs
@@ -230,22 +234,30 @@ class LinkTask(NodeTask):
         """Return how many edges train."""
         return self.split(graph).messages.shape[1] // 2
 
-    def loss(self, out: Tensor, graph: GraphOnDevice) -> Tensor:
+    def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
         """Return the cross-entropy of the training edges and of as many drawn pairs without one."""
+        rows = None if self.decoder == MLP else forward(graph)  # whose dropout is drawn first
         n, edges = graph.y.numel(), graph.edge_index
         own = undirected(edges.cpu(), n)
         # By PyTorch's own generator, which is seeded for the round as for dropout
         absent = ends(draw_absent(own, n, len(own), None), n).to(edges.device)
         pairs = torch.cat([ends(own, n).to(edges.device), absent], 1)
-        truth = (torch.arange(pairs.shape[1], device=edges.device) < len(own)).to(out.dtype)
-        return functional.binary_cross_entropy_with_logits(dot_products(out, pairs), truth)
+        score = self.scores(forward, graph, pairs) if rows is None else dot_products(rows, pairs)
+        truth = (torch.arange(pairs.shape[1], device=edges.device) < len(own)).to(score.dtype)
+        return functional.binary_cross_entropy_with_logits(score, truth)
+
+    def scores(self, forward: Forward, graph: GraphOnDevice, pairs: Tensor) -> Tensor:
+        """Return the logits of pairs ``[2, m]``."""
+        if self.decoder == MLP:
+            return forward(graph._replace(pairs=pairs))
+        return dot_products(forward(graph), pairs)
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
         """Return what is said of pairs; those for test by the edges for validation, too."""
         split = graph.links
         assert split is not None
-        early = dot_products(forward(graph), split.pairs)
-        later = dot_products(forward(self.over(graph, split.later)), split.pairs)
+        early = self.scores(forward, graph, split.pairs)
+        later = self.scores(forward, self.over(graph, split.later), split.pairs)
         score = torch.where(split.role == len(ROLES) - 1, later, early)
         logits = torch.stack([torch.zeros_like(score), score], 1)
         masks = {role: split.role == number for number, role in enumerate(ROLES)}

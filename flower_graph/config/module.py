@@ -24,6 +24,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 
+DOT, MLP = "dot", "mlp"
 DISJOINT = (LOUVAIN, METIS, DIRICHLET, RANDOM)  # no two clients have one edge
 TASK_HELP = (
     "what is learnt: the classes of `nodes`, or which nodes are linked: `flower-graph docs links`"
@@ -40,6 +41,9 @@ class LinksSection:
     test: float = setting(0.2, BELOW_ONE, help="share for the test")
     seed: int | None = setting(
         None, SEED, help="of which edges, and of the pairs without one; null: the run's"
+    )
+    decoder: str = setting(
+        DOT, choice(DOT, MLP), help="what gives a pair's logit from two rows: their product, an MLP"
     )
 
     def validate(self) -> None:

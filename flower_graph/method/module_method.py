@@ -16,7 +16,7 @@ from flower_graph.client.module_client import ModuleClient, ModuleSettings, firs
 from flower_graph.client.tasks import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS, VALUES
-from flower_graph.config.module import ModuleRunConfig, TrainingSection
+from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
 from flower_graph.data.baselines import Figures, says_one_class
 from flower_graph.data.folders.party import graphs_of
 from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
@@ -28,7 +28,7 @@ from flower_graph.data.value_baselines import value_baselines
 from flower_graph.errors import DataError
 from flower_graph.method.base import Left, called
 from flower_graph.method.graph_method import GraphMethod
-from flower_graph.models import GCN
+from flower_graph.models import GCN, PairModel
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.weights import SavedModels
 from flower_graph.privacy.central import central_noise
@@ -113,7 +113,9 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     def module(self, config: M, features: int, classes: int) -> Callable[[], nn.Module]:
         """Return a function that makes a module, by default a two-layer GCN."""
         how = config.model
-        return partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
+        make = partial(GCN, features, how.hidden, classes, how.dropout, how.input_dropout)
+        has_decoder = config.task == LINKS and config.links.decoder == MLP
+        return (lambda: PairModel(make(), classes)) if has_decoder else make
 
     def local(self, config: M) -> tuple[str, ...]:
         """Return patterns of the module's entries that never leave a client."""
@@ -183,7 +185,8 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         if config.task != LINKS:
             return NODES
         how = config.links
-        return LinkTask(how.val, how.test, config.seed if how.seed is None else how.seed)
+        seed = config.seed if how.seed is None else how.seed
+        return LinkTask(how.val, how.test, seed, how.decoder)
 
     def scale(self, config: M, folder: RunFolder | None = None) -> Scale:
         """Return the scale of all clients' training numbers: of the data, or as a folder says."""

@@ -177,7 +177,8 @@ class Run:
         """Return the links that the run knows, of all clients that are here or of one.
 
         With ``embeddings``, of a run with ``task: links``: the logit of a pair is the dot product
-        of its two rows. ``OutputError`` as there.
+        of its two rows, or ``run.model(client).decoder(rows, pairs)`` with ``links.decoder: mlp``.
+        ``OutputError`` as there.
         """
         return self._rows(KnownLinks, read_links, client)
 

@@ -82,6 +82,10 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
         arguments = dict(zip(names, widths, strict=True)) | {"dropout": module.dropout}
         own = {GCN_NAMES[name]: value for name, value in own.items()}
         return SavedModels(GCN, arguments, [client], {}, own)
+    if isinstance(module, models.PairModel) and isinstance(module.rows, models.GCN):
+        rows = form_of(module.rows, make, client)
+        decoder = {f"decoder.{n}": one[None] for n, one in module.decoder.state_dict().items()}
+        return SavedModels(f"{GCN}Pairs", rows.arguments, [client], {}, rows.own | decoder)
     if isinstance(module, SavedAs):
         return SavedModels(*module.saved_as(), [client], {}, own)
     arguments = {}

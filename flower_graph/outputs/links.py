@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -80,7 +80,12 @@ def place_of(names: Numbers, wanted: str) -> int:
     return int(found[0])
 
 
-def best_partners(rows: Tensor, known: Tensor, node: int, count: int) -> tuple[Tensor, Tensor]:
+Decoder = Callable[[Tensor, Tensor], Tensor]  # logits [m] from rows [n, h] and pairs [2, m]
+
+
+def best_partners(
+    rows: Tensor, known: Tensor, node: int, count: int, decoder: Decoder
+) -> tuple[Tensor, Tensor]:
     """Return the nodes most likely to be linked with one, and the logits, the best first.
 
     Parameters
@@ -91,13 +96,16 @@ def best_partners(rows: Tensor, known: Tensor, node: int, count: int) -> tuple[T
         Places of nodes that are linked with it already, and left out as it is itself.
     node, count : int
         The node's place, and how many partners are wanted.
+    decoder : callable
+        Gives logits of pairs.
 
     Returns
     -------
     Tensor, Tensor
         ``[count]`` places, and ``[count]`` logits; fewer if there are not so many.
     """
-    scores = rows @ rows[node]
+    n = len(rows)
+    scores = decoder(rows, torch.stack([torch.full((n,), node), torch.arange(n)])).clone()
     scores[node] = scores[known] = -torch.inf
     left = int(scores.isfinite().sum())
     best = scores.topk(min(count, left))

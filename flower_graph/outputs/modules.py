@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
+from flower_graph.models import PairDecoder
 from flower_graph.outputs.declared import SHARE, WIDTH, built_with
 
-__all__ = ["GCN"]
+__all__ = ["GCN", "GCNPairs"]
 
 
 @built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, dropout=SHARE)
@@ -37,3 +38,12 @@ class GCN(nn.Module):
         x = functional.relu(self.conv1(x, edge_index, edge_weight))
         x = functional.dropout(x, self.dropout, self.training)
         return self.conv2(x, edge_index, edge_weight)  # type: ignore[no-any-return]
+
+
+@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, dropout=SHARE)
+class GCNPairs(GCN):
+    """The same, which gives each node a row; ``decoder(rows, pairs)`` gives logits of pairs."""
+
+    def __init__(self, features: int, hidden: int, classes: int, dropout: float = 0.5) -> None:
+        super().__init__(features, hidden, classes, dropout)
+        self.decoder = PairDecoder(classes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
+from flower_graph.models import PairModel, SplitGAT, SplitGCN, SplitSAGE
 from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.outputs.files import (
     NO_CLIENT,
@@ -129,6 +130,12 @@ def user_lines(
 
 def server_models(model: nn.Module) -> list[SavedModels]:
     """Give the server's half as its module of PyG's layers; none of a model of another kind."""
+    if isinstance(model, PairModel):
+        decoder = {f"decoder.{n}": one.cpu() for n, one in model.decoder.state_dict().items()}
+        return [
+            replace(one, module=f"{one.module}Pairs", shared=one.shared | decoder)
+            for one in server_models(model.rows)
+        ]
     if type(model) not in NAMES:
         LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(model).__name__)
         return []

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.data.checked import server_graph
+from flower_graph.models import PairModel
 from flower_graph.ops.links import (
     LinkSplit,
     dot_products,
@@ -45,8 +46,9 @@ class HeldLinks(NamedTuple):
 
 
 class LinkRelayServer(RelayServer):
-    """Everything that the server computes with; the logit of a pair is its rows' dot product.
+    """Everything that the server computes with.
 
+    The logit of a pair is its rows' dot product, or what a ``PairModel``'s decoder gives.
     Arguments are those of ``RelayServer``, and ``links``: what is held out.
     """
 
@@ -85,7 +87,7 @@ class LinkRelayServer(RelayServer):
         kept = heard[pairs[0]] & heard[pairs[1]]
         if not kept.any():
             return 0 * logits.sum()
-        scores, truth = dot_products(logits, pairs[:, kept]), is_edge[kept].to(logits.dtype)
+        scores, truth = _scores(self.model, logits, pairs[:, kept]), is_edge[kept].to(logits.dtype)
         return functional.binary_cross_entropy_with_logits(scores, truth)
 
     @torch.no_grad()
@@ -96,12 +98,21 @@ class LinkRelayServer(RelayServer):
         result: Tensor = self.eval_model(self.latent, edges[:, kept])
         return result
 
+    @torch.no_grad()
     def judge(self) -> Judged:
         """Return what the server says of pairs; for the test by the edges for validation, too."""
         split = self.split
         early, later = (
-            dot_products(self.rows(edges), split.pairs) for edges in (split.messages, split.later)
+            _scores(self.eval_model, self.rows(edges), split.pairs)
+            for edges in (split.messages, split.later)
         )
         score = torch.where(split.role == len(ROLES) - 1, later, early)
         masks = {role: split.role == number for number, role in enumerate(ROLES)}
         return Judged(torch.stack([torch.zeros_like(score), score], 1), split.is_edge.long(), masks)
+
+
+def _scores(model: nn.Module, rows: Tensor, pairs: Tensor) -> Tensor:
+    """Return the logits ``[m]`` of pairs ``[2, m]`` from the nodes' rows ``[n, h]``."""
+    if isinstance(model, PairModel):
+        return model.decoder(rows, pairs)  # type: ignore[no-any-return]
+    return dot_products(rows, pairs)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import Context
-from torch import Tensor
+from torch import Tensor, nn
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS
+from flower_graph.config.module import MLP
 from flower_graph.data.baselines import Figures, graph_baselines
 from flower_graph.data.folders.party import (
     USERS,
@@ -31,8 +32,9 @@ from flower_graph.errors import DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
-from flower_graph.models import build_server_model
+from flower_graph.models import PairModel, build_server_model
 from flower_graph.privacy.local import PrivateRows, client_noise
+from flower_graph.rng import seeded
 from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient, UsersClient
 from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
@@ -84,7 +86,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     ) -> AnyRelay:
         """Build the server's half."""
         data = users_graph(config) if folder is None else _server_data(folder)
-        model = build_server_model(
+        split = build_server_model(
             config.model.name,
             hidden=config.model.hidden,
             heads=config.model.heads,
@@ -92,9 +94,10 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             dropout=config.model.dropout,
             seed=config.seed,
         )
+        model = with_decoder(config, split)
         how = config.strategy
         common: dict[str, Any] = {
-            "latent_size": model.latent_size,
+            "latent_size": split.latent_size,
             "user_bias": config.model.user_bias,
             "reg_weight": how.smoothness,
             "learning_rate": how.learning_rate,
@@ -222,6 +225,14 @@ def held_links(config: NFedGNNConfig) -> HeldLinks:
     """Say which edges are held out."""
     how = config.links
     return HeldLinks(how.val, how.test, config.seed if how.seed is None else how.seed)
+
+
+def with_decoder(config: NFedGNNConfig, model: nn.Module) -> nn.Module:
+    """Put a decoder of pairs beside the server's model, if the run learns one."""
+    if config.task != LINKS or config.links.decoder != MLP:
+        return model
+    with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
+        return PairModel(model, row_size(config))
 
 
 def row_size(config: NFedGNNConfig) -> int:

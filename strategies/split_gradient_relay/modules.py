@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
+from flower_graph.models import PairDecoder
 from flower_graph.outputs.declared import FLAG, HEADS, SHARE, WIDTH, built_with
 
 __all__ = ["ServerGAT", "ServerGCN", "ServerSAGE", "UserModel"]
@@ -128,3 +129,30 @@ class ServerSAGE(nn.Module):
         x = functional.relu(self.conv1((sent, own), edge_index))
         x = functional.dropout(x, self.dropout, self.training)
         return self.conv2(x, edge_index)  # type: ignore[no-any-return]
+
+
+@built_with(hidden=WIDTH, classes=WIDTH, dropout=SHARE)
+class ServerGCNPairs(ServerGCN):
+    """The same for links: ``decoder(rows, pairs)`` gives logits of pairs."""
+
+    def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
+        super().__init__(hidden, classes, dropout)
+        self.decoder = PairDecoder(classes)
+
+
+@built_with(hidden=WIDTH, heads=HEADS, classes=WIDTH, dropout=SHARE)
+class ServerGATPairs(ServerGAT):
+    """The same for links: ``decoder(rows, pairs)`` gives logits of pairs."""
+
+    def __init__(self, hidden: int, heads: int, classes: int, dropout: float = 0.6) -> None:
+        super().__init__(hidden, heads, classes, dropout)
+        self.decoder = PairDecoder(classes)
+
+
+@built_with(hidden=WIDTH, classes=WIDTH, dropout=SHARE)
+class ServerSAGEPairs(ServerSAGE):
+    """The same for links: ``decoder(rows, pairs)`` gives logits of pairs."""
+
+    def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
+        super().__init__(hidden, classes, dropout)
+        self.decoder = PairDecoder(classes)

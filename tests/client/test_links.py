@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,15 +11,17 @@ import torch
 from federation import METHODS
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
+from torch_geometric.data import Data
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.client.learner import GraphOnDevice
+from flower_graph.client.learner import GraphOnDevice, asked
 from flower_graph.client.tasks import LinkTask
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
+from flower_graph.models import GCN, PairDecoder
 from flower_graph.ops.links import both_directions, undirected
 from flower_graph.records.rounds import RoundReport
 
@@ -124,6 +127,82 @@ def test_methods_on_module_client_learn_links(name: str, tmp_path: Path) -> None
         main(["predict", str(done.out), "--links", "--pairs", str(pairs), "--out", str(given)]) == 0
     )
     assert ",".join(lines[0]) in given.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_mlp_is_symmetric_and_not_the_dot_product() -> None:
+    rows, pairs = torch.randn(9, 4), torch.randint(9, (2, 30))
+    decoder = PairDecoder(4)
+    torch.testing.assert_close(decoder(rows, pairs), decoder(rows, pairs.flip(0)))
+    assert not torch.allclose(decoder(rows, pairs), (rows[pairs[0]] * rows[pairs[1]]).sum(1))
+
+
+WHO = ("fedavg", "fedprox", "local", "ditto", "fedgta", "fedpub")
+
+
+WHO_HOW = [(name, decoder) for name in WHO for decoder in ("dot", "mlp")]
+CI = ("ditto", "mlp"), ("fedprox", "dot")
+
+
+@pytest.mark.parametrize(
+    ("name", "decoder"),
+    [
+        pytest.param(*one, marks=pytest.mark.slow if one in CI else pytest.mark.release)
+        for one in WHO_HOW
+        if one != ("fedavg", "mlp")
+    ]
+    + [("fedavg", "mlp")],
+)
+def test_every_method_learns_links_by_either_decoder(
+    name: str, decoder: str, tmp_path: Path
+) -> None:
+    """On a ring with chords, where who is near is linked."""
+    torch.save(near(120), tmp_path / "graph.pt")
+    small = [one for one in METHODS[name].overrides if not one.startswith(("data.", "rounds"))]
+    words = (*small, *LINKS, f"data.name={tmp_path / 'graph.pt'}", "data.split=auto", "rounds=30")
+    words = (
+        *words,
+        "data.features=as-is",
+        "model.hidden=8",
+        "model.dropout=0",
+        "partition.clients=2",
+    )
+    words = (*words, f"links.decoder={decoder}", "strategy.learning_rate=0.02", "keep=best")
+    setup = replace(METHODS[name], overrides=(*words, "partition.method=metis"), supernodes=2)
+    done = setup.run(tmp_path / "run", state_dir=None)
+    assert done.result["test-auc-at-best-val"] > 0.75
+    if decoder == "dot":
+        return
+    # The saved decoder says of held-out pairs what the client said
+    run, task = fg.load_run(done.out), method_of(setup.load()).task(setup.load())  # type: ignore[attr-defined]
+    graph = method_of(setup.load()).graphs(setup.load())[0]  # type: ignore[attr-defined]
+    split, rows = task.split(graph), run.embeddings(0)
+    said = run.model(0).decoder(torch.from_numpy(rows.embeddings), split.pairs)  # type: ignore[operator]
+    score = roc_auc_score(split.is_edge, said.detach())
+    assert score > 0.75
+    one, other = (str(rows.node[place]) for place in split.pairs[:, 0].tolist())
+    (tmp_path / "pairs.csv").write_text(f"{one},{other}\n{other},{one}\n", encoding="utf-8")
+    words_ = ["predict", str(done.out), "--links", "--client", "0"]
+    pairs, table = ["--pairs", str(tmp_path / "pairs.csv")], tmp_path / "given.csv"
+    assert main([*words_, *pairs, "--out", str(table)]) == 0
+    chances = [float(line.split(",")[3]) for line in table.read_text().splitlines()[1:]]
+    assert chances == pytest.approx([float(said[0].sigmoid())] * 2, rel=1e-4)
+    assert main([*words_, "--node", one, "--top", "3", "--out", str(table)]) == 0
+
+
+def near(n: int) -> Data:
+    """Make nodes on a circle, each linked with those that are near, and features that say where."""
+    place = torch.arange(n)
+    edges = torch.cat([torch.stack([place, (place + step) % n]) for step in (1, 2, 3)], 1)
+    angle = 2 * torch.pi * place[:, None] / n * torch.arange(1, 5)
+    x = torch.cat([angle.sin(), angle.cos()], 1)
+    return Data(x=x, edge_index=edges, y=torch.zeros(n, dtype=torch.int64))
+
+
+def test_a_module_that_takes_no_pairs_has_no_mlp() -> None:
+    task, local = LinkTask(decoder="mlp"), graph()
+    placed = task.place(local, torch.device("cpu"))
+    with pytest.raises(ConfigError, match=r"^links.decoder"):
+        task.judge(lambda g: torch.ones(1) * len(asked(GCN(8, 4, 4), g)), placed)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from federation import METHODS
 from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
+from torch_geometric.data import Data
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
@@ -105,6 +107,43 @@ def test_a_run_learns_links_and_leaves_them(share: str, tmp_path: Path) -> None:
     lines = [line.split(",") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
     linked = {str(o) for n, o in zip(known.node, known.other, strict=True) if str(n) == node}
     assert len(lines) == 4 and not {line[2] for line in lines} & {*linked, node}
+
+
+FORMS = {
+    "own": ("strategy.share=own",),
+    "averaged": ("strategy.share=averaged", "strategy.average_every=2"),
+    "summed": ("strategy.share=summed",),
+    "masked": ("strategy.share=summed", "strategy.aggregation=masked"),
+}
+TRIED = [(form, decoder) for form in FORMS for decoder in ("dot", "mlp")]
+MARKS = {("own", "mlp"): (), ("masked", "dot"): (pytest.mark.slow,)}
+
+
+@pytest.mark.parametrize(
+    ("form", "decoder"),
+    [pytest.param(*one, marks=MARKS.get(one, (pytest.mark.release,))) for one in TRIED],
+)
+def test_every_form_learns_links_by_either_decoder(form: str, decoder: str, tmp_path: Path) -> None:
+    """On a ring with chords, where who is near is linked."""
+    n = 120
+    place = torch.arange(n)
+    edges = torch.cat([torch.stack([place, (place + step) % n]) for step in (1, 2, 3)], 1)
+    angle = 2 * torch.pi * place[:, None] / n * torch.arange(1, 5)
+    x = torch.cat([angle.sin(), angle.cos()], 1)
+    torch.save(Data(x=x, edge_index=edges, y=0 * place), tmp_path / "graph.pt")
+    learnt = ("task=links", "metrics=[auc]", "model.hidden=8")
+    words = (*FORMS[form], *learnt, f"data.name={tmp_path / 'graph.pt'}", "data.features=as-is")
+    words = (*words, "data.split=auto", "rounds=20", "strategy.reg_weight=0", "model.dropout=0")
+    words = (*words, f"links.decoder={decoder}", "strategy.learning_rate=0.05", "device=cpu")
+    setup = replace(METHODS["nfedgnn"], overrides=words)
+    done = setup.run(tmp_path / "run", state_dir=None)
+    assert done.result["test-auc-at-best-val"] > 0.75
+    if decoder == "mlp":
+        run = fg.load_run(done.out)
+        assert run.model().decoder is not None
+        node, table = str(run.embeddings().node[0]), tmp_path / "best.csv"
+        words_ = ["predict", str(done.out), "--links", "--node", node, "--top", "4"]
+        assert main([*words_, "--out", str(table)]) == 0
 
 
 def test_metrics_are_scikit_learns() -> None:
