@@ -1,0 +1,206 @@
+"""Every engine's step on a device that is not the CPU: the same numbers, and what it waits for.
+
+What this cannot see: whether a GPU's kernel gives these numbers (`benchmarks/gpu.py` compares them
+where there is one), how long it takes, operations that wait without a copy (`nonzero`, a boolean
+mask, `repeat_interleave`), random numbers of the device's own, copies from the host to the device,
+and whether memory is pinned. PyTorch's Adam for the common layer, and modules that users bring to
+a `ModuleClient`, are PyTorch's and theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from ego_helpers import SETTINGS as EGO
+from ego_helpers import toy_egos, toy_shared
+from other_device import ELSEWHERE, Far, watched
+from structure_helpers import settings_of, toy_clients
+from test_gat import ROWS, Client, make_client, make_targets
+from test_gat import SETTINGS as GAT
+from torch import Tensor, nn
+
+from benchmarks.gpu import make_rows, make_server
+from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, Shared
+from flower_graph.strategies.procrustes_alignment.gat import PublicGAT
+from flower_graph.strategies.split_gradient_relay.common_layer import (
+    CommonLayer,
+    CommonSettings,
+    LinearLayer,
+)
+from flower_graph.strategies.split_gradient_relay.users import (
+    LinearCohort,
+    ModuleCohort,
+    UserSettings,
+)
+from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.structure_fedavg.method import FEDGLS
+
+USERS = UserSettings(16, True, 5e-4, 0, "holders")
+Place = torch.device
+Step = Callable[[], None]
+Reply = Callable[[], list[Tensor]]
+
+
+def linear(device: Place) -> tuple[Step, Reply]:
+    cohort = LinearCohort(make_rows(12, 40, 4).to(device), USERS)
+    some = torch.tensor([1, 4, 7])
+
+    def step() -> None:
+        cohort.step(None, torch.ones(12, 16, device=device), 0.01)
+        cohort.step(some, torch.ones(3, 16, device=device), 0.01)
+
+    return step, lambda: [cohort.forward(None), cohort.forward(some)]
+
+
+def of_modules(device: Place) -> tuple[Step, Reply]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 16))
+    x = torch.rand(6, 5, generator=torch.Generator().manual_seed(1)).to(device)
+    cohort = ModuleCohort(x, module, USERS)
+    return (
+        lambda: cohort.step(None, torch.ones(6, 16, device=device), 0.01),
+        lambda: [cohort.forward(None)],
+    )
+
+
+def relay_server(device: Place) -> tuple[Step, Reply]:
+    server = make_server(60, device)
+    latent = torch.rand(60, 16, generator=torch.Generator().manual_seed(1)).to(device)
+    found: list[Tensor] = []
+
+    def step() -> None:
+        server.receive(torch.arange(60), latent)
+        found[:] = [server.step(1, 0.01)[1]]
+
+    return step, lambda: found
+
+
+def egos(device: Place) -> tuple[Step, Reply]:
+    cohort = EgoCohort(toy_egos(), EGO, device=device)
+    chosen = cohort.choose(cohort.batch.clients)
+
+    shared = Shared(*(part.to(device) for part in toy_shared(cohort.egos)))
+
+    def step() -> None:
+        chosen.train(1)
+        chosen.fuse(shared, 1)
+
+    return step, lambda: [chosen.embed(), *chosen.evaluate(chosen.embed())]
+
+
+def structures(device: Place) -> tuple[Step, Reply]:
+    settings = settings_of(FEDGLS, dropout=0.5, input_dropout=0.5)
+    cohort = StructureCohort(toy_clients(), settings, device=device)
+
+    def reply() -> list[Tensor]:
+        models = cohort.mean_models([])[0]
+        return [*cohort.evaluate(), *(part for m in models for part in (m.first, m.rest))]
+
+    return lambda: (cohort.train(1), None)[1], reply
+
+
+def common_layer(device: Place) -> tuple[Step, Reply]:
+    settings = CommonSettings(16, True, 5e-4, 0, 0.5)
+    users = torch.arange(12, device=device)
+    layer = LinearLayer(make_rows(12, 40, 4).to(device), users, settings)
+    tensors = {name: t.to(device) for name, t in CommonLayer.start(layer, settings).items()}
+    common = CommonLayer(layer, settings, tensors)
+    total: list[Tensor] = []
+
+    def step() -> None:
+        total[:] = [common.gradient(users, torch.ones(12, 16, device=device), 1)]
+
+    return step, lambda: [*total, common.forward(users, 1)]
+
+
+def attention(device: Place) -> tuple[Step, Reply]:
+    model = PublicGAT(placed(make_client(), device), GAT)
+    return (
+        lambda: (model.learn(ROWS, make_targets(), 1), None)[1],
+        lambda: [torch.from_numpy(model.embed())],
+    )
+
+
+def placed(graph: Client, device: Place) -> Client:
+    parts = {name: getattr(graph, name) for name in graph.__dataclass_fields__}
+    moved = {n: t.to(device) for n, t in parts.items() if isinstance(t, Tensor)}
+    return dataclasses.replace(graph, **moved)
+
+
+ENGINES = {
+    f.__name__: f
+    for f in (linear, of_modules, relay_server, egos, structures, common_layer, attention)
+}
+ADAM = "flower_graph/ops/active_rows.py:adam_"  # whether all users are at one step
+EVALUATE = "flower_graph/engine/graph_batch.py:evaluate"
+SERVER = "strategies/split_gradient_relay/server_model.py"
+EGOS, COHORT = (
+    f"strategies/{one}/cohort.py" for one in ("masked_embedding_averaging", "structure_fedavg")
+)
+# Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
+READS = {
+    "linear": {ADAM},
+    "of_modules": {ADAM},
+    # Losses, which go to the report, and sizes that depend on who has answered
+    "relay_server": {
+        f"{SERVER}:{f}" for f in ("gradients", "receive", "_refresh_graph", "entropy")
+    },
+    "egos": {f"{EGOS}:_contrast_losses"},  # how many shared nodes each client has
+    "structures": {
+        "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory
+        "flower_graph/ops/graph.py:_replace",  # bounds of the block that a learnt graph replaces
+        "flower_graph/engine/graph_batch.py:draw_kept",  # how many entries each client has
+        "strategies/structure_fedavg/networks.py:_restart_diverged",
+        f"{COHORT}:_diverged",
+    },
+    "attention": {"strategies/procrustes_alignment/gat.py:learn"},  # the loss, which is replied
+}
+COPIES = {
+    "egos": {f"{EGOS}:loss"},  # losses, which are replied
+    "structures": {f"{COHORT}:learn_structure"},  # the same
+    "common_layer": {"flower_graph/rng.py:chances"},  # what users drop is drawn on the host
+}
+REPLIES = {
+    "egos": {EVALUATE},
+    "structures": {EVALUATE},
+    "attention": {"strategies/procrustes_alignment/gat.py:embed"},
+}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_step_elsewhere_gives_the_same_and_waits_where_it_is_known_to(name: str) -> None:
+    step, reply = ENGINES[name](torch.device("cpu"))
+    step()
+    here = reply()
+    with watched():
+        step, reply = ENGINES[name](ELSEWHERE)
+        with watched() as log:
+            step()
+        with watched() as replies:
+            there = reply()
+    assert log.mixed + replies.mixed == {}
+    assert set(log.reads) == READS.get(name, set())
+    assert set(log.copies) == COPIES.get(name, set())
+    assert set(replies.copies) == REPLIES.get(name, set())
+    for one, other in zip(here, there, strict=True):
+        near = other.near if isinstance(other, Far) else other
+        assert torch.equal(one.nan_to_num(7.5), near.nan_to_num(7.5))
+
+
+def test_the_device_sees_operands_that_are_not_there_and_what_goes_to_the_host() -> None:
+    with watched() as log:
+        x = torch.arange(4.0).to(ELSEWHERE)
+        zeros = torch.zeros(4, device=ELSEWHERE)
+        assert x.device == zeros.device == torch.tensor([1.0], device=ELSEWHERE).device
+        x[x > 2] = 0
+        x += 1  # a number may be on the host
+        assert isinstance(x[torch.tensor([1])], Far)  # and an index
+        assert not log.mixed + log.reads + log.copies
+        result = x + torch.ones(4)
+        assert sum(log.mixed.values()) == 1
+        assert torch.equal(result.cpu(), torch.tensor([2.0, 3.0, 4.0, 2.0]))
+        assert (x.sum().item(), x.tolist()) == (7.0, [1.0, 2.0, 3.0, 1.0])
+    assert (sum(log.copies.values()), sum(log.reads.values())) == (1, 2)
