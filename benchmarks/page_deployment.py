@@ -20,8 +20,9 @@ def deployment_section(part: dict[str, Any]) -> Iterable[str]:
     yield (
         "A SuperLink and SuperNodes on the loopback interface of one machine, whose cores all of "
         "them share; each SuperNode has its own data folder. Without TLS, and with TLS and "
-        "registered keys. Each message starts a process that imports Flower and PyTorch, which is "
-        "most of the time: on machines of their own, SuperNodes do that side by side. "
+        "registered keys. When this was measured each message started a process that imported "
+        "Flower and PyTorch, which was most of the time: on machines of their own, SuperNodes do "
+        "that side by side. "
         "*Messages* are the bytes by Flower's own count, all SuperNodes, both ways; *network* is "
         "all that passes between SuperNodes and SuperLink, with HTTP, TLS, and the requests by "
         "which SuperNodes ask for work and say that they are there. The first round, with which "
@@ -80,12 +81,8 @@ def resident_section(part: dict[str, Any]) -> Iterable[str]:
     head = ("config", "SuperNodes", "clients", "first", "later, median", "above", "an exchange")
     yield table(head, rows)
     same = all(entry["same-losses"] for entry in part["entries"])
-    yield (
-        "Losses of both ways are "
-        + ("the same to the last digit" if same else "**different**")
-        + "; workers left a second after the run: "
-        + f"{sum(way['workers-left'] for e in part['entries'] for way in e['ways'].values())}."
-    )
+    words = "the same to the last digit" if same else "**different**"
+    yield f"Losses of both ways are {words}."
 
 
 def waiting_section(part: dict[str, Any]) -> Iterable[str]:

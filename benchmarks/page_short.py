@@ -162,7 +162,8 @@ def _alignment(part: Part) -> Iterable[str]:
 def _deployment(part: Part) -> Iterable[str]:
     yield "## Deployments"
     yield (
-        "Each message starts a process that imports Flower and PyTorch, which is most of the time; "
+        "Measured while each message still started a process that imports PyTorch, which was most "
+        "of the time (how it is now: below); "
         "here all SuperNodes share the cores of one machine, elsewhere they do that side by side. "
         "TLS with registered keys costs little beside it. FedGLS was measured while it still "
         "waited for replies as Flower does (below)."
@@ -178,6 +179,29 @@ def _deployment(part: Part) -> Iterable[str]:
         for e in part["entries"]
     ]
     yield table(("config", "SuperNodes", "TLS", "an exchange", "on the network, all"), rows)
+
+
+def _resident(part: Part) -> Iterable[str]:
+    yield (
+        "**A message at a SuperNode**, in processor seconds: with clients in a worker, the usual "
+        "way, and loaded for each message (`resident=false`), above those of a ClientApp that does "
+        "nothing; and an exchange of all SuperNodes, which share the cores of this machine, "
+        f"with TLS. The load was {part['load']:.0f}, so compare them with each other."
+    )
+    rows = []
+    for entry in part["entries"]:
+        ways, empty = entry["ways"], entry["ways"]["empty"]["later"]["median"]
+        for way, name in (("resident", "worker"), ("each-message", "each message")):
+            first, later = ways[way]["first"], ways[way]["later"]["median"]
+            rows.append(
+                (
+                    *(f"`{entry['config']}`", str(entry["supernodes"]), name, f"{empty:.2f} s"),
+                    *(f"{first - empty:+.2f} s", f"{later - empty:+.2f} s"),
+                    duration(ways[way]["exchange-seconds"]["median"]),
+                )
+            )
+    head = ("config", "SuperNodes", "clients", "empty", "the first", "later ones", "an exchange")
+    yield table(head, rows)
 
 
 def _waiting(part: Part) -> Iterable[str]:
@@ -275,6 +299,7 @@ SECTIONS: dict[str, Callable[[Part], Iterable[str]]] = {
     "fedgls": _learner,
     "ppfl": _alignment,
     "deployment": _deployment,
+    "resident": _resident,
     "waiting": _waiting,
     "startup": _startup,
     "soak": _soak,

@@ -183,10 +183,8 @@ def measure(
                     }
                     deployment.start_run(way, run)
                     watch(deployment, way, out / "metrics.jsonl")
-                time.sleep(1.0)  # a worker ends
-                left = [deployment.processes_of(one, WORKER) for one in names]
+                time.sleep(1.0)  # the last process ends
                 ways[way] = _entry(meter.stop(), out / "metrics.jsonl", exchanges)
-                ways[way]["workers-left"] = sum(map(len, left))
                 for one in names:
                     deployment.end(one)
         return {"config": config, "supernodes": supernodes, "ways": ways}

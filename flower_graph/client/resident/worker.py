@@ -33,10 +33,17 @@ from flower_graph.client.resident.launch import (
     is_own,
     locked,
 )
+from flower_graph.outputs.messages import FINISH, TYPE, KeepRequest
 from flower_graph.storage.files import is_alive, remove_if_empty
 from flower_graph.wire.client_errors import boundary
+from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger("flwr")  # whose lines a SuperNode's user reads
+
+
+# Seconds that a worker waits for another message once a run's outputs are written: some methods
+# send one more, and of the others nothing says that the run is over.
+LINGER = 20.0
 
 
 class Worker:
@@ -88,6 +95,8 @@ class Worker:
         before = bool(context.state)
         with self._watch.caller(connection):
             answer = self._answer(message, context)
+        idle = self._settings.idle
+        self._listener.settimeout(min(idle, LINGER) if _writes_outputs(message) else idle)
         is_over = before and not context.state  # clients forget what they kept of a run
         if is_over:
             self._end()
@@ -174,6 +183,16 @@ def _is_gone(handle: int | None) -> bool:
     events = select.poll()
     events.register(handle, select.POLLRDHUP)
     return bool(events.poll(0))
+
+
+def _writes_outputs(message: Message) -> bool:
+    """Whether a message asks for the final outputs of a run, after which at most one comes."""
+    if message.metadata.message_type != TYPE or not message.has_content():
+        return False
+    with suppress(KeyError, ValueError):
+        request = KeepRequest.from_config(message.content.config_records[CONFIG])
+        return request.action == FINISH
+    return False
 
 
 def _owners(owner: int) -> list[int]:
