@@ -40,6 +40,7 @@ from flower_graph.records.participation import Participation
 
 pytestmark = pytest.mark.usefixtures("pictures")  # those of a simulation are compared
 CLIENT, SERVER = "flwr-clientapp", "flwr-serverapp"
+WORKER = "flower_graph.client.resident"
 Outcome = Callable[[str, str, str], None]
 TWO = Case("nfedgnn/cora", ("rounds=1", "model.hidden=4"), 2, nodes=6)
 NODE = {"partition-id": 0, "num-partitions": 2}
@@ -155,12 +156,17 @@ def test_a_supernode_is_restarted_and_later_killed(
 
     with _held(deployment, again):
         done = _rounds_done(prepared)
+        assert len(deployment.processes_of(again, WORKER)) == 1
+        deployment.processes[again].kill()  # the SuperNode alone: its worker notices
+        _until(lambda: not deployment.processes_of(again, WORKER), "its worker stays", 10.0)
         deployment.kill(again)
     _until(lambda: _rounds_done(prepared) > done, "the SuperLink does not notice")
     with _held(deployment, other):  # the last round waits until the killed one is back
         _come_back(deployment, prepared, keys[0], "killed")
     deployment.wait("faults", TIMEOUT)
 
+    _until(lambda: not deployment.processes_of(other, WORKER), "a worker outlives its run", 60.0)
+    assert list((deployment.folder / "state").rglob("resident-*")) == []
     check_equal(prepared, rounds=2)  # its optimiser and its learnt graph were where they had been
     rounds = rounds_of(prepared.folder / "deployed")
     assert [one["round"] for one in rounds] == [1, 2, 3, 4, 5]
