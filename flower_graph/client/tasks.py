@@ -138,7 +138,9 @@ class ValueTask(NodeTask):
             raise DataError(
                 f"client {graph.client} has no numbers of nodes, which are to be learnt"
             )
-        return placed_on(graph, device)._replace(targets=self.scale.apply(targets).to(device))
+        placed, scaled = placed_on(graph, device), self.scale.apply(targets).to(device)
+        # No classes, so that a loss about classes fails
+        return placed._replace(y=torch.full_like(placed.y, -1), targets=scaled)
 
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
         """Return the mean squared error of the standardised numbers."""
