@@ -257,6 +257,7 @@ def test_a_stranger_s_path_needs_the_wheel_alone(installed: Path, tmp_path: Path
     assert "runs/sweep/best.yaml" in outcomes[2].stdout
     assert list(tmp_path.glob("runs/together/**/events.out.tfevents.*"))
     assert "together" in outcomes[5].stdout and "alone" in outcomes[5].stdout
+    assert "minus together" in outcomes[5].stdout, "both are on the same data"
     assert (tmp_path / "report.html").read_text(encoding="utf-8").count("<svg") > 3
     offers = (tmp_path / "offers.csv").read_text(encoding="utf-8").splitlines()
     assert len(offers) == 1 + 300

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from flower_graph.data.gaps import Gaps
-from flower_graph.data.sources.names import check_name, file_path, folder_path
+from flower_graph.data.sources.names import check_name, file_path, folder_path, located
 from flower_graph.data.sources.pyg import load_file, read_file
 from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError, FractionalLabelsError
@@ -273,3 +273,11 @@ def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
                 check_name(name)
         with pytest.raises(DataError, match=said):
             load_file(Path(name))
+
+
+def test_one_folder_has_one_name_from_wherever_it_is_named(tmp_path: Path) -> None:
+    """So that two runs on it are on the same data."""
+    tables(tmp_path / "people")
+    (tmp_path / "runs" / "sweep").mkdir(parents=True)
+    named = located("../../people/", tmp_path / "runs" / "sweep")
+    assert named == located("people/", tmp_path.resolve()) == f"{tmp_path.resolve() / 'people'}/"

@@ -16,6 +16,7 @@ from PIL import Image
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
 from flower_graph.method.page import page
+from flower_graph.report.plots.page import bytes_panel
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -136,3 +137,10 @@ def browse(path: Path, folder: Path, *flags: str) -> str:
     assert BROWSER is not None
     words = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, path.as_uri()]
     return subprocess.run(words, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_a_panel_of_nothing_sent_is_drawn_without_a_warning(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    assert "<svg" in bytes_panel({"up": [[0.0, 0.0]]})
+    assert not recwarn.list

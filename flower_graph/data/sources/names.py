@@ -119,7 +119,10 @@ def in_full(path: str, folder: Path) -> str:
     """Make a path absolute; a relative one starts from the given folder."""
     if not path or "${" in path:  # empty, or still to be filled in by OmegaConf
         return path
-    return f"{folder.absolute() / Path(path).expanduser()}{'/' if path.endswith('/') else ''}"
+    full = folder.absolute() / Path(path).expanduser()
+    if ".." in full.parts:  # one file has one name, from whichever folder it was named
+        full = full.resolve()
+    return f"{full}{'/' if path.endswith('/') else ''}"
 
 
 def located(name: str, folder: Path) -> str:

@@ -73,7 +73,7 @@ def curves_panel(
         axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.1, zorder=1, label=name)
     finish(axes, label, legend=False)
     if from_zero:
-        axes.set_ylim(0, 1.1 * axes.dataLim.y1)
+        axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1)  # also where nothing was sent
     figure.legend(loc="outside upper left", ncols=2, frameon=False, fontsize=8)
     return svg(figure)
 
