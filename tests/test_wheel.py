@@ -212,8 +212,10 @@ HOW_TO = ROOT / "docs" / "how-to" / "from-the-wheel.md"
 
 def _blocks(kind: str) -> list[str]:
     """Give the blocks of one kind of the page; those without a kind are commands or tables."""
-    text = HOW_TO.read_text(encoding="utf-8")
-    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    found = re.findall(
+        r"^```(\w*)\n(.*?)^```$", HOW_TO.read_text("utf-8"), re.MULTILINE | re.DOTALL
+    )
+    return [text for name, text in found if name == kind]
 
 
 def _follow(
