@@ -29,3 +29,8 @@ def _without(rows: Sequence[Row]) -> str:
     """Name the largest number of clients that some round left out."""
     left_out = max((r.get("left_out", 0) for r in rows), default=0)
     return f", at most {left_out} left out" if left_out else ""
+
+
+def measure_of(row: Row) -> str:
+    """Return the metric that a row is a figure of: `mse` of `test-mse-at-best-val`."""
+    return str(row.get("metric", "")).removeprefix("test-").removesuffix("-at-best-val")

@@ -10,9 +10,10 @@ from typing import Any
 
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.experiments import Runs
-from flower_graph.apps.reproduce.marks import cut_off, marks
+from flower_graph.apps.reproduce.marks import cut_off, marks, measure_of
 from flower_graph.apps.reproduce.rows import Row, by_seed, find, shown_runs
 from flower_graph.apps.reproduce.templates import Values, fill, function, one_of
+from flower_graph.records.rounds import merit
 from flower_graph.report.significance import MOST_CHANCE, differences, holm, paired
 
 Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
@@ -344,7 +345,7 @@ def formatted(how: str, rows: Sequence[Row | None]) -> str:
 
 def _winner(rows: Sequence[Row]) -> str:
     """Name the method with the best mean, and those that do not differ from it significantly."""
-    best = max(rows, key=lambda r: r["mean"], default=None)
+    best = max(rows, key=lambda r: merit(measure_of(r), r["mean"]), default=None)
     if best is None:
         return NONE
     others = [r for r in rows if r is not best]

@@ -244,6 +244,13 @@ def test_accuracy_within_a_budget(within: str, figure: float | None) -> None:
             FIGURES[WITHIN](CURVES, {"within": wrong}, None)
 
 
+def test_of_errors_the_least_is_the_best_round() -> None:
+    scores = {"mse": {"val": [4.0, math.nan, 2.0, 3.0], "test": [5.0, 1.0, 2.5, 2.0]}}
+    curves = Curves([1.0] * 4, [math.nan] * 4, [math.nan] * 4, scores=scores, metric="mse")
+    assert (curves.best_round, curves.best_val) == (2, 2.0)
+    assert curves.score("mse", "test", curves.best_round) == 2.5 and not curves.ended(2)
+
+
 @pytest.mark.parametrize(("patience", "ended"), [(1, True), (2, True), (3, False)])
 def test_a_run_has_ended_if_validation_did_not_improve(patience: int, ended: bool) -> None:
     assert CURVES.ended(patience) is ended
@@ -309,6 +316,8 @@ def test_the_best_is_told_apart_by_corrected_tests() -> None:
     rivals = [made("near", near), made("far", far)]
     assert formatted("winner", [made("best", best), rivals[0]]) == "best"
     assert formatted("winner", [made("best", best), *rivals]) == "best (not apart: far)"
+    errors = [{**one, "metric": "test-mse-at-best-val"} for one in (made("best", best), rivals[0])]
+    assert formatted("winner", errors) == "near"  # the least
     rivals = [made(name, near) for name in ("one", "two", "three")]
     assert formatted("winner", [made("best", best), *rivals]) == (
         "best (not apart: one, two, three)"

@@ -74,6 +74,11 @@ def test_figures_are_those_of_all_predictions_together(
         assert scores["mae"][role] == pytest.approx(mean_absolute_error(*pair), rel=1e-4)
         assert np.isnan(getattr(best, f"{role}_accuracy"))
     assert result["test-mse-at-best-val"] == best.scores["mse"]["test"]
+    assert np.isfinite(result["baselines"]["linear-regression"]["test"])
+    for command in (["report", str(done.out), "--out", str(tmp_path / "page.html")], ["compare"]):
+        assert main([*command, *([str(done.out)] if command == ["compare"] else [])]) == 0
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "test mse at the best validation" in html and "accuracy" not in html
     first = done.reports[0].scores["mse"]["train"]
     assert best.scores["mse"]["train"] < 0.8 * first  # it learns
 
