@@ -224,21 +224,20 @@ def _waiting(part: Part) -> Iterable[str]:
 
 def _startup(part: Part) -> Iterable[str]:
     rows = [
-        (f"`{e['command']}`", *(_seconds(e, side) for side in ("before", "after")))
+        (f"`{e['command']}`", *(_seconds(e["after"][how]) for how in ("clock", "cpu")))
         for e in part["entries"]
     ]
     yield "## Starting"
     yield (
-        "CPU seconds of commands that compute little, and how many times those of `import torch, "
-        "flwr` (a run) or `import numpy` (the others) that is: in version 0.1.0, which imported "
-        "PyTorch Geometric for every run, and now. `python benchmarks/startup.py`."
+        "Seconds of commands that compute little, by the clock and of the CPU, and how many times "
+        "those of `import torch, flwr` (a run) or `import numpy` (the others) that is. From two "
+        "rounds on a run draws its pictures. `python benchmarks/startup.py`."
     )
-    yield table(("command", "0.1.0", "now"), rows)
+    yield table(("command", "clock", "CPU"), rows)
 
 
-def _seconds(entry: Part, side: str) -> str:
-    one = entry.get(side)
-    return f"{one['seconds']:.2f} s, {one['ratio']:.2f} times" if one else ""
+def _seconds(one: Part) -> str:
+    return f"{one['seconds']:.2f} s, {one['ratio']:.2f} times"
 
 
 def _soak(part: Part) -> Iterable[str]:
