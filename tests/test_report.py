@@ -209,11 +209,11 @@ def test_a_loss_that_wavers_does_not_warn(
     assert warned(tmp_path / "run", caplog, *losses) == []
 
 
-def test_every_method_names_two_settings_of_its_own_that_make_training_steadier() -> None:
+def test_every_method_names_settings_of_its_own_that_make_training_steadier() -> None:
     for app in known_apps():
         config = load_config(f"{app}/own-graph")
         keys = method_of(config).steadying(config)
-        assert len(keys) == 2
+        assert 1 <= len(keys) <= 2
         assert all(section_key(to_dict(config), key) is not None for key in keys)
 
 

@@ -29,7 +29,7 @@ OWN, AVERAGED, SUMMED = SHARES = ("own", "averaged", "summed")
 AVERAGE_OVER = ("holders", "all")
 PLAIN, MASKED = AGGREGATIONS = ("plain", "masked")
 SMOOTHNESS = 100.0  # the paper's lambda
-STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of both when training diverges
+STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of them when training diverges
 SCHEDULES = ("constant", "cosine", "warmup-cosine")
 
 
@@ -202,3 +202,8 @@ class NFedGNNConfig(RunConfig):
         if (share := self.strategy.share) in sent:
             why = f"{sent[share]} that users then send get no noise"
             self.privacy.refuse_with(f"strategy.share={share}", why)
+
+
+def steadying(smoothness: float) -> tuple[str, ...]:
+    """Name the settings to turn down when training diverges, by the weight of the smoothness."""
+    return STEADYING if smoothness else STEADYING[:1]

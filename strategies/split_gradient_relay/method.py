@@ -41,9 +41,9 @@ from flower_graph.strategies.split_gradient_relay.common_client import CommonLay
 from flower_graph.strategies.split_gradient_relay.config import (
     APP,
     MASKED,
-    STEADYING,
     SUMMED,
     NFedGNNConfig,
+    steadying,
 )
 from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks
 from flower_graph.strategies.split_gradient_relay.masked import MaskedGradientRelay
@@ -164,9 +164,9 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
 
-    def steadying(self, config: NFedGNNConfig) -> tuple[str, str]:
+    def steadying(self, config: NFedGNNConfig) -> tuple[str, ...]:
         """Name the settings to turn down when the loss rises."""
-        return STEADYING
+        return steadying(config.strategy.smoothness)
 
     def local_steps(self, config: NFedGNNConfig) -> float:
         """Count the steps: one a round."""

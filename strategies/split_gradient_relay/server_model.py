@@ -23,7 +23,7 @@ from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
 from flower_graph.rng import seeded
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.split_gradient_relay.config import STEADYING
+from flower_graph.strategies.split_gradient_relay.config import steadying
 
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 
@@ -167,9 +167,8 @@ class RelayServer:
         smooth = laplacian_regulariser(term, latent) if term else torch.zeros_like(entropy)
         loss = entropy + self.reg_weight * smooth
         if not torch.isfinite(loss):
-            raise DivergedError(
-                f"round {server_round}: the loss is {loss.item()}; lower {' or '.join(STEADYING)}"
-            )
+            keys = " or ".join(steadying(self.reg_weight))
+            raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
         self.optimizer.zero_grad()
         loss.backward()
         if self.gradient_norm:

@@ -19,7 +19,7 @@ from told_worlds import WORLDS
 from flower_graph.secure.parties import alignment
 
 CLOSED = ("-", "refused", "no readable sum", "summed")
-HEADING = "#### Of a method's own requests"
+HEADING = "## Of a method's own requests"
 Get = Callable[[str], World]
 FAST = (
     ("FedSCem", "ProvedEvaluateRequest.align-points", "run", 0),

@@ -11,10 +11,10 @@ from told_apart import outcome
 
 from flower_graph.secure.sum.terms import SumTerms
 
-PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "told-otherwise.md"
 HEADINGS = {
-    False: "#### Of a sum whose server may lie",
-    True: "#### Of a sum whose server is trusted",
+    False: "## Of a sum whose server may lie",
+    True: "## Of a sum whose server is trusted",
 }
 NEVER = {"reveal-declared"}  # of sums with an alignment: test_told_methods.py, FedSCem
 CLOSED = ("-", "refused", "no readable sum")

@@ -13,6 +13,8 @@ LOADS = {"np.load", "numpy.load", "torch.load", "json.load", "pickle.load", "Ome
 LOADS |= {"zipfile.ZipFile", "tarfile.open", "gzip.open", "sqlite3.connect"}
 # Other modules that read, what by, and why no bounds are needed
 ALLOWED = {
+    ("flower_graph/client/resident/launch.py", "os.open"): "locks a folder, reads nothing",
+    ("flower_graph/client/resident/worker.py", "read_text"): "the kernel's",
     ("flower_graph/lazy.py", "read_text"): "the package's own source",
     ("apps/cli/launch.py", "open"): "copies the log that it wrote itself",
     ("apps/cli/progress.py", "open"): "new lines of the metrics that its own run writes",

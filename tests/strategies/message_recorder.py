@@ -24,6 +24,8 @@ from sage_helpers import networks
 
 from flower_graph import CommonLayerClient, FedSage, LocalSage, SageClient, SummedGradientRelay
 from flower_graph.client.adaptor import make_client_app
+from flower_graph.client.state import forget_run
+from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
@@ -162,6 +164,15 @@ def summed(see: Recorder, folder: Path) -> None:
     model = {"kind": MaskedGradientRelay, "feature_dropout": 0.5}
     grid = see.grid(make_client_app(masked), num_supernodes=2)
     relay_helpers.strategy_for(grown, **model).start(grid, num_rounds=2, timeout=5)
+
+    def distrusting(context: Context) -> MaskedLayerClient:
+        own = relay_helpers.assigned(grown, context)
+        return MaskedLayerClient(context, *own, trust=trust_of(context, hides=True))
+
+    grid = see.grid(make_client_app(distrusting), num_supernodes=5)
+    model["registry"] = throwaway_parties(grid.run.run_id, [range(k, k + 1) for k in range(5)])
+    relay_helpers.strategy_for(grown, **model).start(grid, num_rounds=2, timeout=5)
+    forget_run(grid.run.run_id)
     grid = see.grid(make_client_app(client_fn), num_supernodes=2)
     strategy.start(grid, num_rounds=5, timeout=5, resume=True)
 
