@@ -1,9 +1,11 @@
-"""The blocks of Python on a page of docs, run as they stand."""
+"""The Python of the docs: blocks on a page, run as they stand, and scripts."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -19,6 +21,15 @@ def run_blocks(
     for block in found[chosen]:
         exec(compile(block, str(page), "exec"), names)
     return names
+
+
+def script(path: Path) -> ModuleType:
+    """Import a script that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def assert_tests_are_there(tests: list[str]) -> None:

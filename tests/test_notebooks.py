@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
 import nbformat
 import pytest
-from doc_helpers import DOCS
+from doc_helpers import DOCS, script
 from nbformat import NotebookNode
 
 FOLDER = DOCS / "notebooks"
@@ -20,11 +19,7 @@ TIMES = re.compile(r"\b\d+(\.\d+)? (s|ms|seconds|minutes)\b|seconds|\d\d:\d\d|/t
 @pytest.fixture(scope="module")
 def execution() -> ModuleType:
     """Import the script that writes the notebooks."""
-    spec = importlib.util.spec_from_file_location("execute", FOLDER / "execute.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(FOLDER / "execute.py")
 
 
 def committed(source: Path) -> NotebookNode:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import pytest
-from doc_helpers import DOCS, run_blocks
+from doc_helpers import DOCS, run_blocks, script
 
 from flower_graph.apps.cli import main as cli
 
@@ -20,11 +19,7 @@ TEXT = README.read_text(encoding="utf-8")
 @pytest.fixture
 def drawing() -> ModuleType:
     """Import the script that draws the picture."""
-    spec = importlib.util.spec_from_file_location("picture", DOCS / "picture.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script(DOCS / "picture.py")
 
 
 def test_it_is_short_and_says_what_is_not_there() -> None:

@@ -131,9 +131,6 @@ def require(good: bool, key: str, value: object, allowed: str) -> None:
 
 def refuse_key(key: str, known: Sequence[str], where: str = "") -> NoReturn:
     """Raise the error for a key that is not known, naming the nearest one that is."""
-    if key == "task":
-        words = "this method learns the classes of nodes alone, and has no such key"
-        raise ConfigError(f"{key}: {words}{where}", key=key)
     inside = [other for other in known if other.startswith(f"{key}.")]
     if inside:
         words = f"a section, not a setting; set {', '.join(inside)}{where}"

@@ -192,6 +192,9 @@ def _lay_over(
 ) -> None:
     """Set values, given by dotted key, in the typed tree."""
     for key, value in settings.items():
+        if key == "task" and key not in known:
+            words = "this method learns the classes of nodes alone, and has no such key"
+            raise ConfigError(f"{key}: {words}{where}", key=key)
         if key not in known:
             refuse_key(key, list(known), where)
         try:
