@@ -206,12 +206,15 @@ class World:
     def outcome(self, cell: Cell) -> str:
         """Run a cell, and say what came of it."""
         found: list[str] = []
+        runs: tuple[list[Had], list[Had]] = [], []
         for _ in range(8):  # what chance sends over the bound, or draws, it does not every time
             one = self.run(cell, 0)
             if not one.grid.told:
                 return "-"
             other = self.run(cell, 1)
-            found = [*self.leaks(one), *self.leaks(other), *self._bits(one, other)]
+            for had, those in zip((one, other), runs, strict=True):
+                those.append(had)
+            found = [*self.leaks(one), *self.leaks(other), *self._bits(*runs)]
             if not found:
                 break
         if found:
@@ -277,17 +280,23 @@ class World:
                 found += [number, own[0].numbers[here].tolist()]
         return found
 
-    def _bits(self, one: Had, other: Had) -> list[str]:
-        """Name what differs between two kinds of the victim's data, besides words."""
-        pairs = {
-            "answers": [self._said(had.grid) for had in (one, other)],
-            "contributors": [
-                [r.contributors.tolist() for _, r in had.sums] for had in (one, other)
-            ],
-            "end": [had.ended for had in (one, other)],
-            "numbers that stand alone": [self.alone(had) for had in (one, other)],
+    def _bits(self, ones: list[Had], others: list[Had]) -> list[str]:
+        """Name what differs between two kinds of the victim's data, besides words.
+
+        What is the same in any pair of runs is no difference: key-holders are drawn by chance, and
+        a refusal names what is wrong with those of its run.
+        """
+        views: dict[str, Callable[[Had], Any]] = {
+            "answers": lambda had: self._said(had.grid),
+            "contributors": lambda had: [r.contributors.tolist() for _, r in had.sums],
+            "end": lambda had: had.ended,
+            "numbers that stand alone": self.alone,
         }
-        return [name for name, (a, b) in pairs.items() if a != b]
+        return [
+            name
+            for name, view in views.items()
+            if not any(view(one) == view(other) for one, other in product(ones, others))
+        ]
 
     def _said(self, grid: TellsOtherwise) -> list[Any]:
         """Give the victim's answers, but for those as key-holder, whom chance draws."""
