@@ -27,10 +27,12 @@ TESTS = (
 DEPLOYMENT = (
     "tests/deployment/test_deployments.py::test_each_method_gives_what_the_simulation_gives",
 )
-# Left out of `make test`: a run of an ordinary Flower app on Ray, and Flower's bundle of ours
+# Left out of `make test`: a run of an ordinary Flower app on Ray, Flower's bundle of ours, and what
+# happens when one of Flower's actors dies
 SLOW = (
     "tests/test_existing_app.py::test_an_ordinary_app_and_the_root_run_by_the_commands_of_their_pages",
     "tests/test_wheel.py::test_flower_app_bundle_has_all_that_it_needs",
+    "tests/server/test_actors_on_ray.py",
 )
 # Run in the new environment: what the Flower that is there asks for, with its extras
 NEEDS = """

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from functools import cache
+import time
+from functools import cache, partialmethod
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,10 @@ if TYPE_CHECKING:
     from flwr.supercore.run import Run  # 1.32, before in flwr.common.typing
     from flwr.supercore.task_identity import TaskIdentity  # 1.38
 
+    # The actors of `flwr run`'s simulation. Gone: see whether what then has them replaces dead ones;
+    # if not, leave out `replace_dead_actors`: a SuperNode whose actor dies is left out of every round.
+    from flwr.simulation.ray_transport.ray_actor import BasicActorPool  # 1.22
+
     # For tests and benchmarks alone: Flower's clock, its run config, its grids and the SuperLink's store without a
     # SuperLink. Gone: leave out what is measured or tested with them.
     from flwr.app.message import message as flower_message  # 1.31
@@ -79,11 +84,14 @@ if TYPE_CHECKING:
     from flwr.superlink.federation import NoOpFederationManager  # 1.25
     from flwr.superlink.grid.http_grid import HttpGrid  # 1.35
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # 1.31
+    from flwr.simulation.ray_transport.ray_actor import ClientAppActor  # 1.22
 
 __all__ = [
     "FLWR_IN_MEMORY_DB_NAME",
     "NOOP_FEDERATION_ID",
     "SUPERLINK_NODE_ID",
+    "BasicActorPool",
+    "ClientAppActor",
     "ClientAppCallable",
     "ContextProto",
     "ErrorCode",
@@ -118,6 +126,7 @@ __all__ = [
     "recorddict_from_proto",
     "recorddict_to_proto",
     "register_nodes",
+    "replace_dead_actors",
     "stamp",
     "validate_message",
     "warn_if_newer",
@@ -186,6 +195,86 @@ def owner_of_message() -> int | None:
     if "--allow-runtime-dependency-installation" in sys.argv or "--parent-pid" not in sys.argv:
         return None
     return int(sys.argv[sys.argv.index("--parent-pid") + 1])
+
+
+# Flower's pool has as many actors as it began with, and puts one that is dead back on top, so that
+# each later message fails. Those that are started in the place of dead ones are no part of it until
+# they run, which on a cluster that has lost a machine may be never.
+_STARTING: dict[Any, Any] = {}  # what is ready once an actor runs -> the actor
+ACTOR_WAIT = 60.0  # seconds without any actor after which a message fails
+ACTOR_LOOK = 0.05  # seconds between two looks at actors that are being started
+
+
+def replace_dead_actors() -> None:
+    """Have Flower's simulation, if this is its process, start an actor for each that dies."""
+    if "flwr.server.superlink.fleet.vce.vce_api" not in sys.modules:
+        return
+    pool = __getattr__("BasicActorPool")
+    if not isinstance(vars(pool)["submit"], partialmethod):
+        pool.submit = partialmethod(_submit, pool.submit)
+        fetch = pool.fetch_result_and_return_actor_to_pool
+        pool.fetch_result_and_return_actor_to_pool = partialmethod(_fetch, fetch)
+        pool.add_actor_back_to_pool = _add_back
+
+
+# Any in these: Flower's pool and jobs, Ray's references and actors
+def _submit(pool: Any, flowers: Any, actor_fn: Any, job: Any) -> Any:
+    """Submit a message as soon as there is an actor."""
+    end = time.monotonic() + ACTOR_WAIT
+    while True:
+        _take_in_started(pool)
+        try:
+            return flowers(pool, actor_fn, job)
+        except IndexError:  # no actor is idle
+            if pool._future_to_actor:
+                end = time.monotonic() + ACTOR_WAIT
+            elif time.monotonic() > end:
+                raise
+        time.sleep(ACTOR_LOOK)
+
+
+def _fetch(pool: Any, flowers: Any, future: Any) -> Any:
+    """Fetch a reply; start another actor if the one that should give it is dead."""
+    from ray.exceptions import RayActorError
+
+    try:
+        return flowers(pool, future)
+    except RayActorError:
+        _replace(pool, pool._future_to_actor.pop(future))
+        raise
+
+
+def _add_back(pool: Any, future: Any) -> None:
+    """Put the actor of a reply back, unless it was replaced."""
+    if (actor := pool._future_to_actor.pop(future, None)) is not None:
+        pool.pool.append(actor)
+
+
+def _replace(pool: Any, actor: Any) -> None:
+    """Start an actor in the place of one that is dead, or whose machine cannot be reached."""
+    import ray
+
+    LOG.warning("an actor of Flower's is dead; another is started")
+    ray.kill(actor)
+    new = pool.create_actor_fn()
+    _STARTING[new.__ray_ready__.remote()] = new
+
+
+def _take_in_started(pool: Any) -> None:
+    """Add the actors that have started to the pool."""
+    if not (waited := [*_STARTING]):
+        return
+    import ray
+    from ray.exceptions import RayActorError
+
+    for ready in ray.wait(waited, num_returns=len(waited), timeout=0)[0]:
+        if (actor := _STARTING.pop(ready, None)) is None:
+            continue  # another thread was faster
+        try:
+            ray.get(ready)
+            pool.pool.append(actor)
+        except RayActorError:  # its machine went too
+            _replace(pool, actor)
 
 
 def _installed() -> str:

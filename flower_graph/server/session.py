@@ -21,6 +21,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError, one_line
+from flower_graph.flower_compat import replace_dead_actors
 from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
@@ -178,6 +179,7 @@ class Session:
         """Set the grid, the seconds that an exchange may take, and the rounds if they are known."""
         self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
         self.members.resume, self.members.admission = self.checkpoints.resume, self.admission
+        replace_dead_actors()
 
     def renew(self, members: Membership) -> None:
         """Begin a new run, with an empty membership and a new token."""
