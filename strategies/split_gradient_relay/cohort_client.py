@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,15 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.outputs.client import ClientOutputs, Snapshot
 from flower_graph.outputs.weights import SavedModels
+from flower_graph.storage import row_file
+from flower_graph.storage.files import remove_if_empty
+from flower_graph.storage.places import node_name, state_key
 from flower_graph.storage.reading import Tree
+from flower_graph.strategies.split_gradient_relay.chosen_users import (
+    AVERAGE_ROUND,
+    GRADIENT_ROUND,
+    ChosenUsers,
+)
 from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
 from flower_graph.strategies.split_gradient_relay.kept import user_models
 from flower_graph.strategies.split_gradient_relay.messages import (
@@ -34,6 +41,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
     RelayReply,
     RelayRequest,
 )
+from flower_graph.strategies.split_gradient_relay.stored import StoredCohort, stored_state
 from flower_graph.strategies.split_gradient_relay.users import (
     ADAM_TENSORS,
     Cohort,
@@ -43,59 +51,9 @@ from flower_graph.strategies.split_gradient_relay.users import (
 )
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
-# Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
-# A message that comes twice, because its reply was lost, is applied once.
-GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
 LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 Opened = tuple[Cohort, Tensors]
-
-
-@dataclass
-class ChosenUsers:
-    """The users that one message is about."""
-
-    cohort: Cohort  # All users of the client
-    tensors: Tensors  # The cohort's tensors and the two round counters
-    place: Tensor  # [p] places of the chosen users in the cohort
-
-    def take_average(self, average: NDArray[np.generic], average_round: int) -> None:
-        """Replace the weights of those users that have not done so for that round yet."""
-        seen = self.tensors[AVERAGE_ROUND]
-        due = self.place[seen[self.place] < average_round]
-        if due.numel():
-            self.cohort.set_weights(self._unless_all(due), torch.from_numpy(average))
-            seen[due] = average_round
-
-    def step(self, request: RelayRequest) -> None:
-        """Step those users for which the request's gradient is new."""
-        rounds = torch.from_numpy(request.gradient_round).to(torch.int32)
-        seen = self.tensors[GRADIENT_ROUND]
-        fresh = seen[self.place] < rounds
-        due = self.place[fresh]
-        if due.numel():
-            gradient = torch.from_numpy(request.gradient)
-            gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
-            self.cohort.step(self._unless_all(due), gradient, request.learning_rate)
-            seen[due] = rounds[fresh]
-
-    def latent(self) -> NDArray[np.float32]:
-        """Return the users' latent vectors, ``[p, h]``."""
-        return self.cohort.forward(self._unless_all(self.place)).cpu().numpy()
-
-    def weight_sum(self) -> tuple[NDArray[np.float32], NDArray[np.integer]]:
-        """Return the users' weights added up, ``[f, h]``, and counted, ``[f]``."""
-        total, count = self.cohort.weight_sum(self._unless_all(self.place))
-        return total.cpu().numpy(), count.cpu().numpy()
-
-    def _unless_all(self, place: Tensor) -> Tensor | None:
-        return unless_all(place, self.cohort.num_users)
-
-
-def unless_all(place: Tensor, count: int) -> Tensor | None:
-    """Return ``None`` where all of so many users are meant in their order: the fast path."""
-    # place [p]
-    return None if torch.equal(place, torch.arange(count)) else place
 
 
 class UsersClient(NumPyClient):
@@ -211,6 +169,15 @@ class NodeClient(UsersClient):
         Where to save the users' weights when the server asks for a checkpoint.
     output_dir : Path, optional
         The run's output folder, for what is kept after the run (``flower_graph.outputs.client``).
+    rows_dir : Path, optional
+        A folder in which the users' weights and moments are kept in a file, instead of in memory;
+        for the paper's linear map without averaging. The users are computed on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If users and features do not fit, or ``rows_dir`` is given with a ``user_model`` or for a
+        SuperNode whose files are encrypted.
     """
 
     def __init__(
@@ -223,10 +190,20 @@ class NodeClient(UsersClient):
         device: str = "cpu",
         checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
+        rows_dir: Path | None = None,
     ) -> None:
+        if rows_dir is not None:
+            device = "cpu"  # what is read from the disk changes there
+            if user_model is not None or state_key(context) is not None:
+                raise ValueError(
+                    f"rows_dir: {rows_dir} is for the paper's linear map, and its file is not "
+                    "encrypted: leave out rows_dir, or user_model and state-key"
+                )
         super().__init__(
             context, x, users, user_model=user_model, device=device, output_dir=output_dir
         )
+        name = f"users-{node_name(context)}.rows"
+        self._file = None if rows_dir is None else rows_dir / name
         self._state = CohortState[Opened](
             context,
             "node-client",
@@ -263,13 +240,30 @@ class NodeClient(UsersClient):
 
     def _save(self, server_round: int, run: str, settings: UserSettings) -> str:
         """Write a checkpoint, with where the rows of weights of each user begin."""
+        makers = self._makers(settings)
+        if self._file is not None:
+            return self._mark(server_round, run, makers)
         more = {} if self._model is not None else {ROWS: self._rows(settings).ptr.cpu()}
-        return self._state.save(server_round, run, self._makers(settings), more)
+        return self._state.save(server_round, run, makers, more)
+
+    def _mark(self, server_round: int, run: str, makers: Makers[Opened]) -> str:
+        """Write a checkpoint of all but the rows, to which the file can go back from now on."""
+        cohort, _ = self._state.look(makers)
+        assert isinstance(cohort, StoredCohort)
+        cohort.file.prepare()
+        problem = self._state.save(server_round, run, makers)
+        if not problem:
+            cohort.file.mark(server_round)
+        return problem
 
     def _restore(self, enrolment: EnrolmentRequest) -> None:
         """Go on from a checkpoint; where users came or went, keep what it has of those here."""
         before, resume, settings = enrolment.before, enrolment.resume, enrolment.settings
         makers = self._makers(settings)
+        if self._file is not None and self._state.store.is_due(resume):
+            if before is not None:
+                raise ValueError("users come and go only where their weights are in memory")
+            row_file.go_back(self._file, resume.server_round)
         if before is None:
             self._state.restore(resume, makers)
             return
@@ -304,15 +298,21 @@ class NodeClient(UsersClient):
     def _halves(self, settings: Tree) -> SavedModels:
         """Give the users' layers."""
         own = UserSettings(**settings)
-        _, tensors = self._state.look(self._makers(own))
+        cohort, tensors = self._state.look(self._makers(own))
+        if isinstance(cohort, StoredCohort):
+            tensors = {"weight": cohort.whole()}
         return user_models(self.users.tolist(), self._rows(own), tensors, own)
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         """Apply the last gradients and forget the run."""
         request = RelayRequest.from_numpy(parameters, config)
-        with self._updated(request):
-            pass
+        with self._updated(request) as users:
+            if isinstance(users.cohort, StoredCohort):
+                LOG.info("users' rows: %s bytes on the disk", f"{users.cohort.file.disk_bytes():,}")
         self._forget()
+        if self._file is not None and not row_file.is_marked(self._file):
+            row_file.remove(self._file)
+            remove_if_empty(self._file.parent)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
 
@@ -335,6 +335,9 @@ class NodeClient(UsersClient):
         def start() -> Tensors:
             never = torch.zeros(self.users.numel(), dtype=torch.int32)
             rounds = {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
+            if self._file is not None:
+                row_file.create(self._file)
+                return stored_state(self.users.numel()) | rounds
             return self._cohort(settings, None).tensors() | rounds
 
         def build(tensors: Tensors) -> tuple[Opened, Tensors]:
@@ -351,6 +354,9 @@ class NodeClient(UsersClient):
     def _cohort(self, settings: UserSettings, tensors: Tensors | None) -> Cohort:
         if self._model is not None:
             return ModuleCohort(self._x.to(self._device), self._model, settings, tensors)
+        if self._file is not None and tensors is not None:
+            file = row_file.RowFile(self._file, tensors)
+            return StoredCohort(self._rows(settings), settings, tensors, file)
         return LinearCohort(self._rows(settings), settings, tensors)
 
     def _rows(self, settings: UserSettings) -> ActiveRows:

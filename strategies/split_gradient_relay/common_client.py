@@ -20,7 +20,8 @@ from flower_graph.client.state import Tensors
 from flower_graph.errors import StateLostError
 from flower_graph.outputs.weights import SavedModels
 from flower_graph.storage.reading import Tree
-from flower_graph.strategies.split_gradient_relay.cohort_client import UsersClient, unless_all
+from flower_graph.strategies.split_gradient_relay.chosen_users import unless_all
+from flower_graph.strategies.split_gradient_relay.cohort_client import UsersClient
 from flower_graph.strategies.split_gradient_relay.common_layer import (
     LINEAR,
     CommonLayer,

@@ -27,6 +27,7 @@ MODELS = ("gcn", "gat", "sage")
 # What users have of each other's first layers: nothing, means every few rounds, or one for all
 OWN, AVERAGED, SUMMED = SHARES = ("own", "averaged", "summed")
 AVERAGE_OVER = ("holders", "all")
+MEMORY, FILE = STATES = ("memory", "file")  # where users' weights are
 PLAIN, MASKED = AGGREGATIONS = ("plain", "masked")
 SMOOTHNESS = 100.0  # the paper's lambda
 STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of them when training diverges
@@ -119,8 +120,14 @@ class StrategyConfig(TrustSection):
     evaluate_every: int = setting(
         1,
         at_least(1),
-        help="rounds between evaluations, for each of which all users send a latent vector without "
-        "dropout; the last round has one always; `summed` only",
+        help="rounds between evaluations; the last round has one always. With `summed` all users "
+        "send a latent vector without dropout for each",
+    )
+    state: str = setting(
+        MEMORY,
+        choice(*STATES),
+        help="where users' weights and moments are: `file`: on the disk, of users who have stepped "
+        "alone, for more users than memory has room for; `own` only",
     )
     newcomers_alone: int = setting(
         0, at_least(0), help="rounds in which those whom `data.add` brings train alone, all frozen"
@@ -151,7 +158,9 @@ class StrategyConfig(TrustSection):
                 key="strategy.participation",
             )
         if self.share != SUMMED:
-            self._refuse_unused({"sketch": None, "aggregation": PLAIN, "evaluate_every": 1}, SUMMED)
+            self._refuse_unused({"sketch": None, "aggregation": PLAIN}, SUMMED)
+        if self.share != OWN:
+            self._refuse_unused({"state": MEMORY}, OWN)
         sums = {"share": SUMMED, "aggregation": MASKED}
         why = "the server would see how each user's vector is made, or each SuperNode's sum"
         self.refuse_trust({key: why for key, form in sums.items() if getattr(self, key) != form})
@@ -197,6 +206,12 @@ class NFedGNNConfig(RunConfig):
         changes = self.data.add is not None or bool(self.data.remove)
         good = not (changes and self.task == LINKS)
         require(good, "task", self.task, f"{NODES} where users come and go")
+        if changes and self.strategy.state == FILE:
+            raise ConfigError(
+                f"strategy.state: {FILE} is not allowed where users come and go (data.add, "
+                f"data.remove): set strategy.state={MEMORY}",
+                key="strategy.state",
+            )
         self.privacy.require_averaging(self.strategy.name, ())
         sent = {AVERAGED: "the weights", SUMMED: "the sums of gradients"}
         if (share := self.strategy.share) in sent:

@@ -28,7 +28,7 @@ from flower_graph.data.link_baselines import link_baselines
 from flower_graph.data.sketch import sketched
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import first_layer_bytes
-from flower_graph.errors import DataError, RefusedError
+from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
@@ -40,6 +40,7 @@ from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClien
 from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
 from flower_graph.strategies.split_gradient_relay.config import (
     APP,
+    FILE,
     MASKED,
     SUMMED,
     NFedGNNConfig,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from flower_graph.strategies.split_gradient_relay.attack import RelayAudit
 
 
+ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
 # Any: what a reply and a request of a round are, which differs from form to form
 AnyRelay = RelayStrategy[Any, Any]
 
@@ -105,6 +107,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             "schedule": how.schedule,
             "gradient_norm": how.gradient_norm,
             "server_average": how.server_average,
+            "evaluate_every": how.evaluate_every,
             "participation": how.participation,
             "seed": config.seed,
             "device": config.device,
@@ -115,7 +118,6 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         strategy: AnyRelay
         if how.share == SUMMED:
             common["feature_dropout"] = config.model.dropout
-            common["evaluate_every"] = how.evaluate_every
             strategy = (
                 MaskedGradientRelay(data, model, limit=how.limit, registry=how.registry, **common)
                 if config.masks_sums
@@ -143,10 +145,9 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         if config.masks_sums:
             trust = trust_of(context, hides=True) if config.strategy.distrusts else None
             return MaskedLayerClient(context, x, users, trust=trust, **more)
-        kind: type[NodeClient | CommonLayerClient] = NodeClient
         if config.strategy.share == SUMMED:
-            kind = CommonLayerClient
-        return kind(context, x, users, **more)
+            return CommonLayerClient(context, x, users, **more)
+        return NodeClient(context, x, users, rows_dir=rows_folder(config, out), **more)
 
     def predict_beside(
         self, run: Left[NFedGNNConfig], graph: NewGraph, client: int | None
@@ -186,8 +187,9 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
         size = model.hidden * (model.heads if model.name == "gat" else 1)
         # Averaged over all, one matrix stands for the users of a cohort.
-        # So does the layer that all have.
-        is_shared = config.strategy.average_over == "all" or config.strategy.share == SUMMED
+        # So does the layer that all have, and what is in a file is on the disk.
+        how = config.strategy
+        is_shared = how.average_over == "all" or how.share == SUMMED or how.state == FILE
         return 0 if is_shared else first_layer_bytes(entries, size)
 
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
@@ -255,6 +257,19 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     left = torch.tensor(users_left(config, graph.num_nodes, graph.names), dtype=torch.int64)
     users = users[~torch.isin(users, left)]
     return take_rows(graph.x, users), users
+
+
+def rows_folder(config: NFedGNNConfig, out: Path | None) -> Path | None:
+    """Say where users' weights are kept in a file; None if they are in memory."""
+    if config.strategy.state != FILE:
+        return None
+    if out is None:
+        raise ConfigError(
+            f"strategy.state: {FILE} needs a run with an output folder, which a deployment's "
+            "clients do not have: set strategy.state=memory",
+            key="strategy.state",
+        )
+    return out / ROWS_FOLDER
 
 
 def refuse_open_sums(context: Context) -> None:

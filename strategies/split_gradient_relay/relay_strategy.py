@@ -48,6 +48,7 @@ class RelayStrategy(RoundStrategy[Q, A]):
 
     schedule: str
     learning_rate: float
+    evaluate_every: int
 
     def serve(
         self,
@@ -57,12 +58,15 @@ class RelayStrategy(RoundStrategy[Q, A]):
         *,
         schedule: str,
         learning_rate: float,
+        evaluate_every: int,
         **how: Any,  # arguments of `RelayServer`, which checks them
     ) -> None:
         """Make the server's half, of classes or of links, and keep how its step size goes on."""
         choice(*SCHEDULES).check("schedule", schedule)
         ABOVE_ZERO.check("learning_rate", learning_rate)
+        at_least(1).check("evaluate_every", evaluate_every)
         self.schedule, self.learning_rate = schedule, learning_rate
+        self.evaluate_every = evaluate_every
         kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
         self.server = kind(data, model, **how)
         self.num_classes = self.server.num_classes
@@ -80,12 +84,15 @@ class RelayStrategy(RoundStrategy[Q, A]):
             for model in (self.server.model, self.server.eval_model):
                 model.load_state_dict(initial_arrays.to_torch_state_dict())
 
-    def measure(
-        self, server_round: int, who: Participation, losses: Losses, *, judges: bool = True
-    ) -> RoundReport:
+    def evaluates(self, server_round: int) -> bool:
+        """Whether a round is evaluated: every so many, and one that may be the last."""
+        may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
+        return may_end or server_round % self.evaluate_every == 0
+
+    def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
         """Judge the users' classes, or links, if this round does; return the round's report."""
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
-        if judges:
+        if self.evaluates(server_round):
             accuracy = self.server.accuracy()
             self.counts = counted(*self.server.judged, self.counting)
         return self.report(

@@ -83,6 +83,9 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
     server_average : float
         Share of an exponential average of the server's weights that stays in a round, below 1;
         the average predicts, is evaluated and is what the server has learnt. 0: the weights do.
+    evaluate_every : int
+        Rounds between evaluations; the last round is evaluated always. In the others the report
+        has losses, and no accuracy.
     participation : float
         Share of the users asked each round, above 0 and at most 1.
     average_every : int
@@ -123,6 +126,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         schedule: str = USUAL.schedule,
         gradient_norm: float = USUAL.gradient_norm,
         server_average: float = USUAL.server_average,
+        evaluate_every: int = USUAL.evaluate_every,
         participation: float = USUAL.participation,
         average_every: int = USUAL.average_every,
         average_over: str = USUAL.average_over,
@@ -139,6 +143,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
             links,
             schedule=schedule,
             learning_rate=learning_rate,
+            evaluate_every=evaluate_every,
             latent_size=latent_size,
             reg_weight=reg_weight,
             weight_decay=weight_decay,

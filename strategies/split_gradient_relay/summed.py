@@ -33,7 +33,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.config.rules import BELOW_ONE, at_least
+from flower_graph.config.rules import BELOW_ONE
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.records.participation import Participation
@@ -89,10 +89,7 @@ class SummedGradientRelay(
         Weight of the smoothness of neighbouring latent vectors.
     feature_dropout : float
         Share of its features that each user drops in training.
-    evaluate_every : int
-        Rounds between evaluations; the last round is evaluated always. In the others the report
-        has losses, and no accuracy.
-    gradient_norm, server_average, participation, seed, device, min_nodes
+    evaluate_every, gradient_norm, server_average, participation, seed, device, min_nodes
         As of ``SplitGradientRelay``.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
@@ -122,14 +119,13 @@ class SummedGradientRelay(
         links: HeldLinks | None = None,
     ) -> None:
         BELOW_ONE.check("feature_dropout", feature_dropout)
-        at_least(1).check("evaluate_every", evaluate_every)
-        self._every = evaluate_every
         self.serve(
             data,
             server_model,
             links,
             schedule=schedule,
             learning_rate=learning_rate,
+            evaluate_every=evaluate_every,
             latent_size=latent_size,
             reg_weight=reg_weight,
             weight_decay=weight_decay,
@@ -196,7 +192,7 @@ class SummedGradientRelay(
         who = self._participation([] if missing else list(answered), why if missing else "")
         self.users.ended(server_round)
         self._look_ahead(server_round)
-        report = self.measure(server_round, who, losses, judges=self._evaluates(server_round))
+        report = self.measure(server_round, who, losses)
         report.skipped = why if missing else ""
         return report
 
@@ -229,14 +225,9 @@ class SummedGradientRelay(
         is_last = server_round >= self.session.rounds
         drawn = nobody if is_last else self._drawn(server_round + 1, hosted)
         every = {node: np.array(local, np.int64) for node, local in hosted.items()}
-        measured = every if self._evaluates(server_round) else nobody
+        measured = every if self.evaluates(server_round) else nobody
         asked = {node: (drawn[node], measured[node]) for node in hosted}
         self._ask(self._latents, asked, saves=self.session.is_due(server_round))
-
-    def _evaluates(self, server_round: int) -> bool:
-        """Whether a round is evaluated: every so many, and one that may be the last."""
-        may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
-        return may_end or server_round % self._every == 0
 
     def _drawn(self, server_round: int, hosted: Mapping[int, Sequence[int]]) -> dict[int, IntArray]:
         """Give the users of each SuperNode that take part in a round."""

@@ -71,7 +71,7 @@ def shared_linear_weight(num_features: int, settings: LinearSettings) -> Tensor:
     return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
 
 
-def _adam(
+def adam_step(
     rows: ActiveRows,
     tensors: list[Tensor],
     gradient: Tensor,
@@ -127,12 +127,12 @@ class LinearCohort:
         if users is None:
             state["step"] += 1
             whole = [state[name] for name in ADAM_TENSORS]
-            _adam(self.rows, whole, gradient, state["step"], *rates)
+            adam_step(self.rows, whole, gradient, state["step"], *rates)
         else:
             state["step"][users] += 1
             rows, place = take(self.rows, users)
             part = [state[name][place] for name in ADAM_TENSORS]
-            _adam(rows, part, gradient, state["step"][users], *rates)
+            adam_step(rows, part, gradient, state["step"][users], *rates)
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 state[name][place] = value
         if "inactive-weight" in state:
@@ -146,7 +146,7 @@ class LinearCohort:
         nothing = torch.zeros_like(state["inactive-weight"])
         part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
         step = state["step"][:1].expand(nothing.shape[0])
-        _adam(_a_row_each(nothing), part, nothing, step, learning_rate, weight_decay)
+        adam_step(_a_row_each(nothing), part, nothing, step, learning_rate, weight_decay)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sum the users' weights."""
@@ -268,7 +268,7 @@ class ModuleCohort:
         keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
         part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
         rows, flat = _a_row_each(part[0]), grad.reshape(users.numel(), -1)
-        _adam(rows, part, flat, step, learning_rate, self.settings.weight_decay)
+        adam_step(rows, part, flat, step, learning_rate, self.settings.weight_decay)
         for key, value in zip(keys, part, strict=True):
             self._state[key][users] = value.view_as(self._state[key][users])
 

@@ -355,7 +355,11 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         ("quickstart", "strategy.share=summed privacy.epsilon=5", "strategy.share=summed"),
         ("quickstart", "strategy.sketch=64", "strategy.sketch: 64"),
         ("quickstart", "strategy.aggregation=masked", "strategy.aggregation: masked"),
-        ("quickstart", "strategy.evaluate_every=2", "strategy.evaluate_every: 2"),
+        (
+            "nfedgnn/cora-averaged",
+            "strategy.state=file",
+            "strategy.state: file is not allowed with strategy.share=averaged",
+        ),
         ("quickstart", "strategy.trust=malicious-server", "strategy.share: own"),
         ("nfedgnn/cora-summed", "strategy.trust=malicious-server", "strategy.aggregation: plain"),
         ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),

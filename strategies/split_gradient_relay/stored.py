@@ -1,0 +1,85 @@
+"""A cohort whose users' rows are in a file, for more users than memory has room for.
+
+Until its first step a user has the weights that all begin with, so nothing of it is stored. A round
+reads and writes the rows of those alone who are asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from flower_graph.ops.active_rows import ActiveRows, project, take
+from flower_graph.storage.row_file import RowFile, new_index
+from flower_graph.strategies.split_gradient_relay.users import (
+    ADAM_TENSORS,
+    LinearCohort,
+    Tensors,
+    UserSettings,
+    adam_step,
+    shared_linear_weight,
+)
+
+AT_A_TIME = 1 << 14  # users
+
+
+class StoredCohort(LinearCohort):
+    """Users with a linear map each, whose rows of weights and moments are in a file."""
+
+    def __init__(
+        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors, file: RowFile
+    ) -> None:
+        super().__init__(rows, settings, tensors)
+        self.file = file
+        self._begun = shared_linear_weight(rows.num_features - int(settings.bias), settings)
+
+    def forward(self, users: Tensor | None) -> Tensor:
+        """Return latent vectors ``[p, h]``."""
+        count = self.num_users if users is None else users.numel()
+        result = torch.empty(count, self.settings.latent_size)
+        for part, local in self._parts(users):
+            rows, (weight,) = self._read(local, 1)
+            result[part] = project(rows, weight)
+        return result
+
+    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
+        """Take one Adam step for each of the users from ``[p, h]`` gradients."""
+        for part, local in self._parts(users):
+            rows, whole = self._read(local, len(ADAM_TENSORS))
+            self._state["step"][local] += 1
+            step = self._state["step"][local]
+            adam_step(rows, whole, gradient[part], step, learning_rate, self.settings.weight_decay)
+            self.file.write(local, rows.ptr, whole)
+
+    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Refuse: weights that are averaged change for all users at once."""
+        raise ValueError("users whose rows are in a file do not average their weights")
+
+    def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
+        """Refuse: weights that are averaged change for all users at once."""
+        raise ValueError("users whose rows are in a file do not average their weights")
+
+    def whole(self) -> Tensor:
+        """Read all users' weights, ``[r, h]``, as they would be in memory."""
+        return torch.cat([self._read(local, 1)[1][0] for _, local in self._parts(None)])
+
+    def _parts(self, users: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+        """Cut users into parts that need little memory."""
+        users = torch.arange(self.num_users) if users is None else users
+        for first in range(0, users.numel(), AT_A_TIME):
+            yield slice(first, first + AT_A_TIME), users[first : first + AT_A_TIME]
+
+    def _read(self, users: Tensor, count: int) -> tuple[ActiveRows, list[Tensor]]:
+        """Read some users' weights, and moments if so many are asked for."""
+        rows, _ = take(self.rows, users)
+        begun = self._begun.index_select(0, rows.feature)
+        parts = [begun, *(torch.zeros_like(begun) for _ in range(count - 1))]
+        self.file.read(users, rows.ptr, parts)
+        return rows, parts
+
+
+def stored_state(num_users: int) -> Tensors:
+    """Make the tensors of a cohort before its first round; the file is to be empty."""
+    return {"step": torch.zeros(num_users, dtype=torch.int32), **new_index(num_users)}

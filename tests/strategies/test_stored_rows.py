@@ -1,0 +1,99 @@
+"""Users whose rows are in a file: the same numbers as in memory, also after a killed process."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+from relay_helpers import Outcome, client_app, run, same_weights, small_graph, strategy_for
+from torch import nn
+
+from flower_graph import NodeClient
+from flower_graph.errors import CheckpointError
+from flower_graph.records.rounds import RoundReport
+from flower_graph.simulation import InProcessGrid
+
+DATA, ROUNDS = small_graph(24), 9
+SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
+
+
+def stored(
+    folder: Path, *, stop_at: int = 0, resume: bool = False, every: int = 0, **options: Any
+) -> Outcome:
+    """Run with rows in files, on two SuperNodes; `stop_at` ends it once that round is reported."""
+    saved = {"checkpoint_dir": folder / "saved", "checkpoint_every": every} if every else {}
+    app = client_app(DATA, rows_dir=folder / "rows", checkpoint_dir=saved.get("checkpoint_dir"))
+    outcome = Outcome(strategy_for(DATA, **(SOME | saved | options)))
+
+    def on_round(report: RoundReport) -> None:
+        outcome.reports.append(report)
+        if report.round == stop_at:
+            raise KeyboardInterrupt
+
+    try:
+        grid = InProcessGrid(app, num_supernodes=2)
+        outcome.strategy.start(grid, num_rounds=ROUNDS, on_round=on_round, resume=resume)
+    except KeyboardInterrupt:
+        assert stop_at
+    return outcome
+
+
+@pytest.mark.parametrize("options", [{}, {"user_bias": True}, {"participation": 1.0}])
+def test_rows_in_a_file_give_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
+    # With half of the users a round, some wait several rounds for their gradient.
+    in_memory = run(DATA, rounds=ROUNDS, **(SOME | options))
+    in_file = stored(tmp_path, **options)
+    assert in_file.figures == in_memory.figures
+    assert same_weights(in_file, in_memory)
+    assert not (tmp_path / "rows").exists()  # the run is over, and nothing goes on from it
+
+
+def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = run(DATA, rounds=ROUNDS, **SOME)
+    # Rows have changed since the checkpoint of round 6, some of them twice: they must go back.
+    stored(tmp_path, every=3, stop_at=8)
+    for path in (tmp_path / "rows").glob("*.since-000006"):
+        with path.open("ab") as journal:
+            journal.write(b"\1\2\3\4\1")  # killed while it wrote
+    resumed = stored(tmp_path, every=3, resume=True)
+    assert [report.round for report in resumed.reports] == [7, 8, 9]
+    assert resumed.figures == whole.figures[6:]
+    assert same_weights(resumed, whole)
+
+
+def test_a_damaged_checkpoint_leads_further_back(tmp_path: Path) -> None:
+    whole = run(DATA, rounds=ROUNDS, **SOME)
+    stored(tmp_path, every=3, stop_at=8)
+    (tmp_path / "saved" / "round-000006" / "server.pt").write_bytes(b"damaged")
+    resumed = stored(tmp_path, every=3, resume=True)
+    assert [report.round for report in resumed.reports] == [4, 5, 6, 7, 8, 9]
+    assert resumed.figures == whole.figures[3:]
+
+
+def test_a_run_does_not_go_on_without_its_rows(tmp_path: Path) -> None:
+    stored(tmp_path, every=3, stop_at=8)
+    for path in (tmp_path / "rows").glob("*.rows"):
+        path.unlink()
+    with pytest.raises(CheckpointError):
+        stored(tmp_path, every=3, resume=True)
+
+
+def test_the_disk_has_rows_of_users_who_have_stepped_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    stored(tmp_path, every=1, stop_at=1)
+    assert [one.stat().st_size for one in (tmp_path / "rows").glob("*.rows")] == [0, 0]
+    stored(tmp_path / "whole")
+    assert sum("bytes on the disk" in line for line in caplog.messages) == 2
+
+
+@pytest.mark.parametrize("more", [{"user_model": nn.Linear(8, 4)}, {"state-key": "x"}])
+def test_rows_in_a_file_are_plain_linear_maps(tmp_path: Path, more: dict[str, Any]) -> None:
+    sealed = {"state-key": more.pop("state-key")} if "state-key" in more else {}
+    context = Context(1, 2, {"state-dir": str(tmp_path), **sealed}, RecordDict(), {})
+    with pytest.raises(ValueError):
+        NodeClient(context, DATA.x, DATA.y, rows_dir=tmp_path, **more)
