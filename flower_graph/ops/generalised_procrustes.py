@@ -44,14 +44,11 @@ class Consensus(NamedTuple, Generic[Embeddings]):
 class _Clients(NamedTuple):
     """All clients' embeddings, and what of them bears on the alignment."""
 
-    # ``side`` ``[u, m * d]`` is as ``columns`` gives it, ``held`` ``[m, u]`` float64, ``shared``
-    # ``[u, 1]`` 1 for nodes that several clients hold and 0 for others, ``size`` ``[m]`` the length
-    # of each client's embeddings of shared nodes.
-
-    side: Tensor
-    held: Tensor
-    shared: Tensor
-    size: Tensor
+    side: Tensor  # [u, m * d] as ``columns`` gives it
+    given: Tensor  # the same in the dtype of what was given
+    held: Tensor  # [m, u] float64
+    shared: Tensor  # [u, 1] 1 for nodes that several clients hold, 0 for others
+    size: Tensor  # [m] length of each client's embeddings of shared nodes
     relative: float
     rotations_only: bool
 
@@ -104,8 +101,8 @@ def consensus(
     values, mask = checked_clients(x, held)
     side, shared = columns(values, mask), (mask.sum(0) > 1).double()[:, None]
     size = (squares(side, len(values)) * shared).sum(0).sqrt()
-    relative = rank_tolerance(values)
-    clients = _Clients(side, mask.double(), shared, size, relative, rotations_only)
+    given, relative = side.to(values.dtype), rank_tolerance(values)
+    clients = _Clients(side, given, mask.double(), shared, size, relative, rotations_only)
     reference, maps, change = _settled(clients, iterations, tolerance)
     stack = maps.flatten(0, 1).T.contiguous()  # back into each client's space, [d, m * d]
     torch.mm(reference, stack, out=clients.side)
@@ -116,34 +113,53 @@ def consensus(
 
 def _settled(clients: _Clients, iterations: int, tolerance: float) -> tuple[Tensor, Tensor, float]:
     """Move the reference until it has settled; give it, the maps to it, and its last change."""
-    reference = _first_reference(clients)
-    for _ in range(iterations):
-        before, maps = reference, _maps_to(reference, clients)
-        reference = _mean(maps, clients)
-        moved = torch.linalg.norm((reference - before) * clients.shared)
-        size = torch.linalg.norm(reference * clients.shared)
+    before = _first_reference(clients)
+    product = _products(before, clients, clients.side)
+    maps = _maps_to(before, product, clients)
+    reference = _mean(maps, clients, clients.side)
+    moved, size = _lengths(reference - before, reference, clients)
+    for _ in range(iterations - 1):
         if moved <= tolerance * size:
             break
-    return reference, maps, float(moved / size) if size else 0.0
+        # Only what moved is multiplied, in the precision of what was given: its rounding is as
+        # small beside the whole as the move is.
+        product += _products(reference - before, clients, clients.given)
+        turned = _maps_to(reference, product, clients)
+        before, reference = reference, reference + _mean(turned - maps, clients, clients.given)
+        maps = turned
+        moved, size = _lengths(reference - before, reference, clients)
+    return reference, maps, moved / size if size else 0.0
 
 
-def _maps_to(reference: Tensor, clients: _Clients) -> Tensor:
-    """Map every client to the reference ``[u, d]``, over the shared nodes; ``[m, d, d]``."""
-    reference = reference * clients.shared
-    dimension = reference.shape[1]
-    product = (clients.side.T @ reference).view(-1, dimension, dimension)
-    size = clients.size * (clients.held @ reference.square().sum(1)).sqrt()
+def _lengths(move: Tensor, reference: Tensor, clients: _Clients) -> tuple[float, float]:
+    """Return how far the reference moved and how long it is, over the shared nodes."""
+    moved, size = (float((part * clients.shared).norm()) for part in (move, reference))
+    return moved, size
+
+
+def _products(reference: Tensor, clients: _Clients, side: Tensor) -> Tensor:
+    """Multiply every client's embeddings of shared nodes with ``[u, d]``; ``[m, d, d]``."""
+    # Few rows times many columns: BLAS takes twice as long for many rows times few columns.
+    product = (reference * clients.shared).T.to(side.dtype) @ side
+    return product.double().view(len(product), -1, len(product)).permute(1, 2, 0)
+
+
+def _maps_to(reference: Tensor, product: Tensor, clients: _Clients) -> Tensor:
+    """Map every client to the reference ``[u, d]``, whose ``_products`` are ``[m, d, d]``."""
+    square = (reference * clients.shared).square().sum(1)
+    size = clients.size * (clients.held @ square).sqrt()
     only = clients.rotations_only
     return nearest_orthogonal(product, clients.relative * size, rotations_only=only)
 
 
-def _mean(maps: Tensor, clients: _Clients, joined: Tensor | None = None) -> Tensor:
+def _mean(maps: Tensor, clients: _Clients, side: Tensor, joined: Tensor | None = None) -> Tensor:
     """Average the mapped embeddings over each node's holders, ``[u, d]``."""
     # ``joined`` ``[m]`` float64 has 0 for clients that are not counted.
     if joined is None:
         joined = clients.size.new_ones(len(maps))
-    total = clients.side @ (maps * joined[:, None, None]).flatten(0, 1)
-    return total / (joined @ clients.held).clamp(min=1)[:, None]
+    stack = (maps * joined[:, None, None]).flatten(0, 1)
+    total = stack.T.to(side.dtype) @ side.T  # [d, u], for the same reason as the products
+    return (total / (joined @ clients.held).clamp(min=1)).T
 
 
 def _first_reference(clients: _Clients) -> Tensor:
@@ -155,9 +171,10 @@ def _first_reference(clients: _Clients) -> Tensor:
     while not joined.all():
         near = (held @ (joined @ held) > 0) & (joined == 0)
         if near.any():
-            maps[near] = _maps_to(reference, clients)[near]
+            product = _products(reference, clients, clients.side)
+            maps[near] = _maps_to(reference, product, clients)[near]
             joined[near] = 1
-            reference = _mean(maps, clients, joined)
+            reference = _mean(maps, clients, clients.side, joined)
         else:  # at the beginning, and where nobody is left who shares a node
             first = int((nodes * (1 - joined)).argmax())
             joined[first] = 1

@@ -21,6 +21,8 @@ LIMIT = 1e100  # numbers below this in size have squares that float64 can add up
 BLOCK_COLUMNS = 2048
 # Distances that are held at a time, and what of two squared lengths is no difference between them.
 BLOCK_DISTANCES, SAME = 2**19, 64 * torch.finfo(torch.float64).eps
+# Distance of ``X^T X`` from ``I`` from which so many of Schulz's steps end at rounding
+NEAR, STEPS = 0.5, 6
 
 Held = NDArray[np.generic] | Tensor | None
 
@@ -75,15 +77,52 @@ def rank_tolerance(x: Tensor) -> float:
 def nearest_orthogonal(product: Tensor, tolerance: Tensor, *, rotations_only: bool) -> Tensor:
     """Find the orthogonal ``W`` with the largest ``trace(W^T product)``."""
     # product [..., d, d], tolerance [...]
+    # The polar factor, which Newton's iteration finds in half the time of singular vectors. These
+    # are needed where a direction is unknown or the factor has a mirror in it.
+    flat, least = product.flatten(0, -3) if product.ndim > 2 else product[None], tolerance.flatten()
+    largest = flat.abs().amax((1, 2))
+    scaled = flat / largest[:, None, None]
+    inverse = torch.linalg.inv_ex(scaled).inverse
+    # No singular value is below 1 / ||inverse||; NaN, of a product of zeros, compares as false.
+    regular = largest > least * torch.linalg.matrix_norm(inverse)
+    if rotations_only:
+        regular &= torch.linalg.det(scaled) > 0
+    result = torch.empty_like(flat)
+    result[regular] = _polar_factor(scaled[regular], inverse[regular])
+    if not regular.all():
+        others = ~regular
+        result[others] = _by_singular_vectors(flat[others], least[others], rotations_only)
+    return result.view(product.shape)
+
+
+def _polar_factor(x: Tensor, inverse: Tensor) -> Tensor:
+    """Bring all singular values of regular matrices to 1; the singular vectors stay."""
+    # Newton's step ``(a X + X^-T / a) / 2``, scaled as Higham does (1986), until Schulz's, which
+    # needs no inverse, ``X (3 I - X^T X) / 2``, squares the distance from the end.
+    # x, inverse [m, d, d]
+    eye, far = torch.eye(x.shape[-1]).to(x), len(x) > 0
+    while far:
+        root = (torch.linalg.matrix_norm(inverse) / torch.linalg.matrix_norm(x)).sqrt()
+        x = (root[:, None, None] * x + inverse.mT / root[:, None, None]) / 2
+        far = bool(torch.linalg.matrix_norm(x.mT @ x - eye).max() > NEAR)
+        inverse = torch.linalg.inv(x) if far else inverse
+    for _ in range(STEPS):
+        x = torch.baddbmm(x, x, x.mT @ x, beta=1.5, alpha=-0.5)
+    return x
+
+
+def _by_singular_vectors(product: Tensor, tolerance: Tensor, rotations_only: bool) -> Tensor:
+    """Find the same where a direction may be unknown."""
+    # product [m, d, d], tolerance [m]
     left, values, right = torch.linalg.svd(product)
-    unknown = values <= tolerance[..., None]
+    unknown = values <= tolerance[:, None]
     lacking = unknown.any(-1)
     if lacking.any():
         left[lacking], right[lacking] = _completed(left[lacking], unknown[lacking], right[lacking])
     if rotations_only:
         # The last direction has the smallest singular value: turning it round costs least.
         mirrored = torch.linalg.det(left) * torch.linalg.det(right) < 0
-        left[..., -1] = torch.where(mirrored[..., None], -left[..., -1], left[..., -1])
+        left[..., -1] = torch.where(mirrored[:, None], -left[..., -1], left[..., -1])
     return torch.matmul(left, right)
 
 
@@ -124,9 +163,9 @@ def as_given(x: Tensor, example: Embeddings) -> Embeddings:
 
 def check_numbers(name: str, x: Tensor) -> None:
     """Raise ``ValueError`` with the first place of a number that cannot be used."""
-    bad = ~(x.abs() < LIMIT)  # so that NaN is bad too
-    if bad.any():
-        place = tuple(bad.nonzero()[0].tolist())
+    least, most = torch.aminmax(x)
+    if not (least > -LIMIT and most < LIMIT):  # so that NaN is bad too
+        place = tuple((~(x.abs() < LIMIT)).nonzero()[0].tolist())
         raise ValueError(
             f"{name}[{', '.join(map(str, place))}] = {float(x[place])}: finite numbers below "
             f"{LIMIT:g} in size are allowed"

@@ -75,6 +75,35 @@ def test_exactly_orthogonal_for_any_number_of_nodes(seed: int, d: int, p: int, o
         assert float((w * (x.mT @ y)).sum()) == pytest.approx(most)
 
 
+@pytest.mark.parametrize("scale", [1e-120, 1.0, 1e120])
+@pytest.mark.parametrize(
+    ("d", "smallest"), [(1, 1.0), (2, 0.3), (16, 1e-2), (64, 1e-4), (128, 0.9)]
+)
+def test_regular_products_keep_their_singular_vectors(d: int, smallest: float, scale: float):
+    left, right = orthogonal(1, 3, d, d), orthogonal(2, d, d)
+    values = torch.ones(3, d, dtype=DOUBLE)
+    values[1, -1], values[2] = smallest, smallest  # the last one, and all but the first
+    values[2, 0] = 1
+    product = scale * (left * values[:, None] @ right)
+    w = module.nearest_orthogonal(product, product.new_zeros(3), rotations_only=False)
+    torch.testing.assert_close(w, left @ right, atol=1e-11, rtol=0)
+    assert error(w) < 1e-13
+
+
+def test_regular_and_singular_products_are_one_batch():
+    product = torch.stack([normal(number, 4, 4) for number in range(6)])
+    product[2, :, 3] = 0
+    product[4] = 0
+    least = product.new_full((6,), 1e-9)
+    for only in (False, True):
+        together = module.nearest_orthogonal(product, least, rotations_only=only)
+        apart = [
+            module.nearest_orthogonal(one, limit, rotations_only=only)
+            for one, limit in zip(product, least, strict=True)
+        ]
+        torch.testing.assert_close(together, torch.stack(apart), atol=1e-12, rtol=0)
+
+
 def test_one_node_by_hand():
     """The other direction is the one that keeps the trace high: 0.6 + 0.6, and -0.6 + 0.6."""
     x = torch.tensor([[2.0, 0]], dtype=DOUBLE)
