@@ -166,7 +166,8 @@ def _user_step(entry: dict[str, Any]) -> str:
         f"{step['weights']:,} active weights. A triad over arrays of that length moves "
         f"{rate(step['bandwidth'])} here. The users' step and forward take "
         f"{duration(step['seconds']['median'])} ({rate(step['bytes-per-second'])}): "
-        f"{step['times-bound']:.1f} times what the bandwidth needs."
+        f"{step['times-bound']:.1f} times what the bandwidth needs (target: at most "
+        f"{step['target']:g}, {verdict(step['times-bound'], step['target'])})."
     )
 
 

@@ -10,17 +10,18 @@ is 1 for everybody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from flower_graph.ops.adam import BETAS, EPS
+from flower_graph.ops.adam import BETAS, EPS, fused_step_
 
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
 # in cache, large enough that threads have something to share.
 BLOCK_NUMBERS = 524_288
+VECTOR = 16  # float32 numbers of the widest vectors: so many rows are a whole number of them
 
 
 class ActiveRows(NamedTuple):
@@ -134,30 +135,41 @@ def adam_(
     # The gradient of row ``k`` of user ``i`` is ``x_ik`` times the gradient of ``i``'s latent
     # vector; weight decay is added to it, as in ``torch.optim.Adam``.
     # weight, exp_avg, exp_avg_sq [r, h], gradient [n, h], step [n]
-    size, root = (factor[:, None] for factor in _adam_factors(step, learning_rate))
-    blocks = list(_blocks(weight))
-    largest = blocks[0].stop if blocks else 0
-    buffer = torch.empty(2, largest, weight.shape[1], device=weight.device)
     uniform = step.numel() > 0 and bool((step == step[0]).all())
+    blocks = list(_blocks(weight))
+    buffer = weight.new_empty(blocks[0].stop if blocks else 0, weight.shape[1])
     for part in blocks:
-        grad, scratch = buffer[:, : part.stop - part.start]
-        user = rows.user[part]
+        user, grad = rows.user[part], buffer[: part.stop - part.start]
         torch.index_select(gradient, 0, user, out=grad)
-        grad.mul_(rows.value[part, None]).add_(weight[part], alpha=weight_decay)
-        exp_avg[part].lerp_(grad, 1 - BETAS[0])
-        exp_avg_sq[part].mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
-        torch.sqrt(exp_avg_sq[part], out=scratch)
-        # One factor for all rows is the usual case and three times as fast; both give equal bits.
-        scratch.div_(root[0, 0] if uniform else root[user]).add_(EPS)
-        torch.mul(exp_avg[part], size[0, 0] if uniform else size[user], out=grad)
-        weight[part].sub_(grad.div_(scratch))
+        grad.mul_(rows.value[part, None])
+        tensors = [weight[part], grad, exp_avg[part], exp_avg_sq[part]]
+        count = step[:1].expand(user.shape) if uniform else step[user]
+        # The fused step takes one step count. What does not fill a vector it rounds otherwise,
+        # which would make a user's numbers depend on where they lie.
+        is_one = weight.is_cpu and (uniform or bool((count == count[0]).all()))
+        whole = user.numel() // VECTOR * VECTOR if is_one else 0
+        if whole:
+            first = ([one[:whole]] for one in tensors)
+            fused_step_(*first, [count[0]], learning_rate, weight_decay)
+        if whole < user.numel():
+            rest = [one[whole:] for one in tensors]
+            _step(rest, count[whole:, None], learning_rate, weight_decay)
 
 
-def _adam_factors(step: Tensor, learning_rate: float) -> tuple[Tensor, Tensor]:
-    """Return each user's step size and the root of its second bias correction, ``[n]`` each."""
-    count = step.double()
-    size = learning_rate / (1 - BETAS[0] ** count)
-    return size.float(), (1 - BETAS[1] ** count).sqrt().float()
+def _step(
+    tensors: Sequence[Tensor], count: Tensor, learning_rate: float, weight_decay: float
+) -> None:
+    """Take the same step to the bit, row by row with a count of each."""
+    weight, grad, exp_avg, exp_avg_sq = tensors  # [r, h] each; count [r, 1]
+    grad.add_(weight, alpha=weight_decay)
+    exp_avg.lerp_(grad, 1 - BETAS[0])
+    exp_avg_sq.mul_(BETAS[1]).addcmul_(grad, grad, value=1 - BETAS[1])
+    count = count.double()
+    size = (learning_rate / (1 - BETAS[0] ** count)).float()
+    root = (1 - BETAS[1] ** count).sqrt().float()
+    # A processor's library takes roots of float32 that may be wrong in the last place.
+    roots = exp_avg_sq.double().sqrt_().float() if weight.is_cpu else exp_avg_sq.sqrt()
+    weight.sub_(torch.mul(exp_avg, size, out=grad).div_(roots.div_(root).add_(EPS)))
 
 
 def sum_by_feature(rows: ActiveRows, weight: Tensor) -> tuple[Tensor, Tensor]:

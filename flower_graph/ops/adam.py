@@ -49,13 +49,27 @@ def adam_rows_(
         list(compress(rows.split(sizes), moves.tolist()))
         for rows in (weight, gradient, exp_avg, exp_avg_sq)
     )
+    counts = counts[moves].to(weight.device).unbind()
+    fused_step_(params, grads, exp_avgs, exp_avg_sqs, counts, learning_rate, weight_decay)
+
+
+def fused_step_(
+    params: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    counts: Iterable[Tensor],
+    learning_rate: float,
+    weight_decay: float,
+) -> None:
+    """Take a step that passes over memory once; a parameter's count includes this step."""
     adam(
         params=params,
         grads=grads,
         exp_avgs=exp_avgs,
         exp_avg_sqs=exp_avg_sqs,
         # Adam counts the step itself.
-        state_steps=list((counts[moves] - 1).to(weight.device, torch.float32).unbind()),
+        state_steps=[(count - 1).float() for count in counts],
         lr=learning_rate,
         weight_decay=weight_decay,
         **_DEFAULTS,
