@@ -21,6 +21,7 @@ from torch.nn import functional
 from flower_graph.ops.attention import attend, attention_graph
 from flower_graph.ops.graph import (
     Adjacency,
+    SortedEdges,
     csr_tensor,
     gcn_adjacency,
     mean_adjacency,
@@ -38,9 +39,9 @@ class _GraphCache(Generic[T]):
 
     def __init__(self, build: Callable[..., T]) -> None:
         self._build = build
-        self._kept: tuple[Tensor, int, tuple[Tensor, ...], T] | None = None
+        self._kept: tuple[Tensor | SortedEdges, int, tuple[Tensor, ...], T] | None = None
 
-    def __call__(self, edge_index: Tensor, n: int, *weight: Tensor) -> T:
+    def __call__(self, edge_index: Tensor | SortedEdges, n: int, *weight: Tensor) -> T:
         kept = self._kept
         is_same = kept is not None and kept[0] is edge_index and kept[1] == n
         if kept is None or not is_same or [*map(id, kept[2])] != [*map(id, weight)]:
@@ -67,6 +68,8 @@ class SplitGCN(nn.Module):
         Dropout on the input of both layers.
     """
 
+    takes_sorted = True  # a graph as `SortedEdges`, too
+
     def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__()
         self.latent_size = hidden
@@ -75,7 +78,7 @@ class SplitGCN(nn.Module):
         self.linear = _glorot(nn.Linear(hidden, classes))
         self._graph = _GraphCache(gcn_adjacency)
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
+    def forward(self, x: Tensor, edge_index: Tensor | SortedEdges) -> Tensor:
         """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, h]``."""
         graph = self._graph(edge_index, x.shape[0])
         x = functional.dropout(x, self.dropout, self.training)

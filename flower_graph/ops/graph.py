@@ -10,12 +10,65 @@ from torch import Tensor
 
 from flower_graph.ops.context import Saved
 
+NODES_AT_A_TIME = 1 << 20
+
 
 class Adjacency(NamedTuple):
     """A sparse matrix and its transpose, both in CSR form, ``[n, n]``."""
 
     matrix: Tensor
     transpose: Tensor
+
+
+class SortedEdges(NamedTuple):
+    """Edges of an undirected graph by source, then by target, in 32 bits: each in both directions.
+
+    The matrices of such a graph are symmetric, and are built without sorting.
+    """
+
+    ptr: Tensor  # [n + 1] int32; the edges of node i are ptr[i] to ptr[i + 1]
+    other: Tensor  # [e] int32; where they end
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return self.ptr.numel() - 1
+
+    @property
+    def edge_index(self) -> Tensor:
+        """The same as int64 ``[2, e]``."""
+        node = torch.arange(self.num_nodes, device=self.ptr.device)
+        return torch.stack([node.repeat_interleave(self.ptr.diff()), self.other.long()])
+
+    def to(self, device: torch.device) -> SortedEdges:
+        """Return the same edges on another device."""
+        return SortedEdges(self.ptr.to(device), self.other.to(device))
+
+    def among(self, kept: Tensor) -> SortedEdges:
+        """Return the edges whose two ends are kept, ``[n]`` bool."""
+        counts, others = [], []
+        for first in range(0, self.num_nodes, NODES_AT_A_TIME):  # few, so that little is in memory
+            ptr = self.ptr[first : first + NODES_AT_A_TIME + 1]
+            other = self.other[int(ptr[0]) : int(ptr[-1])]
+            both = kept[first : first + NODES_AT_A_TIME].repeat_interleave(ptr.diff())
+            both &= kept.index_select(0, other)
+            others.append(other[both])
+            ends = torch.cat(
+                [both.new_zeros(1, dtype=torch.int32), both.cumsum(0, dtype=torch.int32)]
+            )
+            counts.append(ends[(ptr - ptr[0]).long()].diff())
+        total = torch.cat(counts).cumsum(0, dtype=torch.int32)
+        return SortedEdges(torch.cat([total.new_zeros(1), total]), torch.cat(others))
+
+
+def sorted_edges(edge_index: Tensor, n: int) -> SortedEdges | None:
+    """Bring an undirected graph's edges into 32 bits, if they are sorted; else return None."""
+    # edge_index [2, e]
+    source, target = edge_index
+    same, ascends = source[1:] == source[:-1], target[1:] > target[:-1]
+    if not ((source[1:] > source[:-1]) | (same & ascends)).all():
+        return None
+    return SortedEdges(pointers(source, n), target.to(torch.int32))
 
 
 def csr(row: Tensor, col: Tensor, value: Tensor, n: int) -> Tensor:
@@ -63,8 +116,12 @@ def values_at(edges: Tensor, known: Tensor, value: Tensor, n: int) -> Tensor:
     return value[order[torch.searchsorted(keys, edges[0] * n + edges[1])]]
 
 
-def gcn_adjacency(edge_index: Tensor, n: int, weight: Tensor | None = None) -> Adjacency:
+def gcn_adjacency(
+    edge_index: Tensor | SortedEdges, n: int, weight: Tensor | None = None
+) -> Adjacency:
     """Normalise symmetrically with self-loops: ``D^(-1/2) (A + I) D^(-1/2)``."""
+    if isinstance(edge_index, SortedEdges):
+        return _sorted_gcn_adjacency(edge_index)
     # edge_index [2, e], weight [e]: entries of A; the self-loops weigh 1
     edges = with_self_loops(edge_index, n)
     if weight is not None:
@@ -73,6 +130,25 @@ def gcn_adjacency(edge_index: Tensor, n: int, weight: Tensor | None = None) -> A
         return adjacency(edges, root[edges[0]] * entries * root[edges[1]], n)
     root = torch.bincount(edges[1], minlength=n).float().rsqrt()
     return adjacency(edges, root[edges[0]] * root[edges[1]], n)
+
+
+def _sorted_gcn_adjacency(edges: SortedEdges) -> Adjacency:
+    """Build the same from sorted edges: each row has its neighbours, then itself."""
+    n, device = edges.num_nodes, edges.ptr.device
+    node = torch.arange(n, dtype=torch.int32, device=device)
+    ptr = edges.ptr + torch.arange(n + 1, dtype=torch.int32, device=device)
+    own = (ptr[1:] - 1).long()
+    column = torch.empty(edges.other.numel() + n, dtype=torch.int32, device=device)
+    is_other = torch.ones_like(column, dtype=torch.bool)
+    is_other[own] = False
+    column.masked_scatter_(is_other, edges.other)
+    column[own] = node
+    del is_other
+    root = ptr.diff().float().rsqrt()
+    value = root.repeat_interleave(ptr.diff())
+    value *= root.index_select(0, column)
+    matrix = csr_tensor(ptr, column, value, (n, n))
+    return Adjacency(matrix, matrix)
 
 
 def replace_block(graph: Adjacency, first: int, block: Adjacency) -> Adjacency:
@@ -144,9 +220,15 @@ class LaplacianTerm(NamedTuple):
     neighbourhoods: int  # sum_i |N_i|, where N_i has the node itself (nFedGNN, section 2.1)
 
 
-def laplacian_term(edge_index: Tensor, n: int) -> LaplacianTerm:
+def laplacian_term(edge_index: Tensor | SortedEdges, n: int) -> LaplacianTerm:
     """Prepare ``L_reg`` for a graph."""
     # edge_index [2, e]
+    if isinstance(edge_index, SortedEdges):
+        ptr, other = edge_index
+        ones = torch.ones(other.numel(), device=other.device)
+        matrix = csr_tensor(ptr, other, ones, (n, n))
+        ends = 2 * ptr.diff().float()
+        return LaplacianTerm(Adjacency(matrix, matrix), ends[:, None], other.numel() + n)
     e = edge_index.shape[1]
     ends = torch.bincount(edge_index.reshape(-1), minlength=n).float()
     ones = torch.ones(e, device=edge_index.device)

@@ -20,7 +20,12 @@ from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
 from flower_graph.data.checked import server_graph
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
-from flower_graph.ops.graph import laplacian_regulariser, laplacian_term
+from flower_graph.ops.graph import (
+    SortedEdges,
+    laplacian_regulariser,
+    laplacian_term,
+    sorted_edges,
+)
 from flower_graph.rng import seeded
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.config import steadying
@@ -113,7 +118,7 @@ class RelayServer:
         self.masks = {name: (mask & present).to(self.device) for name, mask in graph.masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
-        self._all_edges = graph.edge_index.to(self.device)
+        self._take_edges(graph.edge_index)
         self.num_classes = 1 + int(graph.y.max())
         self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
@@ -133,12 +138,24 @@ class RelayServer:
             self.known[users] = True
             self._refresh_graph()
 
+    def _take_edges(self, edge_index: Tensor) -> None:
+        """Take all edges, in 32 bits if the model can use them so."""
+        fit = getattr(self.model, "takes_sorted", False)
+        in_order = sorted_edges(edge_index, self.num_nodes) if fit else None
+        self._all_edges = (in_order or edge_index).to(self.device)
+
+    @property
+    def edges(self) -> Tensor:
+        """The edges between users that have answered at least once, ``[2, e]``."""
+        return self.graph.edge_index if isinstance(self.graph, SortedEdges) else self.graph
+
     def _refresh_graph(self) -> None:
         """Keep the edges between users that have answered at least once."""
-        source, target = self._all_edges
-        kept = self.known[source] & self.known[target]
-        self.edges = self._all_edges if kept.all() else self._all_edges[:, kept]
-        self._term = laplacian_term(self.edges, self.num_nodes) if self.reg_weight else None
+        # What the model is called with
+        self.graph: Tensor | SortedEdges = self._all_edges
+        if not self.known.all():
+            self.graph = _among(self._all_edges, self.known)
+        self._term = laplacian_term(self.graph, self.num_nodes) if self.reg_weight else None
 
     def step(
         self, server_round: int, learning_rate: float, *, is_frozen: bool = False
@@ -161,7 +178,7 @@ class RelayServer:
         latent = latent.detach().requires_grad_()
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
-            logits = self.model(latent, self.edges)
+            logits = self.model(latent, self.graph)
         entropy = self.entropy(logits, heard, server_round)
         term = self._term
         smooth = laplacian_regulariser(term, latent) if term else torch.zeros_like(entropy)
@@ -207,7 +224,7 @@ class RelayServer:
     def logits(self) -> Tensor:
         """Return ``[n, c]`` of what the server has now."""
         self.eval_model.eval()
-        result: Tensor = self.eval_model(self.latent, self.edges)
+        result: Tensor = self.eval_model(self.latent, self.graph)
         return result
 
     def judge(self) -> Judged:
@@ -242,6 +259,13 @@ class RelayServer:
         self.optimizer.load_state_dict(state["optimizer"])
         self._hold(state["latent"], state["known"])
         self.accuracy()  # no round may be left to see who is right
+
+
+def _among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
+    if isinstance(edges, SortedEdges):
+        return edges.among(known)
+    kept = known[edges[0]] & known[edges[1]]
+    return edges if kept.all() else edges[:, kept]
 
 
 def first_rows(tensor: Tensor, count: int) -> Tensor:

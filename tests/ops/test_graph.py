@@ -10,6 +10,8 @@ from torch import Tensor
 from torch_geometric.nn.conv.gcn_conv import gcn_norm
 from torch_geometric.utils import to_dense_adj
 
+from flower_graph.data.graph import to_undirected
+from flower_graph.ops import graph
 from flower_graph.ops.graph import (
     Adjacency,
     adjacency,
@@ -179,3 +181,32 @@ def test_a_product_reads_nothing_of_the_memory_it_fills(monkeypatch: pytest.Monk
     nothing = csr(*torch.empty(2, 0, dtype=torch.int64), torch.empty(0), 5)
     monkeypatch.setattr(torch.Tensor, "new_empty", new_nan)
     assert not propagate(Adjacency(nothing, nothing), x).any()
+
+
+@pytest.mark.parametrize("nodes_at_a_time", [1, 3, 1 << 20])
+def test_sorted_edges_give_the_same_matrices(
+    nodes_at_a_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graph, "NODES_AT_A_TIME", nodes_at_a_time)
+    draw = torch.Generator().manual_seed(1)
+    n = 10  # node 9 has no edge
+    edges = to_undirected(torch.randint(9, (2, 25), generator=draw), n)
+    kept = torch.rand(n, generator=draw) < 0.7
+    whole = graph.sorted_edges(edges, n)
+    assert whole is not None and torch.equal(whole.edge_index, edges)
+    some = edges[:, kept[edges[0]] & kept[edges[1]]]
+    assert 0 < some.shape[1] < edges.shape[1]
+    for ours, theirs in ((whole, edges), (whole.among(kept), some)):
+        assert torch.equal(ours.edge_index, theirs)
+        pairs = [(graph.gcn_adjacency(ours, n), graph.gcn_adjacency(theirs, n))]
+        terms = graph.laplacian_term(ours, n), graph.laplacian_term(theirs, n)
+        pairs.append((terms[0].edges, terms[1].edges))
+        assert torch.equal(terms[0].degree, terms[1].degree)
+        assert terms[0].neighbourhoods == terms[1].neighbourhoods
+        for left, right in pairs:
+            for one, other in zip(left, right, strict=True):
+                assert torch.equal(one.crow_indices(), other.crow_indices())
+                assert torch.equal(one.col_indices(), other.col_indices())
+                assert torch.equal(one.values(), other.values())
+    assert graph.sorted_edges(edges.flip(1), n) is None
+    assert graph.sorted_edges(edges[:, [0, 0]], n) is None  # an edge twice
