@@ -93,7 +93,7 @@ class DittoMethod(ModuleMethod[DittoConfig]):
     name, schema = APP, DittoConfig
     client_class = DittoClient
     heterophily = "Ditto trains a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personalised",)
+    tables = ("personalised", "values")
 
     def module(self, config: DittoConfig, features: int, classes: int) -> Callable[[], nn.Module]:
         """Give what makes two of the usual models."""

@@ -46,7 +46,7 @@ class FedAvgMethod(ModuleMethod[FedAvgConfig]):
 
     name, schema = APP, FedAvgConfig
     heterophily = "FedAvg trains a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personalised", "links")
+    tables = ("personalised", "links", "values")
 
 
 METHOD = FedAvgMethod()

@@ -196,7 +196,7 @@ class FedPUBMethod(ModuleMethod[FedPUBConfig]):
     name, schema = APP, FedPUBConfig
     strategy_class, client_class = FedPUB, FedPUBClient
     heterophily = "FED-PUB trains a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personalised", "links")
+    tables = ("personalised", "links", "values")
 
     def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:
         """Give what makes a GCN, with masks if there are any."""

@@ -47,7 +47,7 @@ class LocalMethod(ModuleMethod[LocalConfig]):
 
     name, schema = APP, LocalConfig
     heterophily = "clients train a GCN, which smooths over edges; not tried on such graphs here"
-    tables = ("personalised", "links")
+    tables = ("personalised", "links", "values")
 
     def local(self, config: LocalConfig) -> tuple[str, ...]:
         """Keep everything at the client."""

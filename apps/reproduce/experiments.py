@@ -18,6 +18,7 @@ from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_le
 from flower_graph.apps.reproduce.templates import one_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.config.common import RunConfig
+from flower_graph.data.sources.names import file_path
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import OutputError
@@ -291,7 +292,13 @@ def _is_kept(path: Path, run: Run) -> bool:
         return False
     with reading(path, OutputError, "not a kept run"):
         settings = dict(read_json(path).get("settings", {}))
-    return is_same(settings, settings_of(config_of(run)))
+    return is_same(settings, _settings(config_of(run)))
+
+
+def _settings(config: RunConfig) -> dict[str, object]:
+    """Return a run's settings; of a graph of one's own the file's name, wherever it lies."""
+    path = file_path(config.data.name)
+    return settings_of(config) | ({"data.name": path.name} if path else {})
 
 
 def is_same(kept: Mapping[str, object], now: Mapping[str, object]) -> bool:
@@ -347,7 +354,7 @@ def _run(
             curves.seconds_per_round = (time.perf_counter() - started) / run.rounds
         curves.run_seconds = time.perf_counter() - started
         stored = {"cell": asdict(run.experiment), "seed": run.seed, "rounds": run.rounds}
-        stored |= {"settings": settings_of(config), "curves": _short(asdict(curves))}
+        stored |= {"settings": _settings(config), "curves": _short(asdict(curves))}
         write_text(_path(folder, run), json.dumps(plain(stored)) + "\n")
         reached.append(curves.decided)
     return reached

@@ -323,7 +323,13 @@ def show_pictures(names: Sequence[str]) -> list[str]:
 
 
 # Means with their deviations: scale, and format
-SPREADS = {"accuracy": (1, ".3f"), "percent": (100, ".1f"), "points": (100, "+.1f")}
+SPREADS = {
+    "accuracy": (1, ".3f"),
+    "percent": (100, ".1f"),
+    "points": (100, "+.1f"),
+    "number": (1, ".2f"),  # in the unit of the data
+    "change": (1, "+.2f"),
+}
 ALONE = ("paired", "winner", "paper-deviation", "reached", "positive", "above", "setting", "seeds")
 FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
 
@@ -382,7 +388,7 @@ def _written(name: str, detail: str, r: Row) -> str:
     if name == "paired":  # the difference, p as it is and by Holm, how many seeds agree in sign
         chance, holms = (NONE if r[key] is None else f"{r[key]:.2g}" for key in ("p", "holm"))
         agree = f"{r['agree']} of {len(r['values'])}"
-        return f"{_written('points', '', r)} (p {chance}, Holm {holms}, {agree})"
+        return f"{_written(detail or 'points', '', r)} (p {chance}, Holm {holms}, {agree})"
     if name == "setting":  # laid over the config, of rows that something was trained for
         laid = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
         return str(laid[-1].partition("=")[2]) if laid and "rounds" in r else NONE

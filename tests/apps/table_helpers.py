@@ -94,6 +94,6 @@ def report(number: int, val: float, test: float) -> RoundReport:
     """Make a round of two clients, each of which sent a MiB."""
     made = RoundReport(number, 1.0, 1.0, 0.0, 0.9, val, test, 2, 2)
     made.bytes = {"up": {"weights": number * 2**21}}
-    made.scores = {"auc": {"train": 0.9, "val": val, "test": test}}
+    made.scores = {name: {"train": 0.9, "val": val, "test": test} for name in ("auc", "mse")}
     made.structure = {"precision": 0.1 * number, "recall": float("nan")}
     return made

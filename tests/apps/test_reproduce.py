@@ -128,6 +128,7 @@ def test_rows_and_page_have_all_figures(paper: Paper) -> None:
         "fedgls-why",
         "nfedgnn-summed",
         "links",
+        "values",
     }  # tables that no paper has
     assert any(r["paper"] is not None for r in paper.rows) == (paper.name not in no_paper)
     assert missing_runs(paper.asked, paper.runs) == []
@@ -321,6 +322,18 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
         assert (left_to_run([run], tmp_path) == [run]) == is_missing
 
 
+def test_a_graph_of_ones_own_may_lie_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kept run names the file alone, no folder of the machine that it was made on."""
+    run = Run(Experiment("Mine", "GCN", "FedAvg", "fedavg/own-graph", ("data.name=mine.pt",)), 0, 1)
+    for place in ("here", "there"):
+        (tmp_path / place).mkdir()
+        monkeypatch.chdir(tmp_path / place)
+        settings = experiments._settings(experiments.config_of(run))
+        assert settings["data.name"] == "mine.pt"
+
+
 def test_files_of_older_versions_still_load() -> None:
     curves = read_curves({"cross_entropy": [1.0], "val_accuracy": [None], "test_accuracy": [0.5]})
     assert (curves.alignment, curves.judged, curves.structure) == ({}, {}, {})
@@ -347,6 +360,7 @@ def test_figures_as_text() -> None:
         ("accuracy", [two], "0.012 ± 0.001"),
         ("percent", [None, two], "1.2 ± 0.1"),
         ("points", [two], "+1.2 ± 0.1"),
+        ("number", [two], "0.01 ± 0.00"),
         ("paper:.1f:100", [two], "2.9"),
         ("paper:+.1f:100", [two], "+2.9"),
         ("paper-deviation", [two], "0.0289 ± 0.0010"),

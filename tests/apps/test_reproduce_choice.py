@@ -286,6 +286,8 @@ def test_differences_are_tested_by_pairs() -> None:
     assert paired([0.1, math.nan])["p"] is None
     row = {"mean": 0.0475, "std": 0.045, "values": differences, "seeds": [0, 1, 2, 3], **result}
     assert formatted("paired", [{**row, "holm": 0.26}]) == "+4.8 ± 4.5 (p 0.13, Holm 0.26, 3 of 4)"
+    raw = formatted("paired:change", [{**row, "holm": 0.26}])
+    assert raw == "+0.05 ± 0.04 (p 0.13, Holm 0.26, 3 of 4)"
 
 
 def test_many_tests_are_corrected_by_holm() -> None:
