@@ -64,9 +64,12 @@ def chances(numbers: torch.Tensor, seed: int, *labels: str | int) -> torch.Tenso
     """
     # The mixing of SplitMix64 (Steele, Lea and Flood, 2014): a generator for each of a million
     # would take seconds.
-    z = numbers.cpu().numpy().astype(np.uint64) * GOLDEN + np.uint64(derive_seed(seed, *labels))
+    z = numbers.cpu().numpy().astype(np.uint64)
+    z *= GOLDEN
+    z += np.uint64(derive_seed(seed, *labels))
     for shift, factor in MIXING:
-        z = (z ^ (z >> shift)) * factor
+        z ^= z >> shift
+        z *= factor
     z ^= z >> np.uint64(31)
     drawn = (z >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24)
     return torch.from_numpy(drawn).to(numbers.device)

@@ -135,7 +135,8 @@ def adam_(
     # The gradient of row ``k`` of user ``i`` is ``x_ik`` times the gradient of ``i``'s latent
     # vector; weight decay is added to it, as in ``torch.optim.Adam``.
     # weight, exp_avg, exp_avg_sq [r, h], gradient [n, h], step [n]
-    uniform = step.numel() > 0 and bool((step == step[0]).all())
+    here = weight.is_cpu  # to compare counts elsewhere would wait for the device
+    uniform = here and step.numel() > 0 and bool((step == step[0]).all())
     blocks = list(_blocks(weight))
     buffer = weight.new_empty(blocks[0].stop if blocks else 0, weight.shape[1])
     for part in blocks:
@@ -146,11 +147,12 @@ def adam_(
         count = step[:1].expand(user.shape) if uniform else step[user]
         # The fused step takes one step count. What does not fill a vector it rounds otherwise,
         # which would make a user's numbers depend on where they lie.
-        is_one = weight.is_cpu and (uniform or bool((count == count[0]).all()))
+        is_one = uniform or (here and bool((count == count[0]).all()))
         whole = user.numel() // VECTOR * VECTOR if is_one else 0
         if whole:
-            first = ([one[:whole]] for one in tensors)
-            fused_step_(*first, [count[0]], learning_rate, weight_decay)
+            weights, grads, means, squares = ([one[:whole]] for one in tensors)
+            counts = [count[0]]
+            fused_step_(weights, grads, means, squares, counts, learning_rate, weight_decay)
         if whole < user.numel():
             rest = [one[whole:] for one in tensors]
             _step(rest, count[whole:, None], learning_rate, weight_decay)
@@ -167,8 +169,8 @@ def _step(
     count = count.double()
     size = (learning_rate / (1 - BETAS[0] ** count)).float()
     root = (1 - BETAS[1] ** count).sqrt().float()
-    # A processor's library takes roots of float32 that may be wrong in the last place.
-    roots = exp_avg_sq.double().sqrt_().float() if weight.is_cpu else exp_avg_sq.sqrt()
+    # PyTorch's root of float32 may be wrong in the last place, but not a GPU's.
+    roots = exp_avg_sq.sqrt() if weight.is_cuda else exp_avg_sq.double().sqrt_().float()
     weight.sub_(torch.mul(exp_avg, size, out=grad).div_(roots.div_(root).add_(EPS)))
 
 

@@ -18,6 +18,7 @@ from torch.nn.functional import embedding_bag
 
 from flower_graph.ops.active_rows import ActiveRows, take
 from flower_graph.ops.adam import Adam
+from flower_graph.ops.graph import csr_tensor, pointers
 from flower_graph.rng import chances
 from flower_graph.strategies.split_gradient_relay.users import Tensors, shared_linear_weight
 
@@ -25,6 +26,7 @@ STATE = ("weight", "exp-avg", "exp-avg-sq")  # of each parameter; in a state, be
 MOMENTS = (("", ""), ("_sq", "-sq"))  # how the last two are called in Adam's state
 STEP, ROUND = "step", "round"  # how many were taken; of which round the last was
 LINEAR = "linear"  # the one parameter of a linear layer
+BLOCK_ROWS = 65_536  # of which features are dropped at a time: they stay in cache
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 
 
@@ -74,10 +76,9 @@ class LinearLayer:
         # numbers [n]: the users' in the server's graph
         device = rows.value.device
         self.rows, self.numbers, self.settings = rows, numbers.to(device), settings
-        order = torch.argsort(rows.feature, stable=True)
-        ptr = torch.zeros(rows.num_features + 1, dtype=torch.int32, device=device)
-        ptr[1:] = torch.bincount(rows.feature.long(), minlength=rows.num_features).cumsum(0)
-        self._by_feature = order, rows.user[order], ptr
+        order = torch.argsort(rows.feature, stable=True).to(torch.int32)
+        ptr = pointers(rows.feature, rows.num_features)
+        self._by_feature = order, rows.user.index_select(0, order), ptr
         self._last: tuple[Dropped | None, Tensor] = None, rows.value
 
     def start(self, settings: CommonSettings) -> dict[str, Tensor]:
@@ -95,7 +96,14 @@ class LinearLayer:
             value = value[place]
         if not value.numel():
             return weight.new_zeros(rows.num_users, weight.shape[1])
-        return _weighted_sums(rows.feature, rows.ptr, value, weight)
+        return embedding_bag(
+            rows.feature,
+            weight,
+            rows.ptr,
+            mode="sum",
+            per_sample_weights=value,
+            include_last_offset=True,
+        )
 
     def gradient(
         self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
@@ -108,26 +116,26 @@ class LinearLayer:
         every[users.to(value.device)] = gradient.to(every)
         if not value.numel():
             return every.new_zeros(rows.num_features, every.shape[1])
-        return _weighted_sums(user, ptr, value[order].double(), every)
+        by_feature = value.index_select(0, order).double()
+        entries = csr_tensor(ptr, user, by_feature, (rows.num_features, rows.num_users))
+        total: Tensor = entries @ every
+        return total
 
     def _values(self, dropped: Dropped | None) -> Tensor:
         """Give all users' features, row by row, without those that are dropped."""
         if dropped is None:
             return self.rows.value
         if self._last[0] != dropped:  # asked for twice a round
-            rows = self.rows
-            value = rows.value * dropped.scale(self.numbers[rows.user.long()], rows.feature)
-            if self.settings.bias:
-                value[rows.feature == rows.num_features - 1] = 1
-            self._last = dropped, value
+            blocks = zip(*(one.split(BLOCK_ROWS) for one in self.rows[1:4]), strict=True)
+            self._last = dropped, torch.cat([self._kept(dropped, *block) for block in blocks])
         return self._last[1]
 
-
-def _weighted_sums(index: Tensor, ptr: Tensor, value: Tensor, rows: Tensor) -> Tensor:
-    """Add up rows by groups, each row times its value."""
-    return embedding_bag(
-        index, rows, ptr, mode="sum", per_sample_weights=value, include_last_offset=True
-    )
+    def _kept(self, dropped: Dropped, feature: Tensor, value: Tensor, user: Tensor) -> Tensor:
+        """Give some rows' features without those that are dropped; a bias never is."""
+        value = value * dropped.scale(self.numbers[user.long()], feature)
+        if self.settings.bias:
+            value[feature == self.rows.num_features - 1] = 1
+        return value
 
 
 class ModuleLayer:

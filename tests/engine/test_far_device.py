@@ -134,7 +134,6 @@ ENGINES = {
     f.__name__: f
     for f in (linear, of_modules, relay_server, egos, structures, common_layer, attention)
 }
-ADAM = "flower_graph/ops/active_rows.py:adam_"  # whether all users are at one step
 EVALUATE = "flower_graph/engine/graph_batch.py:evaluate"
 SERVER = "strategies/split_gradient_relay/server_model.py"
 EGOS, COHORT = (
@@ -142,8 +141,6 @@ EGOS, COHORT = (
 )
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {
-    "linear": {ADAM},
-    "of_modules": {ADAM},
     # Losses, which go to the report, and sizes that depend on who has answered
     "relay_server": {
         f"{SERVER}:{f}" for f in ("gradients", "receive", "_refresh_graph", "entropy")
