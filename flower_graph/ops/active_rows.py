@@ -11,6 +11,7 @@ is 1 for everybody.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import sub
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from flower_graph.ops.adam import BETAS, EPS, fused_step_
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
 # in cache, large enough that threads have something to share.
 BLOCK_NUMBERS = 524_288
+USERS = 1 << 16  # whose vectors are computed at a time: the index of their rows is small
 VECTOR = 16  # float32 numbers of the widest vectors: so many rows are a whole number of them
 
 
@@ -30,8 +32,6 @@ class ActiveRows(NamedTuple):
     ptr: Tensor  # [n + 1] int32; user i owns rows ptr[i] to ptr[i + 1]
     feature: Tensor  # [r] int32; the feature that a row belongs to
     value: Tensor  # [r] float32; the user's value of that feature
-    user: Tensor  # [r] int32; the user that owns a row
-    row: Tensor  # [r] int32; 0, 1, 2, ...: the index that embedding_bag asks for
     num_features: int  # Rows of a full matrix, bias included
 
     @property
@@ -39,10 +39,25 @@ class ActiveRows(NamedTuple):
         """Number of users."""
         return self.ptr.numel() - 1
 
+    @property
+    def user(self) -> Tensor:
+        """The user that owns each row, int32 ``[r]``, made anew at each call."""
+        return self.owners(slice(0, self.feature.numel()))
+
+    def owners(self, part: slice) -> Tensor:
+        """Return the user that owns each of some rows, int32."""
+        if part.start == part.stop:
+            return self.ptr[:0]
+        ends = torch.tensor([part.start, part.stop - 1], device=self.ptr.device)
+        first, last = torch.searchsorted(self.ptr, ends, right=True).tolist()
+        count = self.ptr[first - 1 : last + 1].clamp(part.start, part.stop).diff()
+        user = torch.arange(first - 1, last, dtype=torch.int32, device=self.ptr.device)
+        return user.repeat_interleave(count, output_size=part.stop - part.start)
+
     def to(self, device: torch.device) -> ActiveRows:
         """Return the same rows on another device."""
-        ptr, feature, value, user, row = (tensor.to(device) for tensor in self[:5])
-        return ActiveRows(ptr, feature, value, user, row, self.num_features)
+        ptr, feature, value = (tensor.to(device) for tensor in self[:3])
+        return ActiveRows(ptr, feature, value, self.num_features)
 
 
 def pack_csr(
@@ -50,10 +65,9 @@ def pack_csr(
 ) -> ActiveRows:
     """Build active rows from features in compressed sparse row form."""
     # ptr, feature, value [n + 1]
-    count = ptr.diff()
-    n = count.numel()
-    user = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), count)
     if bias:
+        n = ptr.numel() - 1
+        user = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), ptr.diff())
         # Row k of user i moves down by the i bias rows of the users before it.
         place = torch.arange(feature.numel()) + user
         bias_place = ptr[1:] + torch.arange(n)
@@ -64,12 +78,8 @@ def pack_csr(
         wide_value[place] = value.float()
         ptr = ptr.clone()
         ptr[1:] = bias_place + 1
-        user = torch.repeat_interleave(torch.arange(n, dtype=torch.int32), count + 1)
         feature, value, num_features = wide_feature, wide_value, num_features + 1
-    row = torch.arange(feature.numel(), dtype=torch.int32)
-    return ActiveRows(
-        ptr.to(torch.int32), feature.to(torch.int32), value.float(), user, row, num_features
-    )
+    return ActiveRows(ptr.to(torch.int32), feature.to(torch.int32), value.float(), num_features)
 
 
 def pack(x: Tensor, *, bias: bool = False) -> ActiveRows:
@@ -98,8 +108,6 @@ def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
         ptr.to(torch.int32),
         rows.feature[place],
         rows.value[place],
-        user.to(torch.int32),
-        row.to(torch.int32),
         rows.num_features,
     )
     return part, place
@@ -108,16 +116,23 @@ def take(rows: ActiveRows, users: Tensor) -> tuple[ActiveRows, Tensor]:
 def project(rows: ActiveRows, weight: Tensor) -> Tensor:
     """Compute every user's latent vector, ``x_i W_i``."""
     # weight [r, h]
-    if weight.shape[0] == 0:
-        return weight.new_zeros(rows.num_users, weight.shape[1])
-    return torch.nn.functional.embedding_bag(
-        rows.row,
-        weight,
-        rows.ptr,
-        mode="sum",
-        per_sample_weights=rows.value,
-        include_last_offset=True,
+    result = weight.new_zeros(rows.num_users, weight.shape[1])
+    parts = range(0, rows.num_users if weight.shape[0] else 0, USERS)
+    ends = rows.ptr[[*parts, rows.num_users]].tolist()
+    index = torch.arange(
+        max(map(sub, ends[1:], ends), default=0), dtype=torch.int32, device=weight.device
     )
+    for user, first, last in zip(parts, ends, ends[1:], strict=False):
+        if first < last:
+            result[user : user + USERS] = torch.nn.functional.embedding_bag(
+                index[: last - first],
+                weight[first:last],
+                rows.ptr[user : user + USERS + 1] - first,
+                mode="sum",
+                per_sample_weights=rows.value[first:last],
+                include_last_offset=True,
+            )
+    return result
 
 
 def adam_(
@@ -140,7 +155,7 @@ def adam_(
     blocks = list(_blocks(weight))
     buffer = weight.new_empty(blocks[0].stop if blocks else 0, weight.shape[1])
     for part in blocks:
-        user, grad = rows.user[part], buffer[: part.stop - part.start]
+        user, grad = rows.owners(part), buffer[: part.stop - part.start]
         torch.index_select(gradient, 0, user, out=grad)
         grad.mul_(rows.value[part, None])
         tensors = [weight[part], grad, exp_avg[part], exp_avg_sq[part]]

@@ -46,11 +46,16 @@ class StoredCohort(LinearCohort):
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
         """Take one Adam step for each of the users from ``[p, h]`` gradients."""
-        for part, local in self._parts(users):
+        users = torch.arange(self.num_users) if users is None else users
+        # Users with equal counts side by side step together, which is quicker.
+        order = torch.argsort(self._state["step"][users], stable=True)
+        for part, local in self._parts(users[order]):
             rows, whole = self._read(local, len(ADAM_TENSORS))
             self._state["step"][local] += 1
             step = self._state["step"][local]
-            adam_step(rows, whole, gradient[part], step, learning_rate, self.settings.weight_decay)
+            adam_step(
+                rows, whole, gradient[order[part]], step, learning_rate, self.settings.weight_decay
+            )
             self.file.write(local, rows.ptr, whole)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -96,8 +96,8 @@ def adam_step(
 def _a_row_each(like: Tensor) -> ActiveRows:
     """Let each row of a matrix belong to a user of its own, with value 1."""
     n = like.shape[0]
-    index = torch.arange(n, dtype=torch.int32, device=like.device)
-    return ActiveRows(index, index, torch.ones_like(like[:, 0]), index, index, n)
+    ptr = torch.arange(n + 1, dtype=torch.int32, device=like.device)
+    return ActiveRows(ptr, ptr[:-1], torch.ones_like(like[:, 0]), n)
 
 
 class LinearCohort:
