@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.measure import part_main, run_part
 from benchmarks.ppfl_deepwalk import TARGET, WORK, measure_deepwalk
+from benchmarks.ppfl_judge import measure_judge
 from benchmarks.ppfl_rounds import (
     IDLE,
     ROUNDS,
@@ -34,8 +35,9 @@ from benchmarks.ppfl_server import (
 )
 from flower_graph.method.load import load_config
 
-# The server's goals; an iteration in parts of gensim's time; seconds above the clients' own work
-GOALS = {**TARGETS, "deepwalk": TARGET, "flwr": 0.5}
+# The server's goals; an iteration in parts of gensim's time; seconds above the clients' own work,
+# and of the last iteration, where the MLP judges too
+GOALS = {**TARGETS, "deepwalk": TARGET, "flwr": 0.5, "last": 2.5}
 CONFIGS = ("ppfl/cora-linqs-deepwalk", "ppfl/cora-linqs-gat")
 TINY = [*IDLE, "partition.ratios=[0.8,0.1,0.1]", "judge.folds=2"]  # few nodes to judge
 PACKAGES = ("gensim", "scikit-learn")
@@ -43,6 +45,7 @@ CASES: dict[str, Callable[..., Any]] = {
     "alignment": measure_alignment,
     "exchange": measure_exchange,
     "deepwalk": measure_deepwalk,
+    "judge": measure_judge,
     "rounds": measure_rounds,
 }
 
@@ -101,6 +104,7 @@ def measure_all(quick: bool) -> dict[str, Any]:
         "server": measure_server(quick),
         "deepwalk": measure_walking(quick),
         "iterations": iterations,
+        "judge": _part("judge", CONFIGS[1], 1 if quick else 9),
         "flwr": [] if quick else measure_flwr(iterations),
         "targets": GOALS,
     }

@@ -124,6 +124,10 @@ def measure_rounds(name: str, settings: list[str], threads: int, rounds: int) ->
         "threads": threads,
         "round": summary([report.seconds for report in reports[counted]]),
         **_parts(reports[counted], spent[counted]),
+        "last": {
+            "seconds": reports[-1].seconds,
+            "judge": sum(parts["judge"] for parts in spent[-1].values()),
+        },
         "payload-bytes": _payload(reports[-1]) - _payload(reports[-2]),
         "wire-bytes": sum(reports[-1].wire_bytes.values()) - sum(reports[-2].wire_bytes.values()),
         "peak-bytes": peak_memory(),
