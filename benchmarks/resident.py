@@ -22,7 +22,7 @@ import psutil
 from benchmarks.deployment import partitioned, watch
 from benchmarks.measure import say, summary
 from deploy.loopback import DeploymentError, Loopback
-from flower_graph.apps.cli.launch import termination_as_exit
+from flower_graph.apps.cli.processes import termination_as_exit
 
 CLIENT, SUPEREXEC, WORKER = "flwr-clientapp", "flower-superexec", "flower_graph.client.resident"
 LEAST = 0.1  # processor seconds of a process that has imported Flower

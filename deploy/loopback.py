@@ -30,7 +30,7 @@ import tomli_w
 
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
-from flower_graph.apps.cli.launch import (
+from flower_graph.apps.cli.processes import (
     adopted_orphans,
     end_processes,
     marked_processes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from typing import Any
 import pytest
 
 from flower_graph.apps.cli import launch
-from flower_graph.apps.cli.launch import end_processes, marked_processes
+from flower_graph.apps.cli.processes import end_processes, marked_processes
 from flower_graph.method.load import load_config
 from flower_graph.storage.files import STATE_VARIABLE
 
+RELEASE = pytest.mark.release
 MARK = "FLOWER_GRAPH_TEST_MARK"
 SMALL = ["rounds=2", "data.name=csbm", "data.nodes=60", "data.classes=3", "data.num_features=40"]
 SMALL += ["data.split=random", "data.ratios=[0.4,0.3,0.3]"]
@@ -128,12 +130,13 @@ def test_a_run_that_fails_says_why(tmp_path: Path, mark: str, scratch: Path) -> 
 
 
 @pytest.mark.flwr
-def test_an_interrupt_ends_everything_at_once(tmp_path: Path, mark: str) -> None:
-    out = tmp_path / "out"
+@pytest.mark.parametrize("how", [signal.SIGINT, pytest.param(signal.SIGKILL, marks=RELEASE)])
+def test_a_run_that_is_ended_leaves_nothing(how: signal.Signals, tmp_path: Path, mark: str) -> None:
+    out, temporary = tmp_path / "out", Path(tempfile.mkdtemp(prefix="t-"))
     command = [sys.executable, "-m", "flower_graph.apps.cli.main", "run", "quickstart"]
     command += ["rounds=100000", "--engine", "flwr", "--out", str(out)]
-    state = {STATE_VARIABLE: str(tmp_path / "state")}
-    environment = os.environ | state | {"PYTHONPATH": str(Path(launch.__file__).parents[1])}
+    own = {STATE_VARIABLE: str(tmp_path / "state"), "TMPDIR": str(temporary)}
+    environment = os.environ | own | {"PYTHONPATH": str(Path(launch.__file__).parents[1])}
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
         deadline = time.monotonic() + 120
         while not (out / "metrics.jsonl").exists() or not _rounds(out):
@@ -142,13 +145,17 @@ def test_an_interrupt_ends_everything_at_once(tmp_path: Path, mark: str) -> None
             time.sleep(0.2)
         assert len(marked_processes(MARK, mark)) > 5
         assert list(tmp_path.glob("state*"))  # hundreds of megabytes, of 2,708 users
-        process.send_signal(signal.SIGINT)
+        process.send_signal(how)
         started = time.monotonic()
-        assert process.wait(timeout=30) == 130
-    assert time.monotonic() - started < 10
+        assert process.wait(timeout=30) == (130 if how == signal.SIGINT else -how)
+    while how == signal.SIGKILL and marked_processes(MARK, mark):
+        assert time.monotonic() - started < 30
+        time.sleep(0.2)
+    assert time.monotonic() - started < 30
     assert marked_processes(MARK, mark) == []
-    assert list(tmp_path.glob("state*")) == []
+    assert list(tmp_path.glob("state*")) == list(temporary.glob("fg-*")) == []
     assert _rounds(out)  # what was written stands
+    shutil.rmtree(temporary)
 
 
 def test_no_supernodes_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -7,40 +7,36 @@ they are found by that home folder in their environment, and ended by their proc
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-
-import psutil
 
 import flower_graph
+from flower_graph.apps.cli.processes import (
+    adopted_orphans,
+    end_processes,
+    termination_as_exit,
+    without_interrupts,
+)
 from flower_graph.errors import OutputError
 from flower_graph.method.of_app import RUN_CONFIG
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
 from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
 
-Handler = Callable[[int, FrameType | None], object] | signal.Handlers  # of a signal
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
 CLIENT = "client-resources-num-cpus=1"
 LOG = "flower.log"  # all lines of Flower's engine, in the run's folder
 TAIL = 40  # lines of the log that an error shows
-KILL_WAIT = 15.0  # seconds until processes that were killed must be gone
-PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
 LINE_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 # The app that Flower bundles: a few lines, because the library itself is installed. A SuperLink
@@ -62,6 +58,15 @@ clientapp = "run_client:app"
 
 [tool.flwr.app.config]
 {settings}
+"""
+# Waits until there is nobody at the other end
+GUARD = """\
+import sys
+sys.stdin.read()
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from flower_graph.apps.cli.launch import clean_up
+clean_up(Path(sys.argv[2]))
 """
 APP_MODULE = 'from flower_graph.apps.{name} import app\n\n__all__ = ["app"]\n'
 
@@ -117,7 +122,7 @@ def _launch(
     """Run the app, again with other ports if the SuperLink does not start; return its log."""
     for attempt in range(ATTEMPTS):
         home = Path(tempfile.mkdtemp(prefix="fg-", dir=_short_temporary_folder()))
-        with adopted_orphans():
+        with adopted_orphans(), _guarded(home):
             try:
                 with termination_as_exit():
                     return _run_in(home, settings, supernodes, echo)
@@ -127,11 +132,32 @@ def _launch(
             finally:
                 with without_interrupts():
                     _keep_log(home / LOG, out)
-                    end_processes("FLWR_HOME", str(home))
-                    # State too, which may be gigabytes: a run that is ended cannot clear up.
-                    for folder in (home, _state_folder(home)):
-                        shutil.rmtree(folder, ignore_errors=True)
+                    clean_up(home)
     raise AssertionError("unreachable: the last attempt returns or raises")
+
+
+def clean_up(home: Path) -> None:
+    """End all processes of a run, and remove its temporary files."""
+    end_processes("FLWR_HOME", str(home))
+    # State too, which may be gigabytes: a run that is ended cannot clear up.
+    for folder in (home, _state_folder(home)):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _guarded(home: Path) -> Iterator[None]:
+    """Have a process clean up should this one be killed, which closes its end of a pipe."""
+    root = str(Path(flower_graph.__file__).resolve().parents[1])
+    guard = subprocess.Popen(
+        [sys.executable, "-c", GUARD, root, str(home)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.kill()
+        guard.communicate()
 
 
 def _run_in(
@@ -280,97 +306,3 @@ def _superlink_log(home: Path) -> list[str]:
 
 def _failure(what: str, tail: Sequence[str]) -> str:
     return "\n".join([f"{what}. The last lines of its log:", *tail[-TAIL:]])
-
-
-# Processes, however far they have detached themselves --------------------------------------------
-
-
-def end_processes(name: str, value: str) -> None:
-    """Kill every process that has a variable in its environment, and wait for its end."""
-    deadline = time.monotonic() + KILL_WAIT
-    while family := marked_processes(name, value):
-        for process in family:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(family, timeout=1.0)
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"processes that cannot be ended: {[p.pid for p in family]}")
-
-
-def marked_processes(name: str, value: str) -> list[psutil.Process]:
-    """List the processes whose environment has a variable, and all their descendants."""
-    # Ray's workers rename themselves, which overwrites what the system shows of their environment;
-    # they are found as children of the raylet.
-    result: dict[int, psutil.Process] = {}
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(name) == value:
-                result |= {p.pid: p for p in [process, *process.children(recursive=True)]}
-        except (psutil.Error, OSError):
-            continue
-    result.pop(os.getpid(), None)
-    return [process for process in result.values() if not _ended(process)]
-
-
-def _ended(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return True
-
-
-@contextmanager
-def adopted_orphans() -> Iterator[None]:
-    """Become the parent of orphaned descendants (Linux), and reap them on the way out."""
-    # Detached processes pass to process 1 otherwise, which in a container often reaps nothing, so
-    # that dead processes would stay in the process table.
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    before = {child.pid for child in psutil.Process().children()}
-    prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    try:
-        yield
-    finally:
-        prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-        for child in psutil.Process().children():
-            if child.pid not in before and _ended(child):
-                # Threads of a dead process may take a while; what ended the run is still to be told
-                with suppress(psutil.TimeoutExpired):
-                    child.wait(timeout=KILL_WAIT)
-
-
-@contextmanager
-def termination_as_exit() -> Iterator[None]:
-    """Turn the termination signals into SystemExit, so that `finally` clauses run then too."""
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    with _handlers({signal.SIGTERM: leave, signal.SIGHUP: leave}):
-        yield
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Keep an impatient second Ctrl-C from stopping a clean-up half-way."""
-    ignore = signal.SIG_IGN
-    with _handlers({signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGHUP: ignore}):
-        yield
-
-
-@contextmanager
-def _handlers(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Install signal handlers for a while; only the main thread may, others leave them be."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
