@@ -13,7 +13,6 @@ from typing import Any
 
 from benchmarks.measure import part_main, run_part
 from benchmarks.ppfl_deepwalk import TARGET, WORK, measure_deepwalk
-from benchmarks.ppfl_judge import measure_judge
 from benchmarks.ppfl_rounds import (
     IDLE,
     ROUNDS,
@@ -45,7 +44,6 @@ CASES: dict[str, Callable[..., Any]] = {
     "alignment": measure_alignment,
     "exchange": measure_exchange,
     "deepwalk": measure_deepwalk,
-    "judge": measure_judge,
     "rounds": measure_rounds,
 }
 
@@ -104,7 +102,6 @@ def measure_all(quick: bool) -> dict[str, Any]:
         "server": measure_server(quick),
         "deepwalk": measure_walking(quick),
         "iterations": iterations,
-        "judge": _part("judge", CONFIGS[1], 1 if quick else 9),
         "flwr": [] if quick else measure_flwr(iterations),
         "targets": GOALS,
     }

@@ -20,7 +20,7 @@ from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.strategies.procrustes_alignment.config import APP, DEEPWALK, GAT, PPFLConfig
 from flower_graph.strategies.procrustes_alignment.deepwalk import DeepWalk, DeepWalkSettings
-from flower_graph.strategies.procrustes_alignment.evaluation import untrained_svc
+from flower_graph.strategies.procrustes_alignment.evaluation import SVC, untrained
 from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGATSettings
 from flower_graph.strategies.procrustes_alignment.newcomer import (
     HELD_BACK,
@@ -143,7 +143,7 @@ def _classified(
         raise OutputError("no judged node of the client has a label, from which classes are learnt")
     order = np.argsort(placed.node)
     rows = order[np.searchsorted(placed.node, judged.node, sorter=order)]
-    svc = CalibratedClassifierCV(untrained_svc(), ensemble=False, cv=folds)
+    svc = CalibratedClassifierCV(untrained(SVC), ensemble=False, cv=folds)
     svc.fit(placed.embeddings[rows].astype(np.float64), judged.label)
     share = torch.zeros(len(joined.embeddings), classes)
     probabilities = svc.predict_proba(joined.embeddings.astype(np.float64))
