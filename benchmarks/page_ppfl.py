@@ -152,7 +152,7 @@ def _last(part: dict[str, Any]) -> Iterable[str]:
         "**The last iteration** as shipped. What it does besides is judging by an MLP too, 5 folds "
         "of validation and of test nodes at each client, by scikit-learn's `MLPClassifier`. Its "
         "200 passes take scikit-learn longer to look after than to compute: a loop of our own gave "
-        "the same numbers in 0.4 of the time, and was not kept, since a classifier of our own is "
+        "the same numbers faster, and was not kept, since a classifier of our own is "
         "more to maintain than the seconds are worth."
     )
     aim = part["targets"]["last"]
