@@ -31,6 +31,7 @@ class FedAvgSection(TrainingSection):
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
+    weight_decay: float = 0.0  # by validation: docs/compared.md
 
 
 @dataclass

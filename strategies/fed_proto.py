@@ -41,6 +41,7 @@ class FedProtoSection(TrainingSection):
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
+    weight_decay: float = 5e-3  # by validation: docs/compared.md
     prototype_weight: float = setting(1.0, NOT_NEGATIVE, help="weight of that distance, lambda")
 
 

@@ -35,6 +35,7 @@ class FedProxSection(TrainingSection):
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
+    weight_decay: float = 0.0  # by validation: docs/compared.md
     proximal: float = setting(0.01, NOT_NEGATIVE, help="weight of the distance to what came, mu")
 
 

@@ -27,6 +27,7 @@ class LocalSection(TrainingSection):
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
+    weight_decay: float = 5e-3  # by validation: docs/compared.md
 
 
 @dataclass

@@ -26,8 +26,9 @@ Trained = tuple[dict[str, Any], list[float]]  # what the server holds, and what 
 
 
 def run(name: str, *settings: str, supernodes: int = 4, rounds: int = 2) -> Trained:
-    """Run a few rounds without dropout and without files."""
-    config = METHODS[name].load("model.dropout=0", f"rounds={rounds}", *settings)
+    """Run a few rounds without dropout and without files, with one weight decay for all."""
+    alike = ("model.dropout=0", "strategy.weight_decay=5e-4", f"rounds={rounds}")
+    config = METHODS[name].load(*alike, *settings)
     grid, reports = (
         InProcessGrid(client_app(config, None), num_supernodes=supernodes),
         list[RoundReport](),
