@@ -275,6 +275,8 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
     if given.dtype != torch.float32:
         notes.append(f"features of {kind_of(given)} taken as float32")
     result = given.to(torch.float32)
+    if torch.isfinite(result.sum()):  # then every term is, and no second matrix is needed
+        return result
     wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
     if wrong.any():
         row, column = wrong.nonzero()[0].tolist()

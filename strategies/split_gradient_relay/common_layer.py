@@ -10,6 +10,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ STATE = ("weight", "exp-avg", "exp-avg-sq")  # of each parameter; in a state, be
 MOMENTS = (("", ""), ("_sq", "-sq"))  # how the last two are called in Adam's state
 STEP, ROUND = "step", "round"  # how many were taken; of which round the last was
 LINEAR = "linear"  # the one parameter of a linear layer
-BLOCK_ROWS = 65_536  # of which features are dropped at a time: they stay in cache
+BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 
 
@@ -80,6 +81,13 @@ class LinearLayer:
         ptr = pointers(rows.feature, rows.num_features)
         self._by_feature = order, rows.user.index_select(0, order), ptr
         self._last: tuple[Dropped | None, Tensor] = None, rows.value
+        # Users and their rows, so many at a time that what is made of them stays in cache
+        at_once = max(1, BLOCK_ROWS * rows.num_users // max(1, rows.value.numel()))
+        users = [*range(0, rows.num_users, at_once), rows.num_users]
+        first = rows.ptr[torch.tensor(users)].tolist()
+        self._parts = [
+            *zip(starmap(slice, pairwise(users)), starmap(slice, pairwise(first)), strict=True)
+        ]
 
     def start(self, settings: CommonSettings) -> dict[str, Tensor]:
         """Draw the first weights."""
@@ -126,15 +134,18 @@ class LinearLayer:
         if dropped is None:
             return self.rows.value
         if self._last[0] != dropped:  # asked for twice a round
-            blocks = zip(*(one.split(BLOCK_ROWS) for one in self.rows[1:4]), strict=True)
-            self._last = dropped, torch.cat([self._kept(dropped, *block) for block in blocks])
+            self._last = dropped, torch.cat([self._kept(dropped, *part) for part in self._parts])
         return self._last[1]
 
-    def _kept(self, dropped: Dropped, feature: Tensor, value: Tensor, user: Tensor) -> Tensor:
-        """Give some rows' features without those that are dropped; a bias never is."""
-        value = value * dropped.scale(self.numbers[user.long()], feature)
+    def _kept(self, dropped: Dropped, users: slice, part: slice) -> Tensor:
+        """Give some users' features without those that are dropped; a bias never is."""
+        rows, size = self.rows, part.stop - part.start
+        ends, feature = rows.ptr[users.start : users.stop + 1], rows.feature[part]
+        counts = ends[1:] - ends[:-1]
+        number = self.numbers[users].repeat_interleave(counts, output_size=size)
+        value = rows.value[part] * dropped.scale(number, feature)
         if self.settings.bias:
-            value[feature == self.rows.num_features - 1] = 1
+            value[feature == rows.num_features - 1] = 1
         return value
 
 

@@ -137,6 +137,8 @@ def _sorted(edges: Tensor, count: int) -> Tensor:
 
 def users_left(config: NFedGNNConfig, count: int, names: Sequence[str] | None) -> list[int]:
     """Give the numbers of the users whom ``data.remove`` names."""
+    if not config.data.remove:
+        return []
     numbers = {name: user for user, name in enumerate(names or map(str, range(count)))}
     for name in config.data.remove:
         if name not in numbers:

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path, PurePath
+from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -259,19 +260,26 @@ def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) ->
 
 def _read_saved(path: Path) -> dict[str, object]:
     """Read a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
-    from torch_geometric.data import Data
-
     try:
-        with pyg_classes_allowed():
-            content = load_saved(path)
+        content = _loaded(path)
     # A broken pickle can raise nearly anything.
     except Exception as error:
         raise DataError(_unreadable(path, error)) from error
-    # Not by attributes of Data, some of which are computed (num_classes is not one).
-    values = content.to_dict() if isinstance(content, Data) else content
-    if not isinstance(values, dict):
+    if not isinstance(content, dict):
         raise DataError(f"holds a {type(content).__name__}, not a Data or a dict")
-    return {str(key): value for key, value in values.items()}
+    return {str(key): value for key, value in content.items()}
+
+
+# Any: what the user has saved
+def _loaded(path: Path) -> Any:
+    """Load what was saved, a ``Data`` as a dict."""
+    try:
+        content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
+    except UnpicklingError:  # it names classes
+        with pyg_classes_allowed():
+            content = load_saved(path)
+    # Not by attributes of Data, some of which are computed (num_classes is not one).
+    return content.to_dict() if hasattr(content, "to_dict") else content
 
 
 def _unreadable(path: Path, error: Exception) -> str:
