@@ -11,7 +11,7 @@ is 1 for everybody.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import sub
+from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from flower_graph.ops.adam import BETAS, EPS, fused_step_
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
 # in cache, large enough that threads have something to share.
 BLOCK_NUMBERS = 524_288
-USERS = 1 << 16  # whose vectors are computed at a time: the index of their rows is small
+PROJECTED = 1 << 21  # rows that are multiplied at a time, so that their index is small
 VECTOR = 16  # float32 numbers of the widest vectors: so many rows are a whole number of them
 
 
@@ -42,17 +42,24 @@ class ActiveRows(NamedTuple):
     @property
     def user(self) -> Tensor:
         """The user that owns each row, int32 ``[r]``, made anew at each call."""
-        return self.owners(slice(0, self.feature.numel()))
+        return self.owners(slice(0, self.num_users), self.feature.numel())
 
-    def owners(self, part: slice) -> Tensor:
-        """Return the user that owns each of some rows, int32."""
-        if part.start == part.stop:
-            return self.ptr[:0]
-        ends = torch.tensor([part.start, part.stop - 1], device=self.ptr.device)
-        first, last = torch.searchsorted(self.ptr, ends, right=True).tolist()
-        count = self.ptr[first - 1 : last + 1].clamp(part.start, part.stop).diff()
-        user = torch.arange(first - 1, last, dtype=torch.int32, device=self.ptr.device)
-        return user.repeat_interleave(count, output_size=part.stop - part.start)
+    def owners(self, users: slice, count: int) -> Tensor:
+        """Return the user that owns each row of some users, int32, who have so many rows."""
+        numbers = torch.arange(users.start, users.stop, dtype=torch.int32, device=self.ptr.device)
+        counts = self.ptr[users.start : users.stop + 1].diff()
+        # Without the size a GPU would have to be waited for.
+        return numbers.repeat_interleave(counts, output_size=count)
+
+    def blocks(self, most: int) -> list[tuple[slice, slice]]:
+        """Cut users into parts of about so many rows: give the users and the rows of each."""
+        n, rows = self.num_users, self.feature.numel()
+        if rows <= most:
+            return [(slice(0, n), slice(0, rows))] if rows else []
+        users = [*range(0, n, max(1, most * n // rows)), n]
+        first = self.ptr[users].tolist()
+        every = zip(starmap(slice, pairwise(users)), starmap(slice, pairwise(first)), strict=True)
+        return [(local, part) for local, part in every if part.start < part.stop]
 
     def to(self, device: torch.device) -> ActiveRows:
         """Return the same rows on another device."""
@@ -117,21 +124,18 @@ def project(rows: ActiveRows, weight: Tensor) -> Tensor:
     """Compute every user's latent vector, ``x_i W_i``."""
     # weight [r, h]
     result = weight.new_zeros(rows.num_users, weight.shape[1])
-    parts = range(0, rows.num_users if weight.shape[0] else 0, USERS)
-    ends = rows.ptr[[*parts, rows.num_users]].tolist()
-    index = torch.arange(
-        max(map(sub, ends[1:], ends), default=0), dtype=torch.int32, device=weight.device
-    )
-    for user, first, last in zip(parts, ends, ends[1:], strict=False):
-        if first < last:
-            result[user : user + USERS] = torch.nn.functional.embedding_bag(
-                index[: last - first],
-                weight[first:last],
-                rows.ptr[user : user + USERS + 1] - first,
-                mode="sum",
-                per_sample_weights=rows.value[first:last],
-                include_last_offset=True,
-            )
+    parts = rows.blocks(PROJECTED)
+    most = max((part.stop - part.start for _, part in parts), default=0)
+    index = torch.arange(most, dtype=torch.int32, device=weight.device)
+    for users, part in parts:
+        result[users] = torch.nn.functional.embedding_bag(
+            index[: part.stop - part.start],
+            weight[part],
+            rows.ptr[users.start : users.stop + 1] - part.start,
+            mode="sum",
+            per_sample_weights=rows.value[part],
+            include_last_offset=True,
+        )
     return result
 
 
@@ -152,10 +156,11 @@ def adam_(
     # weight, exp_avg, exp_avg_sq [r, h], gradient [n, h], step [n]
     here = weight.is_cpu  # to compare counts elsewhere would wait for the device
     uniform = here and step.numel() > 0 and bool((step == step[0]).all())
-    blocks = list(_blocks(weight))
-    buffer = weight.new_empty(blocks[0].stop if blocks else 0, weight.shape[1])
-    for part in blocks:
-        user, grad = rows.owners(part), buffer[: part.stop - part.start]
+    blocks = rows.blocks(_block_rows(weight))
+    most = max((part.stop - part.start for _, part in blocks), default=0)
+    buffer = weight.new_empty(most, weight.shape[1])
+    for users, part in blocks:
+        user, grad = rows.owners(users, part.stop - part.start), buffer[: part.stop - part.start]
         torch.index_select(gradient, 0, user, out=grad)
         grad.mul_(rows.value[part, None])
         tensors = [weight[part], grad, exp_avg[part], exp_avg_sq[part]]
@@ -202,6 +207,9 @@ def sum_by_feature(rows: ActiveRows, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def _blocks(weight: Tensor) -> Iterator[slice]:
     """Cut the rows into parts that stay in cache; on a GPU, one part."""
-    rows = weight.shape[0]
-    block = max(1, BLOCK_NUMBERS // weight.shape[1] if weight.device.type == "cpu" else rows)
+    rows, block = weight.shape[0], _block_rows(weight)
     return (slice(start, min(start + block, rows)) for start in range(0, rows, block))
+
+
+def _block_rows(weight: Tensor) -> int:
+    return max(1, BLOCK_NUMBERS // weight.shape[1] if weight.is_cpu else weight.shape[0])

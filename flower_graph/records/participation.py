@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -11,10 +12,51 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+Clients = Collection[int] | Integers
 
 UNKNOWN, ANSWERED, FAILED, LEFT_OUT = range(4)  # the states of a client in a round
 NOT_DRAWN, NOT_CONNECTED = "not drawn", "not connected"
 NOT_READY = "its keys for the sum did not come in time"
+
+
+class Numbers(Set[int]):
+    """A set of clients as an array, since there may be millions."""
+
+    def __init__(self, clients: Integers) -> None:
+        self.array = clients  # ascending, none twice
+
+    def __contains__(self, client: object) -> bool:  # noqa: D105
+        return client in self.array
+
+    def __iter__(self) -> Iterator[int]:  # noqa: D105
+        return iter(self.array.tolist())
+
+    def __len__(self) -> int:  # noqa: D105
+        return self.array.size
+
+    @classmethod
+    def _from_iterable(cls, clients: Iterable[int]) -> set[int]:  # type: ignore[override]
+        return set(clients)  # what its operators return
+
+
+class Reasons(Mapping[int, str]):
+    """Clients with reasons, as an array for each reason."""
+
+    def __init__(self, groups: Mapping[str, Integers]) -> None:
+        self.groups = {reason: clients for reason, clients in groups.items() if clients.size}
+
+    @cached_property
+    def _each(self) -> dict[int, str]:
+        return {c: reason for reason, clients in self.groups.items() for c in clients.tolist()}
+
+    def __getitem__(self, client: int) -> str:  # noqa: D105
+        return self._each[client]
+
+    def __iter__(self) -> Iterator[int]:  # noqa: D105
+        return iter(self._each)
+
+    def __len__(self) -> int:  # noqa: D105
+        return sum(clients.size for clients in self.groups.values())
 
 
 @dataclass
@@ -23,16 +65,16 @@ class Participation:
 
     # Every client that the server knows is in ``answered``, ``failed`` or ``left_out``, once.
 
-    answered: set[int] = field(default_factory=set)  # Asked, and their answer was used
+    answered: Set[int] = field(default_factory=set)  # Asked, and their answer was used
     # Asked without a usable answer: client to reason
-    failed: dict[int, str] = field(default_factory=dict)
+    failed: Mapping[int, str] = field(default_factory=dict)
     # Not asked, for example not drawn or not connected: client to reason
-    left_out: dict[int, str] = field(default_factory=dict)
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     @property
-    def asked(self) -> set[int]:
+    def asked(self) -> Set[int]:
         """Clients that were asked."""
-        return self.answered | self.failed.keys()
+        return self.answered | self.failed.keys() if self.failed else self.answered
 
     def to_record(self) -> dict[str, object]:
         """Return the entry of ``metrics.jsonl``: numbers as ranges, such as ``"0-4,6"``."""
@@ -60,10 +102,10 @@ class Participation:
 
 
 def account_for(
-    hosted: Mapping[int, Iterable[int]],
+    hosted: Mapping[int, Clients],
     connected: Collection[int],
-    asked: Mapping[int, Iterable[int]],
-    answered: Collection[int],
+    asked: Mapping[int, Clients],
+    answered: Clients,
     *,
     silent: Mapping[int, str],
     failed: Mapping[int, str] | None = None,
@@ -72,37 +114,68 @@ def account_for(
     no_use: str = "",
 ) -> Participation:
     """Return what became of every client in a round."""
-    local, out, used = failed or {}, left_out or {}, set(answered)
-    named = set(chain.from_iterable(asked.values()))
-    used &= named
-    otherwise = no_use or "its answer was not used"
+    local, online = failed or {}, set(connected)
+    where, asker = _flat(asked)
+    named = _distinct(where)
+    used = np.intersect1d(_integers(answered), named)
+    otherwise, nodes = no_use or "its answer was not used", list(asked)
+    silence = ~np.isin(where, used)
     lost = {
-        client: local.get(client) or silent.get(node) or otherwise
-        for client, node in _hosts(asked, named - used)
+        client: local.get(client) or silent.get(nodes[at]) or otherwise
+        for client, at in zip(where[silence].tolist(), asker[silence].tolist(), strict=True)
     }
-    online = set(connected)
-    rest = set(chain.from_iterable(hosted.values())) - named
-    absent = {
-        client: out.get(client) or (idle if node in online else NOT_CONNECTED)
-        for client, node in _hosts(hosted, rest)
+    groups = {
+        reason: np.setdiff1d(clients, named) for reason, clients in _grouped(left_out or {}).items()
     }
-    absent |= {client: out[client] for client in out.keys() - named - rest}
-    return Participation(used, lost, absent)
+    everyone, at = _last(*_flat(hosted))
+    idle_ones = ~np.isin(everyone, np.concatenate([named, *groups.values()]))
+    is_online = np.array([node in online for node in hosted], bool)[at]
+    for reason, which in ((idle, is_online), (NOT_CONNECTED, ~is_online)):
+        clients = everyone[idle_ones & which]
+        groups[reason] = np.union1d(groups[reason], clients) if reason in groups else clients
+    return Participation(Numbers(used), lost, Reasons(groups))
 
 
-def _hosts(hosted: Mapping[int, Iterable[int]], wanted: set[int]) -> list[tuple[int, int]]:
-    """Return the wanted clients, each with its SuperNode."""
-    if not wanted:
-        return []
-    return [(client, node) for node, here in hosted.items() for client in here if client in wanted]
+def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
+    """List all clients, and the place of each one's SuperNode."""
+    here = list(hosted.values())
+    sizes = [len(local) for local in here]
+    if any(isinstance(local, np.ndarray) for local in here):
+        clients = np.concatenate([np.asarray(local, np.int64) for local in here])
+    else:
+        clients = np.fromiter(chain.from_iterable(here), np.int64, sum(sizes))
+    return clients, np.repeat(np.arange(len(here)), sizes)
 
 
-def ranges(clients: Iterable[int]) -> str:
+def _is_ascending(clients: Integers) -> bool:
+    return bool((clients[1:] > clients[:-1]).all())  # as they mostly are
+
+
+def _distinct(clients: Integers) -> Integers:
+    return clients if _is_ascending(clients) else np.unique(clients)
+
+
+def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
+    """Sort clients; of one that is there several times, take the last."""
+    if _is_ascending(clients):
+        return clients, at
+    result, last = np.unique(clients[::-1], return_index=True)
+    return result, at[::-1][last]
+
+
+def _integers(clients: Iterable[int] | Integers) -> Integers:
+    """Give clients as an array."""
+    if isinstance(clients, Numbers):
+        return clients.array
+    return clients if isinstance(clients, np.ndarray) else np.fromiter(clients, np.int64)
+
+
+def ranges(clients: Iterable[int] | Integers) -> str:
     """Write distinct numbers as ascending ranges: ``{0, 1, 2, 5}`` is ``"0-2,5"``."""
-    result = np.fromiter(clients, np.int64)
+    result = _integers(clients)
     if not result.size:
         return ""
-    result.sort(kind="stable")  # quick where it is in order, as it mostly is
+    result = np.sort(result, kind="stable")  # quick where it is in order, as it mostly is
     breaks = np.flatnonzero(np.diff(result) > 1)
     first = result[np.concatenate([[0], breaks + 1])].tolist()
     last = result[np.concatenate([breaks, [-1]])].tolist()
@@ -180,11 +253,18 @@ def _texts(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
             yield state, entry["clients"]
 
 
-def by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
-    """Group clients by reason: a thousand silent ones are one entry."""
+def _grouped(clients: Mapping[int, str]) -> dict[str, Integers]:
+    """Group clients by reason."""
+    if isinstance(clients, Reasons):
+        return dict(clients.groups)
     grouped: dict[str, list[int]] = {}
     for client, reason in clients.items():
         grouped.setdefault(reason, []).append(client)
+    return {reason: np.array(local, np.int64) for reason, local in grouped.items()}
+
+
+def by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
+    """Group clients by reason: a thousand silent ones are one entry."""
     # In the order of the clients, since the order of SuperNodes differs from run to run.
-    ordered = sorted(grouped.items(), key=lambda item: min(item[1]))
+    ordered = sorted(_grouped(clients).items(), key=lambda item: int(item[1].min()))
     return [{"clients": ranges(result), "reason": reason} for reason, result in ordered]

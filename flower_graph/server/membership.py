@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
 
 from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
@@ -45,6 +46,8 @@ class Membership:
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
         self._homes: dict[int, int] = {}  # SuperNode of each client
+        # Of each SuperNode: the list of its clients, and the same as an array
+        self._arrays: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
         self._lost: set[int] = set()
         self._told: set[str] = set()  # other versions that the log has named already
         self._question = dict(question or {})
@@ -171,9 +174,21 @@ class Membership:
         """Return the numbers of all known clients, including those that are gone."""
         return sorted({c for local in self.clients.values() for c in local} | self.absent)
 
+    def anyone(self) -> bool:
+        """Whether any client is known."""
+        return bool(self.absent) or any(self.clients.values())
+
+    def numbers(self) -> dict[int, NDArray[np.int64]]:
+        """Return the clients of every SuperNode as arrays, made once."""
+        for node, local in self.clients.items():
+            if node not in self._arrays or self._arrays[node][0] is not local:
+                self._arrays[node] = local, np.array(local, np.int64)
+        return {node: self._arrays[node][1] for node in self.clients}
+
     def forget(self, node: int) -> None:
         """Forget a SuperNode; its clients count as absent."""
         local = self.clients.pop(node)
+        self._arrays.pop(node, None)
         self.examples.pop(node, None)
         self.absent |= set(local)
         for client in local:

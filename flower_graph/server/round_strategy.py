@@ -138,8 +138,9 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
 
     def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
         """Write the requests; add the caller's entries, unless the message has its own."""
-        clients = {node: np.asarray(one.clients).tolist() for node, one in self.requests.items()}
-        self.session.asked = clients
+        self.session.asked = {
+            node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
+        }
         contents = {node: request.to_record() for node, request in self.requests.items()}
         for node, content in contents.items() if config or self.entries else ():
             local = content.config_records[CONFIG]

@@ -155,7 +155,9 @@ class Session:
         self.timeout, self.rounds = 600.0, 0
         self.early_stop_at = 0  # the round after which the run ends unless accuracy improves
         self.connected: list[int] = []  # SuperNodes at the beginning of the round
-        self.asked: dict[int, Collection[int]] = {}  # SuperNode to the clients this round asks
+        self.asked: dict[
+            int, Collection[int] | NDArray[np.int64]
+        ] = {}  # SuperNode to the clients this round asks
         self.rejected: list[Rejected] = []  # SuperNodes left out in this round
         self._exchange: Exchange | None = None
 
@@ -298,13 +300,14 @@ class Session:
             max_reply_bytes=reply_bytes(),
         )
 
-    def clients_of(self, nodes: Iterable[int]) -> set[int]:
+    def clients_of(self, nodes: Iterable[int]) -> NDArray[np.int64]:
         """Return the clients of some SuperNodes that this round asks."""
-        return {client for node in nodes for client in self.asked[node]}
+        local = [np.asarray(self.asked[node], np.int64) for node in nodes]
+        return np.concatenate(local) if local else np.zeros(0, np.int64)
 
     def participation(
         self,
-        answered: Collection[int],
+        answered: Collection[int] | NDArray[np.int64],
         *,
         failed: Mapping[int, str] | None = None,
         left_out: Mapping[int, str] | None = None,
@@ -313,7 +316,7 @@ class Session:
     ) -> Participation:
         """Return what became of every client in this round; ``failed`` has reasons by client."""
         return account_for(
-            self.members.clients,
+            self.members.numbers(),
             self.connected,
             self.asked,
             answered,
@@ -335,7 +338,7 @@ class Session:
             answered=answered,
             rejected=[{"node": one.node_id, "reason": one.reason} for one in few(self.rejected)],
             wire_bytes=self.ledger.wire,
-            participation=who.to_record() if self.members.everyone() else {},
+            participation=who.to_record() if self.members.anyone() else {},
             **figures,
         )
 

@@ -277,7 +277,7 @@ class EgoSession(Session):
         ).values
         for node in replies:
             self.members.unsent.pop(node, None)
-        self.members.begun |= self.clients_of(replies)
+        self.members.begun |= set(self.clients_of(replies).tolist())
         return replies
 
     def _take_vector(

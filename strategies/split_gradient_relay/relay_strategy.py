@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from flower_graph.strategies.split_gradient_relay.server_model import (
     ServerData,
 )
 from flower_graph.strategies.split_gradient_relay.server_state import RelayBook, Roster
+from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.counts import counted
 from flower_graph.wire.keys import ROLES
 
@@ -83,6 +84,11 @@ class RelayStrategy(RoundStrategy[Q, A]):
         if initial_arrays is not None:
             for model in (self.server.model, self.server.eval_model):
                 model.load_state_dict(initial_arrays.to_torch_state_dict())
+
+    def numbers(self, nodes: Iterable[int]) -> dict[int, IntArray]:
+        """Give the users of some SuperNodes as arrays."""
+        every = self.session.members.numbers()
+        return {node: every[node] for node in nodes}
 
     def evaluates(self, server_round: int) -> bool:
         """Whether a round is evaluated: every so many, and one that may be the last."""

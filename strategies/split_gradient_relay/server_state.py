@@ -15,6 +15,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.config.rules import at_least, choice
+from flower_graph.records.participation import Reasons
 from flower_graph.server.membership import Membership
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.split_gradient_relay.messages import (
@@ -24,6 +25,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.ledger import ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -114,10 +116,12 @@ class RelayBook:
         """Forget what waits for users who have lost their state; return whether they had any."""
         raise NotImplementedError
 
-    def unhosted(self, hosted: Mapping[int, Iterable[int]]) -> dict[int, str]:
+    def unhosted(self, hosted: Mapping[int, IntArray]) -> Reasons:
         """Return the users that no SuperNode hosts, with that as the reason."""
-        users = set(np.flatnonzero(~self.roster.left).tolist()).difference(*hosted.values())
-        return dict.fromkeys(users, "no SuperNode hosts it")
+        nobody = ~self.roster.left
+        for users in hosted.values():
+            nobody[users] = False
+        return Reasons({"no SuperNode hosts it": np.flatnonzero(nobody)})
 
     def state_dict(self) -> dict[str, object]:
         """Return everything that lasts between rounds, but for who hosts whom."""
@@ -190,7 +194,7 @@ class RelayServerState(RelayBook):
     def requests(
         self,
         server_round: int,
-        hosted: Mapping[int, Iterable[int]],
+        hosted: Mapping[int, IntArray],
         drawn: NDArray[np.int64] | None = None,
         *,
         checkpoint: bool = False,
@@ -204,8 +208,7 @@ class RelayServerState(RelayBook):
         asked = np.zeros(self.roster.size, bool)
         asked[~self.roster.left if drawn is None else drawn] = True
         requests = {}
-        for node, local in hosted.items():
-            users = np.array(local, np.int64)
+        for node, users in hosted.items():
             # For a checkpoint every host is asked, even if none of its users takes part.
             if not checkpoint and not asked[users].any():
                 continue

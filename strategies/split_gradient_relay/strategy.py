@@ -175,7 +175,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         pool = users.roster.pool(server_round)
         requests = users.requests(
             server_round,
-            session.gather(server_round, "no SuperNode hosts users of this graph"),
+            self.numbers(session.gather(server_round, "no SuperNode hosts users of this graph")),
             pool[session.draw(pool.size, server_round)],
             checkpoint=session.is_due(server_round),
             run=session.checkpoints.run,
@@ -206,7 +206,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         self.users.delivered(answered)
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy(), rate)
         self.users.average(server_round, list(replies.values.values()))
-        unhosted = self.users.unhosted(self.session.members.clients)
+        unhosted = self.users.unhosted(self.session.members.numbers())
         who = self.session.participation(self.session.clients_of(answered), left_out=unhosted)
         return self.measure(server_round, who, losses)
 
@@ -216,7 +216,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
 
     def finish(self, server_round: int) -> None:
         """Deliver the last gradients, and let the clients forget the run."""
-        self.requests = self.users.requests(server_round, self.session.present())
+        self.requests = self.users.requests(server_round, self.numbers(self.session.present()))
         replies = self.send(server_round, "train.finish")
         self.users.delivered({node: self.requests[node] for node in replies.values})
 

@@ -180,7 +180,8 @@ class SummedGradientRelay(
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
         session = self.session
-        hosted = session.gather(server_round, "no SuperNode hosts users of this graph")
+        there = session.gather(server_round, "no SuperNode hosts users of this graph")
+        hosted = self.numbers(there)
         latents = self._gathered(server_round, hosted)
         answered = {node: latents.asked[node] for node in latents.came}
         rate = scheduled(self.schedule, self.learning_rate, server_round, session.rounds)
@@ -198,7 +199,7 @@ class SummedGradientRelay(
 
     # Steps 1 and 2
 
-    def _gathered(self, server_round: int, hosted: Mapping[int, Sequence[int]]) -> Latents:
+    def _gathered(self, server_round: int, hosted: Mapping[int, IntArray]) -> Latents:
         """Give a round's latent vectors: those that were asked for ahead, and of who is new."""
         session, latents = self.session, self._latents
         if latents.server_round != server_round:
@@ -208,7 +209,7 @@ class SummedGradientRelay(
         new = [node for node in hosted if node not in latents.asked]
         users = self._drawn(server_round, {node: hosted[node] for node in new})
         self._ask(latents, {node: (drawn, NOBODY) for node, drawn in users.items() if drawn.size})
-        session.asked = {n: users.tolist() for n, users in latents.asked.items() if users.size}
+        session.asked = {n: users for n, users in latents.asked.items() if users.size}
         if not session.asked:
             no_user = "no connected SuperNode hosts a user who takes part"
             raise NoClientsError(f"round {server_round}: {no_user}")
@@ -220,23 +221,21 @@ class SummedGradientRelay(
         """Ask for the next round's latent vectors, and for those by which this one is judged."""
         # All who are there are asked: who measures need not train, and a checkpoint is everybody's.
         self._latents = Latents(server_round + 1)
-        hosted = self.session.hosted()
+        hosted = self.numbers(self.session.hosted())
         nobody = dict.fromkeys(hosted, NOBODY)
         is_last = server_round >= self.session.rounds
         drawn = nobody if is_last else self._drawn(server_round + 1, hosted)
-        every = {node: np.array(local, np.int64) for node, local in hosted.items()}
-        measured = every if self.evaluates(server_round) else nobody
+        measured = hosted if self.evaluates(server_round) else nobody
         asked = {node: (drawn[node], measured[node]) for node in hosted}
         self._ask(self._latents, asked, saves=self.session.is_due(server_round))
 
-    def _drawn(self, server_round: int, hosted: Mapping[int, Sequence[int]]) -> dict[int, IntArray]:
+    def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
         """Give the users of each SuperNode that take part in a round."""
         pool = self.users.roster.pool(server_round)
         drawn = pool[self.session.draw(pool.size, server_round)]
         takes_part = np.zeros(self.users.roster.size, bool)
         takes_part[drawn] = True
-        local = {node: np.array(users, np.int64) for node, users in hosted.items()}
-        return {node: users[takes_part[users]] for node, users in local.items()}
+        return {node: users[takes_part[users]] for node, users in hosted.items()}
 
     def _ask(
         self,
@@ -358,7 +357,7 @@ class SummedGradientRelay(
         return missing
 
     def _participation(self, nodes: Sequence[int], no_use: str) -> Participation:
-        unhosted = self.users.unhosted(self.session.members.clients)
+        unhosted = self.users.unhosted(self.session.members.numbers())
         answered = self.session.clients_of(nodes)
         return self.session.participation(answered, left_out=unhosted, no_use=no_use)
 

@@ -230,12 +230,14 @@ def test_sum_by_feature_keeps_small_numbers_beside_large_ones():
     assert single.item() == 0.0, "float32 would have lost it"
 
 
-@pytest.mark.parametrize("block", [1, 2, 5])
-def test_owners_of_some_rows_are_found_among_users_without_any(block: int) -> None:
+@pytest.mark.parametrize("most", [1, 2, 5, 100])
+def test_parts_of_users_have_all_rows_also_with_users_without_any(most: int) -> None:
     count = torch.tensor([0, 3, 0, 0, 2, 1, 0])
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), count.cumsum(0)]).int()
     rows = ActiveRows(ptr, torch.zeros(6, dtype=torch.int32), torch.ones(6), 1)
-    parts = [slice(first, min(first + block, 6)) for first in range(0, 6, block)]
-    assert torch.cat([rows.owners(part) for part in parts]).tolist() == [1, 1, 1, 4, 4, 5]
+    parts = rows.blocks(most)
+    owners = [rows.owners(users, part.stop - part.start) for users, part in parts]
+    assert torch.cat(owners).tolist() == [1, 1, 1, 4, 4, 5]
+    assert [place for _, part in parts for place in range(part.start, part.stop)] == [*range(6)]
     nobody = ActiveRows(torch.zeros(3, dtype=torch.int32), ptr[:0], torch.ones(0), 1)
     assert nobody.user.numel() == 0
