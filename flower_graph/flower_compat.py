@@ -62,7 +62,8 @@ if TYPE_CHECKING:
     from flwr.supercore.task_identity import TaskIdentity  # 1.38
 
     # The actors of `flwr run`'s simulation. Gone: see whether what then has them replaces dead ones;
-    # if not, leave out `replace_dead_actors`: a SuperNode whose actor dies is left out of every round.
+    # if not, leave out `replace_dead_actors`: after an actor's death each message fails.
+    from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend  # 1.22
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool  # 1.22
 
     # For tests and benchmarks alone: Flower's clock, its run config, its grids and the SuperLink's store without a
@@ -84,14 +85,12 @@ if TYPE_CHECKING:
     from flwr.superlink.federation import NoOpFederationManager  # 1.25
     from flwr.superlink.grid.http_grid import HttpGrid  # 1.35
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # 1.31
-    from flwr.simulation.ray_transport.ray_actor import ClientAppActor  # 1.22
 
 __all__ = [
     "FLWR_IN_MEMORY_DB_NAME",
     "NOOP_FEDERATION_ID",
     "SUPERLINK_NODE_ID",
     "BasicActorPool",
-    "ClientAppActor",
     "ClientAppCallable",
     "ContextProto",
     "ErrorCode",
@@ -104,6 +103,7 @@ __all__ = [
     "NoOpFederationManager",
     "NumPyClient",
     "ObjectStoreFactory",
+    "RayBackend",
     "RecordDictProto",
     "Run",
     "RunRecord",
@@ -198,11 +198,12 @@ def owner_of_message() -> int | None:
 
 
 # Flower's pool has as many actors as it began with, and puts one that is dead back on top, so that
-# each later message fails. Those that are started in the place of dead ones are no part of it until
-# they run, which on a cluster that has lost a machine may be never.
-_STARTING: dict[Any, Any] = {}  # what is ready once an actor runs -> the actor
+# each later message fails. Here one that dies is replaced, and where its machine went, the others
+# that it had are too: all that are idle then have to answer before they are in the pool again. New
+# ones come in as they start, which on a cluster that has lost a machine may be never.
+_AWAITED: dict[Any, Any] = {}  # what is ready once an actor answers -> the actor
 ACTOR_WAIT = 60.0  # seconds without any actor after which a message fails
-ACTOR_LOOK = 0.05  # seconds between two looks at actors that are being started
+ACTOR_LOOK = 0.05  # seconds between two looks at actors that are awaited
 
 
 def replace_dead_actors() -> None:
@@ -215,14 +216,26 @@ def replace_dead_actors() -> None:
         fetch = pool.fetch_result_and_return_actor_to_pool
         pool.fetch_result_and_return_actor_to_pool = partialmethod(_fetch, fetch)
         pool.add_actor_back_to_pool = _add_back
+        backend = __getattr__("RayBackend")
+        backend.process_message = partialmethod(_process, backend.process_message)
 
 
-# Any in these: Flower's pool and jobs, Ray's references and actors
+# Any in these: Flower's backend, pool, messages and jobs, Ray's references and actors
+def _process(backend: Any, flowers: Any, message: Any, context: Any) -> Any:
+    """Process a message; once more, with the context as it was, if its actor is dead."""
+    from ray.exceptions import RayActorError
+
+    try:
+        return flowers(backend, message, context)
+    except RayActorError:
+        return flowers(backend, message, context)
+
+
 def _submit(pool: Any, flowers: Any, actor_fn: Any, job: Any) -> Any:
     """Submit a message as soon as there is an actor."""
     end = time.monotonic() + ACTOR_WAIT
     while True:
-        _take_in_started(pool)
+        _take_in(pool)
         try:
             return flowers(pool, actor_fn, job)
         except IndexError:  # no actor is idle
@@ -256,24 +269,27 @@ def _replace(pool: Any, actor: Any) -> None:
 
     LOG.warning("an actor of Flower's is dead; another is started")
     ray.kill(actor)
-    new = pool.create_actor_fn()
-    _STARTING[new.__ray_ready__.remote()] = new
+    awaited = [pool.create_actor_fn()]
+    while pool.pool:
+        awaited.append(pool.pool.pop())
+    for one in awaited:
+        _AWAITED[one.__ray_ready__.remote()] = one
 
 
-def _take_in_started(pool: Any) -> None:
-    """Add the actors that have started to the pool."""
-    if not (waited := [*_STARTING]):
+def _take_in(pool: Any) -> None:
+    """Add the actors that have answered to the pool."""
+    if not (refs := [*_AWAITED]):
         return
     import ray
     from ray.exceptions import RayActorError
 
-    for ready in ray.wait(waited, num_returns=len(waited), timeout=0)[0]:
-        if (actor := _STARTING.pop(ready, None)) is None:
+    for ready in ray.wait(refs, num_returns=len(refs), timeout=0)[0]:
+        if (actor := _AWAITED.pop(ready, None)) is None:
             continue  # another thread was faster
         try:
             ray.get(ready)
             pool.pool.append(actor)
-        except RayActorError:  # its machine went too
+        except RayActorError:
             _replace(pool, actor)
 
 

@@ -1,4 +1,4 @@
-"""Flower's simulation goes on when a process of its is killed, or a machine has room no more."""
+"""Flower's simulation goes on when a process of its is killed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from flower_graph import flower_compat
-from flower_graph.flower_compat import BasicActorPool, ClientAppActor, replace_dead_actors
+from flower_graph.flower_compat import RayBackend, replace_dead_actors
 
 pytestmark = pytest.mark.flwr
 
@@ -33,33 +35,34 @@ def ray() -> Iterator[Any]:
 
 
 @pytest.fixture
-def pool(ray: Any) -> Iterator[Any]:
-    """Make a pool of Flower's with two actors."""
-    replace_dead_actors()
-    pool = BasicActorPool(ClientAppActor, {"num_cpus": 1}, {})
-    pool.add_actors_to_pool(pool.actors_capacity)
-    yield pool
-    pool.terminate_all_actors()
-    _wait_until(lambda: ray.available_resources().get("CPU") == 2)
+def backend(ray: Any) -> Iterator[Any]:
+    """Make Flower's backend with two actors, whose ClientApp answers with its process's number."""
 
-
-def _ask(pool: Any, message: str = "") -> Any:
-    """Send a message as Flower's `RayBackend.process_message` does; return who answers."""
-
-    def app(message: str, context: None) -> int:
-        if message == "die":
+    def app(message: Path | None, context: Any) -> int:
+        if message is not None and message.exists():
+            message.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.2)
         return os.getpid()
 
-    future = pool.submit(
-        lambda actor, *job: actor.run.remote(*job), (lambda: app, message, "0", None)
-    )
-    try:
-        return pool.fetch_result_and_return_actor_to_pool(future)[0]
-    except Exception:
-        pool.add_actor_back_to_pool(future)
-        raise
+    replace_dead_actors()
+    backend = RayBackend({"client_resources": {"num_cpus": 1}})
+    backend.build(lambda: app)  # type: ignore[arg-type, return-value]
+    yield backend
+    assert backend.pool is not None
+    backend.pool.terminate_all_actors()
+    _wait_until(lambda: ray.available_resources().get("CPU") == 2)
+
+
+def _ask(backend: Any, message: Path | None = None) -> Any:
+    """Send a message; with a file's path, an actor that finds it removes it and dies."""
+    context = SimpleNamespace(node_config={"partition-id": 0})
+    return backend.process_message(message, context)[0]
+
+
+def _at_once(backend: Any, count: int) -> list[int]:
+    with ThreadPoolExecutor(4) as threads:
+        return list(threads.map(lambda _: _ask(backend), range(count)))
 
 
 def _wait_until(is_so: Any) -> None:
@@ -69,36 +72,34 @@ def _wait_until(is_so: Any) -> None:
         time.sleep(0.1)
 
 
-def test_a_killed_actor_costs_its_message_alone(ray: Any, pool: Any) -> None:
-    before = {*_at_once(pool, 4)}
+def test_a_message_whose_actor_is_killed_goes_to_another(backend: Any, tmp_path: Path) -> None:
+    before = {*_at_once(backend, 4)}
     assert len(before) == 2
-    with pytest.raises(ray.exceptions.RayActorError):
-        _ask(pool, "die")
-    assert len({*_at_once(pool, 8)} & before) == 1
-    _wait_until(lambda: len(pool.pool) + len(flower_compat._STARTING) == 2)
-    after = {*_at_once(pool, 8)}
-    assert len(after) == 2 and len(after & before) == 1
+    (poison := tmp_path / "poison").touch()
+    left = _ask(backend, poison)
+    assert left in before and not poison.exists()
+    assert {*_at_once(backend, 8)} & before == {left}
+    _wait_until(lambda: len(backend.pool.pool) == 2 or _ask(backend) not in before)
+    after = {*_at_once(backend, 8)}
+    assert len(after) == 2 and after & before == {left}
 
 
 @pytest.mark.release
 def test_without_room_for_another_the_rest_take_all_messages(
-    ray: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
+    ray: Any, backend: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    more = ClientAppActor.options(num_cpus=3)  # type: ignore[attr-defined]
-    pool.create_actor_fn = lambda: more.remote()
-    with pytest.raises(ray.exceptions.RayActorError):
-        _ask(pool, "die")
-    assert len({*_at_once(pool, 8)}) == 1
-    with pytest.raises(ray.exceptions.RayActorError):
-        _ask(pool, "die")
+    backend.pool.create_actor_fn = lambda: ray.remote(num_cpus=3)(_Never).remote()
+    (poison := tmp_path / "poison").touch()
+    left = _ask(backend, poison)
+    assert {*_at_once(backend, 8)} == {left}
+    poison.touch()
     monkeypatch.setattr(flower_compat, "ACTOR_WAIT", 0.5)
     with pytest.raises(IndexError):
-        _ask(pool)
-    for actor in flower_compat._STARTING.values():
+        _ask(backend, poison)
+    for actor in flower_compat._AWAITED.values():
         ray.kill(actor)
-    flower_compat._STARTING.clear()
+    flower_compat._AWAITED.clear()
 
 
-def _at_once(pool: Any, count: int) -> list[int]:
-    with ThreadPoolExecutor(4) as threads:
-        return list(threads.map(lambda _: _ask(pool), range(count)))
+class _Never:
+    """An actor for which no machine has room."""
