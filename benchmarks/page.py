@@ -26,6 +26,7 @@ from benchmarks.page_secure import (
 )
 from benchmarks.page_short import short_page
 from benchmarks.page_soak import soak_section
+from benchmarks.page_users import users_section
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
 HOW = ("clock", "cpu")  # how the start of a command is measured
@@ -63,6 +64,7 @@ def render(results: dict[str, Any]) -> str:
         "round": _round,
         "flwr": _flwr,
         "scale": _scale,
+        "users": users_section,
         "state": _state,
         "secure": sum_section,
         "trust": trust_section,

@@ -24,6 +24,7 @@ PARTS = {
     "round": "rounds",
     "flwr": "engines",
     "scale": "scale",
+    "users": "users",
     "state": "state",
     "secure": "secure",
     "trust": "secure_clients",

@@ -6,7 +6,8 @@ the clients that have such nodes (one graph counts as one client):
 * ``majority``: the commonest class of all training nodes;
 * ``majority-per-client``: each client's own commonest class; for a client without training nodes
 that of all;
-* ``logistic-regression``: on the features alone, trained on all clients' training nodes;
+* ``logistic-regression``: on the features alone, trained on all clients' training nodes, or on a
+  sample of them where that would take long;
 * ``label-propagation``: each client's training labels spread over its own edges, features unused;
   nodes that no label reaches get the client's commonest class, as above. In nFedGNN the server has
   the one graph's edges and these labels, so it needs no user.
@@ -29,18 +30,22 @@ from torch import Tensor
 from flower_graph.data.graph import Graph, HeldGraph, row_entries, take_rows
 from flower_graph.ops.graph import csr_tensor, gcn_adjacency, pointers
 from flower_graph.ops.logistic_regression import fit, scores
+from flower_graph.rng import generator
 from flower_graph.storage.reading import Tree
 
 JUDGED = ("test", "val")
 MAJORITY, OWN_MAJORITY, REGRESSION = "majority", "majority-per-client", "logistic-regression"
 PROPAGATION = "label-propagation"
 SKIPPED = "skipped"  # beside a regression's figures: why there are none
+# Beside those of a regression on a sample: how many training nodes it has, and there are
+SAMPLE, TRAINING = "sample", "training-nodes"
 FOLDS = 5
 # scikit-learn's C for features of variance 1; the better one by validation, the first without
 STRENGTHS = (1.0, 10.0)
 # Shares of the neighbours in each step of label propagation: the best one by validation
 KEPT, STEPS = (0.9, 0.95, 0.99), 50
 LARGEST = 10_000_000  # non-zero features of training nodes times classes: some seconds
+FEWEST = 10  # training nodes a class that a regression on a sample has
 Figures = dict[str, Tree]
 # Accuracy of clients' commonest classes above which clients may do better alone: methods were
 # more than two points below local training on such graphs alone (docs/results/own-graph.md)
@@ -147,17 +152,27 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, object]:
         return {**nothing, SKIPPED: "nobody has training nodes"}
     fold = _folds(parts)
     used = sum(_used(part.x, part.masks["train"]) for part in parts)
-    work = used * names.numel() * (1 + int(fold.max()))
+    work, sampled = used * names.numel() * (1 + int(fold.max())), dict[str, object]()
     if work > LARGEST:
-        why = f"{used:,} non-zero features of training nodes and {names.numel()} classes"
-        return {**nothing, SKIPPED: f"too large: {why}"}
+        count, whole = int(train.sum()) * LARGEST // work, int(train.sum())
+        if count < FEWEST * names.numel():
+            why = f"{used:,} non-zero features of training nodes and {names.numel()} classes"
+            return {**nothing, SKIPPED: f"too large: {why}"}
+        train, sampled = _sample(train, count), {SAMPLE: count, TRAINING: whole}
     x, rows = _pooled([part.x for part in parts]), []
     for guess in _predicted(x, torch.searchsorted(names, y), train, fold, names.numel()):
         right = [
             part.y == names[local] for part, local in zip(parts, guess.split(sizes), strict=True)
         ]
         rows.append({role: _accuracy(parts, role, right) for role in JUDGED})
-    return _best(rows)
+    return _best(rows) | sampled
+
+
+def _sample(mask: Tensor, count: int) -> Tensor:
+    """Draw some of the marked nodes, always the same."""
+    among = mask.nonzero().flatten()
+    drawn = torch.randperm(among.numel(), generator=generator(0, "regression-sample"))[:count]
+    return torch.zeros_like(mask).index_fill_(0, among[drawn], True)
 
 
 def _propagation(parts: Sequence[Labelled]) -> dict[str, object]:

@@ -192,7 +192,8 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
     except SafetensorError as error:
         raise OutputError(f"cannot write {folder / stem}.safetensors: {error}") from error
     with replaced(folder / f"{stem}.json") as part:
-        part.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+        # On one line, which is written at once: a line for each of many clients takes seconds
+        part.write_text(json.dumps(entries) + "\n", encoding="utf-8")
     for ending in ("safetensors", "json"):
         (folder / f"{other}.{ending}").unlink(missing_ok=True)
 

@@ -243,6 +243,11 @@ def baseline_figures(baselines: Tree) -> list[str]:
     reached = tested({"baselines": baselines})
     metric = MSE if MEAN in reached else ACCURACY  # an error has a unit of its own
     figures = [f"{name} {figure_text(metric, value)}" for name, value in reached.items()]
+    of_sample = baselines.get("logistic-regression", {})
+    if "sample" in of_sample:
+        count, whole = (_mean(of_sample[key]) for key in ("sample", "training-nodes"))
+        place = [*reached].index(REGRESSION)
+        figures[place] += f" (on a sample: {count:,.0f} of {whole:,.0f} training nodes)"
     for key, name in BASELINES.items():
         if why := baselines.get(key, {}).get("skipped"):
             figures.append(f"{name} skipped: {why}")

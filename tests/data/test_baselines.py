@@ -16,6 +16,7 @@ from flower_graph.data import baselines
 from flower_graph.data.baselines import client_baselines, graph_baselines, own_baselines
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
+from flower_graph.report.result import baseline_figures
 
 # Roles: t trains, v validates, e tests. All train on 0 0 1, 1 1 1 2 and 0: mostly on class 1.
 FIRST = toy(0, [[1.0]] * 6, [0, 0, 1, 0, 0, 1], roles="ttteee")
@@ -140,6 +141,21 @@ def test_what_is_too_large_is_skipped_in_words(monkeypatch: pytest.MonkeyPatch) 
     found = client_baselines(graphs)["logistic-regression"]
     assert math.isnan(found["test"]) and "7 non-zero features" in found[baselines.SKIPPED]
     assert client_baselines(graphs)["majority"]["test"] == pytest.approx((1 / 3 + 2 / 3) / 2)
+
+
+def test_a_large_regression_is_fitted_to_a_sample_whose_size_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    y = [0, 1] * 50
+    graph = toy(0, torch.eye(2)[y].tolist(), y, roles="t" * 80 + "e" * 10 + "v" * 10)
+    monkeypatch.setattr(baselines, "LARGEST", 40 * 2)  # half of the non-zero features × classes
+    found = client_baselines([graph])["logistic-regression"]
+    assert found == {"test": 1.0, "val": 1.0, "sample": 40, "training-nodes": 80}
+    assert "40 of 80 training nodes" in " ".join(baseline_figures({"logistic-regression": found}))
+    sampled = baselines._sample(graph.train_mask, 40)
+    assert int(sampled.sum()) == 40 and not bool((sampled & ~graph.train_mask).any())
+    monkeypatch.setattr(baselines, "LARGEST", 40 * 2 - 50)  # fewer than ten nodes a class
+    assert baselines.SKIPPED in client_baselines([graph])["logistic-regression"]
 
 
 def chained(number: int, y: list[int], roles: str, edges: list[list[int]]) -> SimpleNamespace:
