@@ -2,4 +2,5 @@
 
 from flower_graph.client.resident.app import ResidentClientApp
 
-app = ResidentClientApp("flower_graph.apps.configured_client:app")
+CLIENTS = "flower_graph.apps.configured_client:app"  # what answers, where the clients live
+app = ResidentClientApp(CLIENTS)

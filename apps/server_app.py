@@ -1,15 +1,18 @@
 """The ServerApp: reads the config, builds the strategy, starts it."""
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from flower_graph.apps.client_app import CLIENTS
 from flower_graph.apps.run import run_server
 from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import server_folder
+from flower_graph.flower_compat import is_simulation
 from flower_graph.method.load import title_of
 from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
@@ -36,17 +39,18 @@ def main(grid: Grid, context: Context) -> None:
     # Each process of a SuperNode imports torch and reads its data before it answers.
     log.info("waiting for SuperNodes, which start and read their data; then round 1 begins")
     try:
-        result = run_server(
-            config,
-            grid,
-            out,
-            engine="flwr",
-            resume=resume,
-            on_round=on_round,
-            on_wait=log.info,
-            folder=folder,
-            title=title_of(str(context.run_config.get("config", ""))),
-        )
+        with _workers(grid, context.run_id):
+            result = run_server(
+                config,
+                grid,
+                out,
+                engine="flwr",
+                resume=resume,
+                on_round=on_round,
+                on_wait=log.info,
+                folder=folder,
+                title=title_of(str(context.run_config.get("config", ""))),
+            )
         accuracy = result["test-accuracy-at-best-val"]  # None where clients withhold theirs
         if accuracy is not None:
             log.info("test accuracy at best validation %.4f", accuracy)
@@ -55,3 +59,13 @@ def main(grid: Grid, context: Context) -> None:
         log.info("outputs in %s", out)
     finally:
         forget_run(context.run_id)
+
+
+def _workers(grid: Grid, run_id: int) -> AbstractContextManager[None]:
+    """Have the workers in which clients live where Flower simulates; SuperNodes start their own."""
+    if not is_simulation(grid):
+        return nullcontext()
+    from flower_graph.client.resident.ray_workers import ray_workers, wait_for_ray  # imports Ray
+
+    wait_for_ray()
+    return ray_workers(run_id, CLIENTS, len(list(grid.get_node_ids())))

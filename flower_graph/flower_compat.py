@@ -119,6 +119,7 @@ __all__ = [
     "flower_message",
     "fuse_dicts",
     "identify",
+    "is_simulation",
     "message_from_proto",
     "message_to_proto",
     "owner_of_message",
@@ -291,6 +292,13 @@ def _take_in(pool: Any) -> None:
             pool.pool.append(actor)
         except RayActorError:
             _replace(pool, actor)
+
+
+def is_simulation(grid: object) -> bool:
+    """Whether a ServerApp's grid is that of Flower's simulation, whose clients are actors of Ray."""
+    # 1.31. Gone: that a ServerApp runs in the process that starts Ray.
+    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
+    return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 def _installed() -> str:

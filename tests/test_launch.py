@@ -144,7 +144,6 @@ def test_a_run_that_is_ended_leaves_nothing(how: signal.Signals, tmp_path: Path,
             assert time.monotonic() < deadline
             time.sleep(0.2)
         assert len(marked_processes(MARK, mark)) > 5
-        assert list(tmp_path.glob("state*"))  # hundreds of megabytes, of 2,708 users
         process.send_signal(how)
         started = time.monotonic()
         assert process.wait(timeout=30) == (130 if how == signal.SIGINT else -how)

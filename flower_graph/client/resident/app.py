@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 
 from flower_graph.errors import ConfigError, brief
 from flower_graph.flower_compat import owner_of_message
+from flower_graph.wire.client_errors import on_ray
 
 __all__ = ["IDLE", "RESIDENT", "Home", "InProcess", "Residence", "ResidentClientApp", "load_app"]
 
@@ -59,6 +60,11 @@ class ResidentClientApp(ClientApp):
 
 def home_of(reference: str, here: Home, context: Context) -> Home:
     """Choose where a ``ClientApp`` answers: `here`, in this process, or in a worker."""
+    if on_ray():
+        from flower_graph.client.resident.on_ray import RayHome, workers_of  # is there only there
+
+        workers = workers_of(context.run_id)
+        return RayHome(workers) if workers else here
     owner, residence = owner_of_message(), Residence.of(context.node_config)
     # A worker must notice when its SuperNode dies; only Linux tells it.
     if owner is None or not residence.resident or not hasattr(os, "pidfd_open"):
