@@ -1,6 +1,7 @@
 """The ServerApp: reads the config, builds the strategy, starts it."""
 
 import logging
+import math
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +13,9 @@ from flower_graph.apps.client_app import CLIENTS
 from flower_graph.apps.run import run_server
 from flower_graph.client.state import forget_run
 from flower_graph.data.folders.party import server_folder
+from flower_graph.errors import ConfigError, brief
 from flower_graph.flower_compat import is_simulation
+from flower_graph.handed import noted
 from flower_graph.method.load import title_of
 from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
@@ -39,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
     # Each process of a SuperNode imports torch and reads its data before it answers.
     log.info("waiting for SuperNodes, which start and read their data; then round 1 begins")
     try:
-        with _workers(grid, context.run_id):
+        with _workers(grid, context, out):
             result = run_server(
                 config,
                 grid,
@@ -61,11 +64,26 @@ def main(grid: Grid, context: Context) -> None:
         forget_run(context.run_id)
 
 
-def _workers(grid: Grid, run_id: int) -> AbstractContextManager[None]:
+def _workers(grid: Grid, context: Context, out: Path) -> AbstractContextManager[None]:
     """Have the workers in which clients live where Flower simulates; SuperNodes start their own."""
     if not is_simulation(grid):
         return nullcontext()
-    from flower_graph.client.resident.ray_workers import ray_workers, wait_for_ray  # imports Ray
+    from flower_graph.client.resident.ray_workers import GPUS, OnRay, ray_workers, wait_for_ray
 
+    with noted() as made:
+        config, _ = configured(context)
+        method_of(config).num_clients(config)  # it makes the data, which the server needs too
     wait_for_ray()
-    return ray_workers(run_id, CLIENTS, len(list(grid.get_node_ids())))
+    supernodes, gpus = len(list(grid.get_node_ids())), _number(GPUS, context.run_config.get(GPUS))
+    return ray_workers(OnRay(context.run_id, CLIENTS, supernodes, out, gpus), made)
+
+
+def _number(key: str, value: object) -> float:
+    """Read a number of the run config; nothing is 0."""
+    try:
+        result = float(str(value or 0))
+    except ValueError:
+        result = -1.0
+    if not 0 <= result < math.inf:
+        raise ConfigError(f"{key} in the run config: {brief(value)}; must be a number, 0 or more")
+    return result

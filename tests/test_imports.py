@@ -30,12 +30,21 @@ PURE = (
     "flower_graph/ops/*.py",
 )
 # The only modules that are in no folder of the library; docs/architecture.md says why
-AT_THE_ROOT = ("__init__", "simulation", "errors", "rng", "models", "lazy", "flower_compat")
+AT_THE_ROOT = (
+    "__init__",
+    "simulation",
+    "errors",
+    "rng",
+    "models",
+    "lazy",
+    "flower_compat",
+    "handed",
+)
 # The rooms of flower_graph/ from the ground up. Each imports only from rows before its own:
 # rooms of one row know nothing of each other.
 ROOMS = (
     {"errors", "lazy", "ops"},
-    {"flower_compat", "rng", "storage"},
+    {"flower_compat", "handed", "rng", "storage"},
     {"wire", "models"},
     {"engine", "records", "config"},
     {"secure", "data", "privacy"},

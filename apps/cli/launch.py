@@ -19,6 +19,7 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import flower_graph
@@ -71,6 +72,16 @@ clean_up(Path(sys.argv[2]))
 APP_MODULE = 'from flower_graph.apps.{name} import app\n\n__all__ = ["app"]\n'
 
 
+@dataclass(frozen=True)
+class _Run:
+    """What to run, and on what."""
+
+    settings: dict[str, str | bool]  # the run config
+    supernodes: int
+    echo: Callable[[str], None]
+    ray_address: str | None = None
+
+
 class _NotStartedError(RuntimeError):
     """The local SuperLink did not come up; another attempt takes other ports."""
 
@@ -84,13 +95,18 @@ def flwr_run(
     seed: int | None = None,
     resume: bool = False,
     echo: Callable[[str], None] = print,
+    ray_address: str | None = None,
 ) -> dict[str, object]:
-    """Run one configuration on Flower's simulation engine and wait for its result."""
+    """Run one configuration on Flower's simulation engine and wait for its result.
+
+    Ray is started for it, unless ``ray_address`` names the head of a cluster that is to be joined.
+    """
     if supernodes < 1:
         raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
     result = out.resolve() / "result.json"
     before = _stamp(result)
-    log = _launch(_settings(config, overrides, out, seed, resume), supernodes, echo, out)
+    run = _Run(_settings(config, overrides, out, seed, resume), supernodes, echo, ray_address)
+    log = _launch(run, out)
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
         raise RuntimeError(_failure("the run failed", log))
@@ -113,19 +129,14 @@ def _settings(
     }
 
 
-def _launch(
-    settings: dict[str, str | bool],
-    supernodes: int,
-    echo: Callable[[str], None],
-    out: Path,
-) -> list[str]:
+def _launch(run: _Run, out: Path) -> list[str]:
     """Run the app, again with other ports if the SuperLink does not start; return its log."""
     for attempt in range(ATTEMPTS):
         home = Path(tempfile.mkdtemp(prefix="fg-", dir=_short_temporary_folder()))
         with adopted_orphans(), _guarded(home):
             try:
                 with termination_as_exit():
-                    return _run_in(home, settings, supernodes, echo)
+                    return _run_in(home, run)
             except _NotStartedError:
                 if attempt + 1 == ATTEMPTS:
                     raise
@@ -160,18 +171,14 @@ def _guarded(home: Path) -> Iterator[None]:
         guard.communicate()
 
 
-def _run_in(
-    home: Path,
-    settings: dict[str, str | bool],
-    supernodes: int,
-    echo: Callable[[str], None],
-) -> list[str]:
+def _run_in(home: Path, run: _Run) -> list[str]:
     """Start `flwr run` with everything private in `home` and follow it to its end."""
-    app = _write_app(home / "app", settings)
-    # Ray starts one actor per CPU that it is told of; more than one per SuperNode is waste.
-    actors = min(supernodes, os.cpu_count() or 1)
-    federation = f"num-supernodes={supernodes} init-args-num-cpus={actors}"
-    environment = _environment(home)
+    app = _write_app(home / "app", run.settings)
+    federation = f"num-supernodes={run.supernodes}"
+    if run.ray_address is None:
+        # Flower starts one actor per CPU that it is told of; more than one per SuperNode is waste.
+        federation += f" init-args-num-cpus={min(run.supernodes, os.cpu_count() or 1)}"
+    environment = _environment(home, run.ray_address)
     flwr = shutil.which("flwr", path=environment["PATH"]) or "flwr"
     process = subprocess.Popen(
         [flwr, "run", str(app), "--stream", "--federation-config", f"{federation} {CLIENT}"],
@@ -183,7 +190,7 @@ def _run_in(
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    tail = _follow(process, echo, home / LOG)
+    tail = _follow(process, run.echo, home / LOG)
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
         if any("Failed to start local SuperLink" in line for line in tail):
@@ -228,11 +235,12 @@ def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
     return folder
 
 
-def _environment(home: Path) -> dict[str, str]:
-    """Return the environment that keeps Flower and Ray to themselves and off the network."""
+def _environment(home: Path, ray_address: str | None = None) -> dict[str, str]:
+    """Return the environment that keeps Flower to itself, and Ray if it joins no cluster."""
     http, control = _free_ports(2)
     environment = dict(os.environ)
-    environment.pop("RAY_ADDRESS", None)  # never join a cluster that runs already
+    environment.pop("RAY_ADDRESS", None)  # join no cluster that runs already but the one asked for
+    own_ray = {"RAY_TMPDIR": str(home)} if ray_address is None else {"RAY_ADDRESS": ray_address}
     environment.setdefault("PYTHONWARNINGS", "ignore::DeprecationWarning")  # of the libraries
     environment.setdefault("OMP_WAIT_POLICY", "passive")  # actors share the cores
     root = str(Path(flower_graph.__file__).resolve().parents[1])
@@ -247,7 +255,7 @@ def _environment(home: Path) -> dict[str, str]:
         FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
         FLWR_TELEMETRY_ENABLED="0",
         FLWR_DISABLE_UPDATE_CHECK="1",
-        RAY_TMPDIR=str(home),
+        **own_ray,
         RAY_USAGE_STATS_ENABLED="0",
         # Client processes see the same accelerators as the server; Ray would hide them.
         RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",

@@ -180,6 +180,10 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         default="in-process",
         help="in this process, or through `flwr run` on Ray; default: in-process",
     )
+    help_ray = (
+        "with --engine flwr: join the Ray cluster with its head there, this machine one of it"
+    )
+    parser.add_argument("--ray-address", metavar="HOST:PORT", help=help_ray)
     parser.add_argument(
         "--supernodes", type=int, metavar="N", help="number of SuperNodes that share the clients"
     )

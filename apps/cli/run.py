@@ -44,6 +44,7 @@ class Options:
     every: str | None = None
     supernodes: int | None = None
     engine: str = "in-process"
+    ray_address: str | None = None
     quiet: bool = False
     log_every: int = 1
     json: bool = False
@@ -90,6 +91,8 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
     """Do all runs of a command; return the folder, the jobs, and the result or its summary."""
     if args.supernodes is not None and args.supernodes < 1:
         raise ConfigError(f"--supernodes {args.supernodes}: at least 1 is needed")
+    if args.ray_address is not None and args.engine != "flwr":
+        raise ConfigError(f"--ray-address {args.ray_address}: needs --engine flwr")
     if args.log_every < 1:
         raise ConfigError(f"--log-every {args.log_every}: at least 1 is needed")
     top, jobs = _plan(args)
@@ -290,6 +293,7 @@ def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, object]:
                 seed=job.config.seed,
                 resume=resume,
                 echo=EngineLines(job.out, printer, _shown_to(printer, args)),
+                ray_address=args.ray_address,
             )
         except RuntimeError as error:
             raise EngineFailedError(str(error)) from error

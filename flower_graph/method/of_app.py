@@ -15,6 +15,7 @@ from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, RefusedError, brief, told
+from flower_graph.handed import handed_over
 from flower_graph.method.load import is_file_name, load_config, parse_overrides
 from flower_graph.method.permits import DATA, Permits
 from flower_graph.storage.places import DATA_FOLDER
@@ -42,6 +43,7 @@ RUN_CONFIG: Mapping[str, str | bool] = {
     "output-dir": "",
     "resume": False,
     "server-folder": "",
+    "resident-num-gpus": "",
     **dict.fromkeys(SETTINGS, ""),
 }
 
@@ -57,7 +59,11 @@ def configured(
     name = str(given["config"])
     # As text, the key of the cache; in Flower's spelling of true and false.
     keys = tuple((key, str(given[key])) for key in SETTINGS if given[key] != "")
-    config = _configuration(name, str(given["overrides"]), keys, saved_at(name), allowed)
+    overrides = str(given["overrides"])
+    config = handed_over(
+        f"config {name} {overrides} {keys}",
+        lambda: _configuration(name, overrides, keys, saved_at(name), allowed),
+    )
     folder = str(given["output-dir"])
     if config.checkpoint_every and not folder:
         raise ConfigError(

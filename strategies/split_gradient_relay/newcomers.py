@@ -17,12 +17,16 @@ from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, saved_at
 from flower_graph.data.splits import labelled_split
 from flower_graph.errors import ConfigError, DataError
+from flower_graph.handed import handed_over
 from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig, UserData
 
 
 def users_graph(config: NFedGNNConfig) -> Graph:
     """Give the graph of all users that ever were: those of ``data.name``, then newcomers."""
-    return cached_data(config) if config.data.add is None else _grown(_Asked(config))
+    if config.data.add is None:
+        return cached_data(config)
+    settings = json.dumps([asdict(config.data), config.seed])
+    return handed_over(f"users {settings}", lambda: _grown(_Asked(config)))
 
 
 class _Asked:

@@ -16,6 +16,7 @@ from flower_graph.client.resident import app as resident
 from flower_graph.client.resident import on_ray, ray_workers
 from flower_graph.client.resident.app import InProcess
 from flower_graph.client.resident.on_ray import RayHome, name_of
+from flower_graph.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = 77
@@ -44,11 +45,12 @@ def die(message, context):
 """
 # A driver, and a task in the place of Flower's actor
 DRIVER = """
-import os, sys, time
+import os, time
+from pathlib import Path
 import ray
 from flwr.app import Context, Message, RecordDict
 from flower_graph.client.resident.app import ResidentClientApp
-from flower_graph.client.resident.ray_workers import ray_workers, wait_for_ray
+from flower_graph.client.resident.ray_workers import OnRay, ray_workers, wait_for_ray
 from flower_graph.errors import WorkerLostError
 from flower_graph.flower_compat import identify, stamp
 
@@ -70,7 +72,7 @@ def answer(kind, partition):
 def ask(kind, partition):
     return ray.get(answer.remote(kind, partition))
 
-with ray_workers({run}, "counting:app", 3):
+with ray_workers(OnRay({run}, "counting:app", 3, Path("out").absolute()), {{}}):
     first, second = ask("", 0), ask("", 1)
     assert first[0] != second[0] and first[1:] == (1, 0) and second[1:] == (1, 1)
     assert ask("", 2) == (first[0], 2, 2)  # two workers: the third SuperNode is with the first
@@ -101,10 +103,13 @@ def test_workers_are_spread_over_machines_in_turn(monkeypatch: pytest.MonkeyPatc
         machine("a", True, CPU=3.0),
         machine("b", False, CPU=8.0),
         machine("c", True, CPU=1.0),
-        machine("d", True),
+        machine("d", True, GPU=1.0),
     ]
     monkeypatch.setattr(ray_workers.ray, "nodes", lambda: machines)
-    assert ray_workers._places() == ["a", "c", "a", "a"]
+    assert ray_workers._places(0) == ["a", "c", "a", "a"]
+    assert ray_workers._places(0.5) == ["d", "d"]
+    with pytest.raises(ConfigError, match="resident-num-gpus: 2"):
+        ray_workers._places(2)
 
 
 def test_clients_live_in_workers_only_if_the_run_has_some(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,13 @@ another, with empty memory.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -19,13 +22,48 @@ from flwr.app import Context, Message, RecordDict
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flower_graph.client.resident.app import load_app
+from flower_graph.client.resident.mirror import Folders, Mirror, TemporaryFolder
 from flower_graph.client.resident.on_ray import name_of
 from flower_graph.engine.machine import keep_freed_memory
-from flower_graph.storage.places import IN_PROCESS, STATE_DIR
+from flower_graph.errors import ConfigError
+from flower_graph.handed import take_over
+from flower_graph.storage.files import STATE_VARIABLE, default_folder
+from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name
 
-__all__ = ["RayWorker", "ray_workers", "wait_for_ray"]
+__all__ = ["GPUS", "OnRay", "RayWorker", "ray_workers", "wait_for_ray"]
 
+GPUS = "resident-num-gpus"  # of the run config
+OUT = "output-dir"  # of the run config
 POLL = 0.02  # seconds between two looks whether Flower has started Ray
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """A run whose clients live on Ray.
+
+    Attributes
+    ----------
+    run_id : int
+        Flower's number of the run.
+    reference : str
+        The ClientApp that answers, ``"package.module:attribute"``.
+    supernodes : int
+        How many SuperNodes there are.
+    out : Path
+        The run's output folder, on the driver's machine.
+    gpus : float
+        How many GPUs, or which part of one, a worker has; 0: a worker for each core instead.
+    """
+
+    run_id: int
+    reference: str
+    supernodes: int
+    out: Path
+    gpus: float = 0.0
+
+    def state(self, base: Path) -> Path:
+        """Return the folder of what clients of the run keep, in a folder for all runs."""
+        return base / f"run-{self.run_id}"
 
 
 class RayWorker:
@@ -33,18 +71,42 @@ class RayWorker:
 
     Parameters
     ----------
-    reference : str
-        The ClientApp that answers, ``"package.module:attribute"``.
+    run : OnRay
+        The run.
+    made : Mapping[str, object]
+        What the driver has made for all: settings and data.
+    base : Path
+        The driver's folder of state of all runs.
+    machine : str
+        Ray's name of the driver's machine.
+    folders : ActorHandle or None
+        An actor that is the driver's `Folders`, if there are other machines.
     """
 
-    def __init__(self, reference: str) -> None:
+    def __init__(
+        self, run: OnRay, made: Mapping[str, object], base: Path, machine: str, folders: Any
+    ) -> None:
         keep_freed_memory()  # the clients of all rounds share this process
-        self._app = load_app(reference)
+        take_over(made)
+        self._out, self._mirror = run.out, None
+        if ray.get_runtime_context().get_node_id() != machine:
+            self._folder = TemporaryFolder()
+            base, self._out = self._folder.path / "state", self._folder.path / "out"
+            self._mirror = Mirror(Folders(self._out, run.state(base)), folders)
+        os.environ[STATE_VARIABLE] = str(base)
+        self._app = load_app(run.reference)
 
     def answer(self, message: Message, context: Context) -> tuple[Message, RecordDict]:
         """Answer a message; return the reply and the context's state."""
         context.node_config = {**context.node_config, STATE_DIR: IN_PROCESS}
-        return self._app(message, context), context.state
+        context.run_config = {**context.run_config, OUT: str(self._out)}
+        if self._mirror is None:
+            return self._app(message, context), context.state
+        supernode = node_name(context)
+        reply = self._mirror.during(supernode, lambda: self._app(message, context))
+        if reply.has_error():
+            self._mirror.forget(supernode)
+        return reply, context.state
 
 
 def wait_for_ray() -> None:
@@ -56,39 +118,54 @@ def wait_for_ray() -> None:
 
 
 @contextmanager
-def ray_workers(run_id: int, reference: str, supernodes: int) -> Iterator[None]:
-    """Have a run's workers as long as the block lasts: one a core, and no more than SuperNodes.
+def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
+    """Have a run's workers as long as the block lasts: at most one for each SuperNode.
 
     Parameters
     ----------
-    run_id : int
-        Flower's number of the run.
-    reference : str
-        The ClientApp that answers, ``"package.module:attribute"``.
-    supernodes : int
-        How many SuperNodes there are.
+    run : OnRay
+        The run.
+    made : Mapping[str, object]
+        Settings and data, which each machine gets once.
+
+    Raises
+    ------
+    ConfigError
+        If no machine has the GPUs that a worker needs.
     """
-    actor: Any = ray.remote(RayWorker)  # Ray gives its methods no types
-    workers = []
-    for number, machine in enumerate(_places()[:supernodes]):
-        options = actor.options(
-            name=name_of(run_id, number),
-            namespace=name_of(run_id),
-            num_cpus=0,
-            max_restarts=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(machine, soft=True),
-        )
-        workers.append(options.remote(reference))
+    base, machine = default_folder(), ray.get_runtime_context().get_node_id()
+    things, workers, places = ray.put(made), [], _places(run.gpus)[: run.supernodes]
+    # Where there is one machine nobody asks for its files
+    folders = _actor(Folders, machine).remote(run.out, run.state(base)) if _machines()[1:] else None
+    for number, place in enumerate(places):
+        name = {"name": name_of(run.run_id, number), "namespace": name_of(run.run_id)}
+        options = _actor(RayWorker, place, num_gpus=run.gpus, **name)
+        workers.append(options.remote(run, things, base, machine, folders))
     try:
         yield
     finally:
-        for worker in workers:
-            ray.kill(worker)
+        for actor in filter(None, (*workers, folders)):
+            ray.kill(actor)
 
 
-def _places() -> list[str]:
+# Any: Ray gives an actor's methods no types
+def _actor(kind: type, machine: str, **more: object) -> Any:
+    """Make the class of an actor that is on a machine, or once that has died on another."""
+    placed = NodeAffinitySchedulingStrategy(machine, soft=True)
+    actor: Any = ray.remote(kind)
+    return actor.options(num_cpus=0, max_restarts=-1, scheduling_strategy=placed, **more)
+
+
+def _places(gpus: float) -> list[str]:
     """Return the machines of the workers that there can be, one of each machine in turn."""
-    machines = [one for one in ray.nodes() if one["Alive"]]  # type: ignore[no-untyped-call]
-    cores = {one["NodeID"]: int(one["Resources"].get("CPU", 0)) for one in machines}
-    turns = range(max(cores.values()))
-    return [name for turn in turns for name, count in cores.items() if turn < count]
+    of, each = ("GPU", gpus) if gpus else ("CPU", 1.0)
+    counts = {one["NodeID"]: int(one["Resources"].get(of, 0) / each) for one in _machines()}
+    if not any(counts.values()):
+        raise ConfigError(f"{GPUS}: {gpus:g}; no machine of the Ray cluster has as many")
+    turns = range(max(counts.values()))
+    return [name for turn in turns for name, count in counts.items() if turn < count]
+
+
+def _machines() -> list[dict[str, Any]]:
+    """Return what Ray says of the machines that are there."""
+    return [one for one in ray.nodes() if one["Alive"]]  # type: ignore[no-untyped-call]

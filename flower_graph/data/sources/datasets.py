@@ -31,6 +31,7 @@ from flower_graph.data.splits import (
 )
 from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
+from flower_graph.handed import handed_over
 from flower_graph.rng import generator
 from flower_graph.storage.places import data_root
 
@@ -277,9 +278,11 @@ def cached_data(config: RunConfig) -> Graph:
     """Load the run's graph once a process; clients are built anew for every message."""
     # JSON, because writing YAML takes longer than a client's whole answer.
     own = {one.name: getattr(config.data, one.name) for one in fields(DataConfig)}
-    settings = json.dumps(own)  # without a method's own keys
-    saved = saved_at(config.data.name)
-    return _cached_data(settings, config.seed, saved, Uses.of(config))
+    settings, uses = json.dumps(own), Uses.of(config)  # without a method's own keys
+    return handed_over(
+        f"data {settings} {config.seed} {uses}",
+        lambda: _cached_data(settings, config.seed, saved_at(config.data.name), uses),
+    )
 
 
 @lru_cache(maxsize=2)
@@ -296,7 +299,11 @@ def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) ->
     sections = [getattr(config, name) for name in DECIDING if hasattr(config, name)]
     # Not by ``asdict``, whose copies take several times longer than the rest.
     settings = json.dumps([config.seed, sections, Uses.of(config), also], default=vars)
-    return _made(_Asked(make, settings, saved_at(config.data.name), config))
+    clients: list[G] = handed_over(
+        f"clients {config.app} {make.__qualname__} {settings}",
+        lambda: _made(_Asked(make, settings, saved_at(config.data.name), config)),
+    )
+    return clients
 
 
 @lru_cache(maxsize=4)  # two runs', of which a method may ask twice: as read, and as checked

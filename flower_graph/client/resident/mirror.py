@@ -1,0 +1,150 @@
+"""A SuperNode's files of a run, for a worker on a machine that does not have the run's folders.
+
+The folders are the driver's. A worker elsewhere has folders of its own in their place: before a
+SuperNode's first message it fetches the SuperNode's files, and before each reply it sends what the
+message has changed, so that the driver's folders are as if the worker had written there.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import ray
+
+from flower_graph.config.common import CHECKPOINTS
+from flower_graph.storage.files import replaced
+from flower_graph.storage.reading import MOST_TENSORS, open_regular
+
+__all__ = ["Change", "Folders", "Mirror", "TemporaryFolder"]
+
+# A SuperNode's files in the run's outputs, and its keys where it does not trust the server
+OWN = {
+    "out": ("clients/{0}/**/*", CHECKPOINTS + "/round-*/client-{0}.safetensors"),
+    "state": ("parties/{0}", "parties/{0}.*", "parties/registry.json"),
+}
+Stamp = tuple[int, int, int]  # of a file: inode, size, time of change
+T = TypeVar("T")
+
+
+class Change(NamedTuple):
+    """What has become of a file."""
+
+    folder: str  # out or state
+    path: str  # below it
+    start: int  # of the bytes in the file; 0: they are the whole file
+    data: bytes | None  # None: the file was removed
+
+
+class Folders:
+    """The folders of a run on one machine.
+
+    Parameters
+    ----------
+    out : Path
+        The run's outputs.
+    state : Path
+        What clients of the run keep besides.
+    """
+
+    def __init__(self, out: Path, state: Path) -> None:
+        self.out, self._roots = out, {"out": out, "state": state}
+
+    def read(self, supernode: str) -> list[Change]:
+        """Read all files of a SuperNode."""
+        return self.changes(supernode, {})
+
+    def write(self, changes: Iterable[Change]) -> None:
+        """Carry out changes."""
+        for folder, name, start, data in changes:
+            path = self._roots[folder] / name
+            if data is None:
+                path.unlink(missing_ok=True)
+            elif start:
+                os.truncate(path, start)
+                with path.open("ab") as file:
+                    file.write(data)
+            else:
+                with replaced(path) as part:
+                    part.write_bytes(data)
+
+    def stamps(self, supernode: str) -> dict[tuple[str, str], Stamp]:
+        """Return what tells one state of each file of a SuperNode from the next."""
+        result = {}
+        for folder, root in self._roots.items():
+            for path in (path for one in OWN[folder] for path in root.glob(one.format(supernode))):
+                if path.is_file():
+                    status = path.stat()
+                    stamp = status.st_ino, status.st_size, status.st_mtime_ns
+                    result[folder, str(path.relative_to(root))] = stamp
+        return result
+
+    def changes(self, supernode: str, before: Mapping[tuple[str, str], Stamp]) -> list[Change]:
+        """Read what of a SuperNode's files has changed."""
+        now = self.stamps(supernode)
+        result = [Change(*name, 0, None) for name in before.keys() - now.keys()]
+        for (folder, name), stamp in now.items():
+            old = before.get((folder, name), (0, 0, 0))
+            if stamp == old:
+                continue
+            # A file that is written anew replaces the old one, and has another inode
+            start = old[1] if stamp[0] == old[0] and stamp[1] > old[1] else 0
+            with open_regular(self._roots[folder] / name, MOST_TENSORS) as file:
+                file.seek(start)
+                result.append(Change(folder, name, start, file.read()))
+        return result
+
+    def drop_checkpoints(self) -> None:
+        """Remove the checkpoints."""
+        shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
+
+
+class Mirror:
+    """Keeps SuperNodes' files on this machine as they are in the driver's folders.
+
+    Parameters
+    ----------
+    here : Folders
+        On this machine.
+    there : ActorHandle
+        An actor that is the driver's `Folders`.
+    """
+
+    def __init__(self, here: Folders, there: Any) -> None:  # Ray gives an actor's methods no types
+        self._here, self._there = here, there
+        self._known = set[str]()  # SuperNodes whose files here are as there
+
+    def during(self, supernode: str, answer: Callable[[], T]) -> T:
+        """Answer a message of a SuperNode; its files are fetched before, and changes sent after."""
+        if supernode not in self._known:
+            self._here.write(ray.get(self._there.read.remote(supernode)))
+        before = self._here.stamps(supernode)
+        self._known.discard(supernode)  # if it fails, what it has changed counts for nothing
+        result = answer()
+        ray.get(self._there.write.remote(self._here.changes(supernode, before)))
+        # A client that has lost its state asks for its checkpoint: then they are fetched again
+        self._here.drop_checkpoints()
+        self._known.add(supernode)
+        return result
+
+    def forget(self, supernode: str) -> None:
+        """Have a SuperNode's files fetched again before its next message."""
+        self._known.discard(supernode)
+
+
+class TemporaryFolder:
+    """A folder that is removed when this process has ended, however it ended."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="flower-graph-"))
+        # Python runs nothing any more in a process that is killed. A shell sees that its pipe is
+        # closed; a grandchild, because Ray kills the children of a worker with it.
+        waiting = 'exec 3<&0; (cat <&3 > /dev/null; rm -rf "$0") &'
+        command = ["/bin/sh", "-c", waiting, str(self.path)]
+        self._shell = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._shell.wait()
