@@ -42,6 +42,7 @@ class Membership:
             None  # gives the entries about the run for newcomers
         )
         self.resume = Resume()  # the entries about the run, and the checkpoint that it goes on from
+        self.saved: Resume | None = None  # the last checkpoint that this start of the run has made
         self.admission = Admission()  # who may enrol
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
@@ -49,6 +50,8 @@ class Membership:
         # Of each SuperNode: the list of its clients, and the same as an array
         self._arrays: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
         self._lost: set[int] = set()
+        # Of the lost, those that are not enrolled again yet: the last checkpoint that each is in
+        self._returning: dict[int, Resume | None] = {}
         self._told: set[str] = set()  # other versions that the log has named already
         self._question = dict(question or {})
 
@@ -102,13 +105,15 @@ class Membership:
     ) -> list[Rejected]:
         """Ask SuperNodes that are new; return those that take no part."""
         lost, self._lost = self._lost, set()
+        for node in lost:
+            self._returning.setdefault(node, self.saved)
         for node in lost & self.clients.keys():
             self.forget(node)
         new = [node for node in connected if node not in self.clients]
         if not new:
             return []
         replies = exchange.send(
-            dict.fromkeys(new, self.question()),
+            self._questions(new),
             message_type="query",
             server_round=self.enrolment_round(server_round),
             timeout=timeout,
@@ -131,6 +136,17 @@ class Membership:
         if self.greet is not None:
             self.greet([node for node in new if node in self.clients])
         return refused
+
+    def _questions(self, new: Iterable[int]) -> dict[int, RecordDict]:
+        """Write each newcomer's question; who has lost its state goes on from a checkpoint."""
+        result = dict.fromkeys(new, self.question())
+        before = self.resume
+        for node, saved in self._returning.items():
+            if node in result and saved is not None:
+                self.resume = saved
+                result[node] = self.question()
+        self.resume = before
+        return result
 
     def _read(self, node: int, content: RecordDict) -> object:
         """Read a reply after checking its message format."""
@@ -255,6 +271,7 @@ class Membership:
             self.replaced(other, node, answer)
         self.enrolled(node, answer)
         self.clients[node] = clients
+        self._returning.pop(node, None)
         self._homes |= dict.fromkeys(clients, node)
         self.bound |= dict.fromkeys(clients, node)
         self.absent -= set(clients)

@@ -311,6 +311,7 @@ class RoundLoop(Strategy):
         if self.is_due(server_round):
             missing = self.clients_save(server_round)
             if self.session.checkpoints.save(server_round, self._saved(), missing):
+                self.session.note_saved(server_round)
                 self.best.saved()
 
     def _saved(self) -> dict[str, object]:

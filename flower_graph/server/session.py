@@ -363,6 +363,11 @@ class Session:
         missing = {node: why for node, why in {**saved, **replies.values}.items() if why}
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 
+    def note_saved(self, server_round: int) -> None:
+        """Let those who lose their state from now on come back with this round's checkpoint."""
+        run = self.checkpoints.run
+        self.members.saved = Resume(run, server_round, secrets.token_hex(8))
+
     def rejoin(self) -> list[str]:
         """Have all clients load the checkpoint of the resumed run; return why some cannot."""
         resume = self.members.resume = self.checkpoints.resume

@@ -51,8 +51,8 @@ import ray
 from flwr.app import Context, Message, RecordDict
 from flower_graph.client.resident.app import ResidentClientApp
 from flower_graph.client.resident.ray_workers import OnRay, ray_workers, wait_for_ray
-from flower_graph.errors import WorkerLostError
 from flower_graph.flower_compat import identify, stamp
+from flower_graph.wire.client_errors import kind_of
 
 ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
 wait_for_ray()
@@ -64,9 +64,12 @@ def answer(kind, partition):
     stamp(message, run_id={run}, message_id="1", src_node_id=1)
     context = Context({run}, partition, dict([("partition-id", partition)]), RecordDict(), {{}})
     try:
-        about = ResidentClientApp("counting:app")(message, context).content["about"]
-    except (KeyError, WorkerLostError) as error:
-        return type(error).__name__, str(error.__cause__)
+        reply = ResidentClientApp("counting:app")(message, context)
+    except KeyError as error:
+        return "KeyError", str(error.__cause__)
+    if reply.has_error():
+        return kind_of(reply).name, reply.error.reason
+    about = reply.content["about"]
     return int(about["process"]), int(about["here"]), int(context.state["last"]["partition"])
 
 def ask(kind, partition):
@@ -79,10 +82,10 @@ with ray_workers(OnRay({run}, "counting:app", 3, Path("out").absolute()), {{}}):
     kind, cause = ask(".fail", 1)
     assert kind == "KeyError" and "in fail" in cause, cause
     assert ask("", 1) == (second[0], 2, 1)
-    assert ask(".die", 1)[0] == "WorkerLostError"
+    assert ask(".die", 1)[0] == "STATE_LOST"
     for _ in range(200):
         again = ask("", 1)
-        if again[0] != "WorkerLostError":
+        if again[0] != "STATE_LOST":
             break
         time.sleep(0.1)
     assert again[0] != second[0] and again[1:] == (1, 1)  # another process, by the same name

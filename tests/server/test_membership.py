@@ -22,7 +22,9 @@ from flower_graph.server.membership import Membership, other_version
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.averaging import Enrolment
-from flower_graph.wire.exchange import Exchange, Replies
+from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.exchange import Exchange, Rejected, Replies
+from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CLIENTS, CONFIG
 
 
@@ -45,11 +47,18 @@ def test_two_with_one_client_stop_the_run_and_are_named() -> None:
 class Asked(Membership):
     """Is told what SuperNodes answer, instead of asking them."""
 
+    rounds: dict[int, Any]  # of the checkpoint that each was asked to go on from; 0: of none
+
     def hear(self, said: dict[int, list[int]], gone: Collection[int] = ()) -> dict[int, str]:
         """Enrol SuperNodes beside those that are there; return why some take no part."""
         online = {*self.clients, *said} - {*gone}
         exchange = Answers({node: Enrolment(clients) for node, clients in said.items()})
-        return {one.node_id: one.reason for one in self.ask(exchange, [*online], 1, 5.0)}
+        reasons = {one.node_id: one.reason for one in self.ask(exchange, [*online], 1, 5.0)}
+        self.rounds = {
+            node: asked.config_records[CONFIG].get("resume-round", 0)
+            for node, asked in exchange.asked.items()
+        }
+        return reasons
 
 
 class Answers:
@@ -57,10 +66,31 @@ class Answers:
 
     def __init__(self, values: dict[int, Enrolment]) -> None:
         self.values = values
+        self.asked: dict[int, RecordDict] = {}
 
-    def send(self, *_: object, **__: object) -> Replies[Enrolment]:
+    def send(self, asked: dict[int, RecordDict], **_: object) -> Replies[Enrolment]:
         """Give them."""
+        self.asked = asked
         return Replies(self.values)
+
+
+def test_who_has_lost_its_state_is_asked_to_go_on_from_its_last_checkpoint() -> None:
+    members, lost = Asked(), [Rejected(2, "its state is gone", Kind.STATE_LOST)]
+    members.hear({1: [0], 2: [1]})
+    members.note(lost)
+    members.hear({2: [1]})
+    assert members.rounds == {2: 0}  # there is no checkpoint
+    members.saved = Resume("a" * 32, 4, "an-attempt")
+    members.note(lost)
+    members.hear({})  # it does not answer
+    members.saved = Resume("a" * 32, 6, "an-attempt")  # and is not in this one
+    members.hear({2: [1], 3: [2]})
+    assert members.rounds == {2: 4, 3: 0}
+    members.hear({4: [3]})
+    assert members.rounds == {4: 0}
+    members.note(lost)
+    members.hear({2: [1]})
+    assert members.rounds == {2: 6}
 
 
 def test_the_first_enrolment_binds_and_later_doubles_are_left_out_both() -> None:

@@ -7,21 +7,24 @@ actors import neither PyTorch nor the engine.
 
 from __future__ import annotations
 
+import logging
+import time
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from flwr.app import Context, Message, RecordDict
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
-from flower_graph.errors import WorkerLostError, told
+from flower_graph.errors import StateLostError
 from flower_graph.storage.places import PARTITION
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
+from flower_graph.wire.client_errors import lost_reply
 
 __all__ = ["RayHome", "name_of", "workers_of"]
 
+LOG = logging.getLogger(__name__)
+RESTART = 60.0  # seconds at most that a worker may take to start again
+LOOK = 0.2  # seconds between two looks whether it has
 LOST = "the process that keeps its clients died, or its machine did"
 
 
@@ -38,23 +41,23 @@ class RayHome:
         self._workers = workers
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Have the SuperNode's worker answer a message.
+        """Have the SuperNode's worker answer a message; if it dies, the clients' state is lost.
 
         Raises
         ------
-        WorkerLostError
-            If it dies over the message; Ray starts another, without what the clients kept.
         Exception
             What the ClientApp raised, from the error that has its traceback.
         """
         number = int(str(context.node_config[PARTITION])) % self._workers
+        worker = _worker(context.run_id, number)
         try:
-            asked: Any = _worker(context.run_id, number).answer.remote(message, context)
-            answer: tuple[Message, RecordDict] = ray.get(asked)
+            answer: tuple[Message, RecordDict] = ray.get(worker.answer.remote(message, context))
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            raise told(WorkerLostError(f"{LOST}: {error}"), LOST) from error
+            _await(worker)
+            LOG.warning("%s: %s", LOST, error)
+            return lost_reply(StateLostError(LOST), message)
         reply, context.state = answer
         return reply
 
@@ -71,7 +74,18 @@ def workers_of(run_id: int) -> int:
     return sum(one["namespace"] == name_of(run_id) for one in actors)
 
 
+def _await(worker: Any) -> None:
+    """Wait until a worker is started again, so that its SuperNodes miss one message and no more."""
+    end = time.monotonic() + RESTART
+    while time.monotonic() < end:
+        try:
+            ray.get(worker.__ray_ready__.remote(), timeout=RESTART)
+            return
+        except (RayActorError, GetTimeoutError):
+            time.sleep(LOOK)
+
+
 # Any: Ray gives an actor's methods no types
 @cache
-def _worker(run_id: int, number: int) -> ActorHandle[Any]:
+def _worker(run_id: int, number: int) -> Any:
     return ray.get_actor(name_of(run_id, number), name_of(run_id))
