@@ -144,6 +144,7 @@ class Asked:
             for one in (part, where)
         )
         seeds = (self.seeds or part.seeds or self.table.seeds)[: choice.seeds]
+        seeds = seeds[: self.table.data[data].seeds]
         choosers = grid.seeds if part.choose else ()
         if {*choosers} & {*seeds}:
             raise ConfigError(

@@ -323,13 +323,8 @@ def show_pictures(names: Sequence[str]) -> list[str]:
 
 
 # Means with their deviations: scale, and format
-SPREADS = {
-    "accuracy": (1, ".3f"),
-    "percent": (100, ".1f"),
-    "points": (100, "+.1f"),
-    "number": (1, ".2f"),  # in the unit of the data
-    "change": (1, "+.2f"),
-}
+SPREADS = {"accuracy": (1, ".3f"), "percent": (100, ".1f"), "points": (100, "+.1f")}
+SPREADS |= {"number": (1, ".2f"), "change": (1, "+.2f")}  # in the unit of the data
 ALONE = ("paired", "winner", "paper-deviation", "reached", "positive", "above", "setting", "seeds")
 FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
 

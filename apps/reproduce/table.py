@@ -35,7 +35,7 @@ class Choice:
     model: str | None = None  # Name of the model in rows, where the method says it
     config: str | None = None  # Another config than the table's
     times_rounds: int = 1
-    seeds: int | None = None  # Fewer seeds than others
+    seeds: int | None = None  # Fewer seeds than others: the first so many
     tries: int | None = None  # On a data set: of the grid, the first so many of each method
     # In the place of federated runs: a function that trains the config's network in one piece, or
     # one of the figures that a run's accuracies are held against

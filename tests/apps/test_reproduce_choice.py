@@ -123,6 +123,13 @@ def test_choices_name_the_metric_that_decides(
     assert "test auc 0.800 at the best validation" in capsys.readouterr().out
 
 
+def test_a_data_set_may_have_fewer_seeds(tmp_path: Path, simulated: list[RunConfig]) -> None:
+    tree = grid_table()
+    tree["data"]["Cora"]["seeds"] = 1
+    page = run_table(tree, tmp_path / "out")
+    assert {config.seed for config in simulated} == {10, 11, 0} and "Not run" not in page
+
+
 def test_a_data_set_may_try_the_first_of_each(tmp_path: Path, simulated: list[RunConfig]) -> None:
     tree = grid_table()
     tree["data"]["Cora"]["tries"] = 1
