@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
+from benchmarks.page_commands import engine_start_section, users_section
 from benchmarks.page_deployment import deployment_section, resident_section, waiting_section
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
@@ -26,7 +27,6 @@ from benchmarks.page_secure import (
 )
 from benchmarks.page_short import short_page
 from benchmarks.page_soak import soak_section
-from benchmarks.page_users import users_section
 
 RESULTS = Path(__file__).resolve().parent / "results.json"
 HOW = ("clock", "cpu")  # how the start of a command is measured
@@ -63,6 +63,7 @@ def render(results: dict[str, Any]) -> str:
     sections: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
         "round": _round,
         "flwr": _flwr,
+        "engine-start": engine_start_section,
         "scale": _scale,
         "users": users_section,
         "state": _state,

@@ -194,7 +194,7 @@ def typed() -> Iterator[Callable[[Sequence[str]], str]]:
     home = Path(tempfile.mkdtemp(prefix="t-", dir=launch._short_temporary_folder()))
     # Nothing is downloaded; actors need not wait for all other work.
     more = {"UV_OFFLINE": "1", "RAY_worker_niceness": "0"}
-    environment = launch._environment(home) | more
+    environment = launch.engine_environment(home) | more
     del environment["FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"]
 
     def run(lines: Sequence[str]) -> str:

@@ -196,7 +196,10 @@ def test_output_is_passed_on_and_kept_without_colours(tmp_path: Path) -> None:
 
 def test_environment_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
-    first, second = launch._environment(tmp_path / "a"), launch._environment(tmp_path / "b")
+    first, second = (
+        launch.engine_environment(tmp_path / "a"),
+        launch.engine_environment(tmp_path / "b"),
+    )
     assert "RAY_ADDRESS" not in first
     ports = ["FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT"]
     assert len({environment[port] for environment in (first, second) for port in ports}) >= 3

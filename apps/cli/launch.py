@@ -178,7 +178,7 @@ def _run_in(home: Path, run: _Run) -> list[str]:
     if run.ray_address is None:
         # Flower starts one actor per CPU that it is told of; more than one per SuperNode is waste.
         federation += f" init-args-num-cpus={min(run.supernodes, os.cpu_count() or 1)}"
-    environment = _environment(home, run.ray_address)
+    environment = engine_environment(home, run.ray_address)
     flwr = shutil.which("flwr", path=environment["PATH"]) or "flwr"
     process = subprocess.Popen(
         [flwr, "run", str(app), "--stream", "--federation-config", f"{federation} {CLIENT}"],
@@ -235,7 +235,7 @@ def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
     return folder
 
 
-def _environment(home: Path, ray_address: str | None = None) -> dict[str, str]:
+def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, str]:
     """Return the environment that keeps Flower to itself, and Ray if it joins no cluster."""
     http, control = _free_ports(2)
     environment = dict(os.environ)
