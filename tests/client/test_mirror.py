@@ -54,10 +54,10 @@ def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, 
 def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -> None:
     there, here, mirrored = sides
     log, gone = Path("clients/3/measured.bin"), Path("clients/3/snapshots/round-000001/a")
-    saved = Path("checkpoints/round-000002/client-3.safetensors")
+    saved, other = Path("checkpoints/round-000002/client-3.safetensors"), Path("embeddings/7.npz")
 
     def first() -> None:
-        for path in (log, gone, saved, Path("clients/4/other")):
+        for path in (log, gone, saved, other):
             (here / path).parent.mkdir(parents=True, exist_ok=True)
             (here / path).write_bytes(b"one")
 
@@ -67,7 +67,7 @@ def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -
         (here / gone).unlink()
 
     mirrored.during("3", first)
-    assert not (there / "clients/4").exists()  # of another SuperNode
+    assert (there / other).read_bytes() == b"one"
     assert not (here / "checkpoints").exists() and (there / saved).read_bytes() == b"one"
     (there / log).write_bytes(b"ONE")  # only what was added is sent
     mirrored.during("3", second)

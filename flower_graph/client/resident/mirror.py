@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -23,12 +23,13 @@ from flower_graph.storage.reading import MOST_TENSORS, open_regular
 
 __all__ = ["Change", "Folders", "Mirror", "TemporaryFolder"]
 
-# A SuperNode's files in the run's outputs, and its keys where it does not trust the server
-OWN = {
+# What a SuperNode has in the run's outputs, and its keys where it does not trust the server
+NEEDED = {
     "out": ("clients/{0}/**/*", CHECKPOINTS + "/round-*/client-{0}.safetensors"),
     "state": ("parties/{0}", "parties/{0}.*", "parties/registry.json"),
 }
-Stamp = tuple[int, int, int]  # of a file: inode, size, time of change
+# Of each file, by the folder that it is in and its path there: inode, size, time of change
+Stamps = dict[tuple[str, str], tuple[int, int, int]]
 T = TypeVar("T")
 
 
@@ -56,8 +57,15 @@ class Folders:
         self.out, self._roots = out, {"out": out, "state": state}
 
     def read(self, supernode: str) -> list[Change]:
-        """Read all files of a SuperNode."""
-        return self.changes(supernode, {})
+        """Read all files that a SuperNode may need."""
+        found = {
+            (folder, str(path.relative_to(root)))
+            for folder, root in self._roots.items()
+            for pattern in NEEDED[folder]
+            for path in root.glob(pattern.format(supernode))
+            if path.is_file()
+        }
+        return [self._from(name, 0) for name in sorted(found)]
 
     def write(self, changes: Iterable[Change]) -> None:
         """Carry out changes."""
@@ -73,31 +81,33 @@ class Folders:
                 with replaced(path) as part:
                     part.write_bytes(data)
 
-    def stamps(self, supernode: str) -> dict[tuple[str, str], Stamp]:
-        """Return what tells one state of each file of a SuperNode from the next."""
+    def stamps(self) -> Stamps:
+        """Return what tells one state of each file from the next."""
         result = {}
         for folder, root in self._roots.items():
-            for path in (path for one in OWN[folder] for path in root.glob(one.format(supernode))):
-                if path.is_file():
-                    status = path.stat()
-                    stamp = status.st_ino, status.st_size, status.st_mtime_ns
-                    result[folder, str(path.relative_to(root))] = stamp
+            for path in filter(Path.is_file, root.rglob("*")):
+                status = path.stat()
+                stamp = status.st_ino, status.st_size, status.st_mtime_ns
+                result[folder, str(path.relative_to(root))] = stamp
         return result
 
-    def changes(self, supernode: str, before: Mapping[tuple[str, str], Stamp]) -> list[Change]:
-        """Read what of a SuperNode's files has changed."""
-        now = self.stamps(supernode)
+    def changes(self, before: Stamps) -> list[Change]:
+        """Read what has changed."""
+        now = self.stamps()
         result = [Change(*name, 0, None) for name in before.keys() - now.keys()]
-        for (folder, name), stamp in now.items():
-            old = before.get((folder, name), (0, 0, 0))
-            if stamp == old:
-                continue
-            # A file that is written anew replaces the old one, and has another inode
-            start = old[1] if stamp[0] == old[0] and stamp[1] > old[1] else 0
-            with open_regular(self._roots[folder] / name, MOST_TENSORS) as file:
-                file.seek(start)
-                result.append(Change(folder, name, start, file.read()))
+        for name, stamp in now.items():
+            old = before.get(name, (0, 0, 0))
+            if stamp != old:
+                # A file that is written anew replaces the old one, and has another inode
+                is_longer = stamp[0] == old[0] and stamp[1] > old[1]
+                result.append(self._from(name, old[1] if is_longer else 0))
         return result
+
+    def _from(self, name: tuple[str, str], start: int) -> Change:
+        folder, path = name
+        with open_regular(self._roots[folder] / path, MOST_TENSORS) as file:
+            file.seek(start)
+            return Change(folder, path, start, file.read())
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints."""
@@ -123,10 +133,10 @@ class Mirror:
         """Answer a message of a SuperNode; its files are fetched before, and changes sent after."""
         if supernode not in self._known:
             self._here.write(ray.get(self._there.read.remote(supernode)))
-        before = self._here.stamps(supernode)
+        before = self._here.stamps()
         self._known.discard(supernode)  # if it fails, what it has changed counts for nothing
         result = answer()
-        ray.get(self._there.write.remote(self._here.changes(supernode, before)))
+        ray.get(self._there.write.remote(self._here.changes(before)))
         # A client that has lost its state asks for its checkpoint: then they are fetched again
         self._here.drop_checkpoints()
         self._known.add(supernode)
