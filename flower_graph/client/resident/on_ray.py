@@ -14,7 +14,12 @@ from typing import Any
 
 import ray
 from flwr.app import Context, Message, RecordDict
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    RayActorError,
+    RayTaskError,
+)
 
 from flower_graph.errors import StateLostError
 from flower_graph.storage.places import PARTITION
@@ -55,9 +60,9 @@ class RayHome:
         except RayTaskError as error:
             raise error.cause from error
         except RayActorError as error:
-            _await(worker)
             LOG.warning("%s: %s", LOST, error)
-            return lost_reply(StateLostError(LOST), message)
+            why = "" if _starts_again(worker) else f": {error}"
+            return lost_reply(StateLostError(LOST + why), message)
         reply, context.state = answer
         return reply
 
@@ -74,15 +79,18 @@ def workers_of(run_id: int) -> int:
     return sum(one["namespace"] == name_of(run_id) for one in actors)
 
 
-def _await(worker: Any) -> None:
+def _starts_again(worker: Any) -> bool:
     """Wait until a worker is started again, so that its SuperNodes miss one message and no more."""
     end = time.monotonic() + RESTART
     while time.monotonic() < end:
         try:
             ray.get(worker.__ray_ready__.remote(), timeout=RESTART)
-            return
-        except (RayActorError, GetTimeoutError):
+            return True
+        except (ActorUnavailableError, GetTimeoutError):
             time.sleep(LOOK)
+        except RayActorError:  # it cannot be started
+            break
+    return False
 
 
 # Any: Ray gives an actor's methods no types
