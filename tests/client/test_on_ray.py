@@ -54,7 +54,7 @@ from flower_graph.client.resident.ray_workers import OnRay, ray_workers, wait_fo
 from flower_graph.flower_compat import identify, stamp
 from flower_graph.wire.client_errors import kind_of
 
-ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 wait_for_ray()
 
 @ray.remote(num_cpus=0)
