@@ -28,6 +28,7 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import DataError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
+from flower_graph.ops.grouped import one_thread
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
@@ -138,8 +139,22 @@ def measure_methods(name: str, turns: int) -> dict[str, Any]:
             for method, config in configs.items():
                 seconds, _ = flower_rounds(config, 1 + TURN)
                 times[method] += seconds[1:]
-        runs.append({"threads": threads, **{key: summary(t) for key, t in times.items()}})
+        sides = {key: summary(t) for key, t in times.items()}
+        learner = summary(_learner_seconds(configs[METHODS[1]], turns * TURN))
+        runs.append({"threads": threads, **sides, "learner": learner})
     return {"data": configs[METHODS[0]].data.name, "runs": runs}
+
+
+def _learner_seconds(config: FedGLSConfig, rounds: int) -> list[float]:
+    """Time what of each round is the graph learners': their step, and the graphs it makes."""
+    engine, seconds = Engine(config), []
+    learners = engine.cohort.learners
+    assert learners is not None
+    for _ in range(1 + rounds):
+        engine.round()
+        with one_thread(True):  # as in a round of so few nodes
+            seconds.append(timed(lambda: (engine.cohort.learn_structure(), learners.edges())))
+    return seconds[1:]
 
 
 def _config(name: str, settings: list[str]) -> FedGLSConfig:

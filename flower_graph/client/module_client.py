@@ -224,7 +224,7 @@ class ModuleClient(NumPyClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's arrays."""
         server_round = RoundRequest.from_config(config).server_round
-        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs)):
+        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             for learner in learners:
                 self._take_over(learner.module, parameters)
                 self.prepare(learner)
@@ -235,7 +235,7 @@ class ModuleClient(NumPyClient):
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the server's arrays on every client."""
         request = RoundRequest.from_config(config)
-        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs)):
+        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             for learner in learners:
                 self._take_over(learner.module, parameters)
                 self.prepare(learner)

@@ -78,10 +78,21 @@ class StackedWeights:
         self._sources = _sources(self.kind, batch)
         self._rows = None if are_all else _rows_of(whole, self.places).to(self._device)
         self._start: list[ModelWeights] = []  # the models that this round began with
+        self._leaves: tuple[list[int], list[Tensor]] | None = None
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return the networks' weights: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
         return self._get("weight.first"), self._get("weight.rest")
+
+    def leaves(self) -> list[Tensor]:
+        """Return the weights as tensors with gradients: the same ones until the weights change."""
+        # So what was computed of them stays of use, from one message to the next. PyTorch counts
+        # the changes of a tensor; steps tell those that another process made in a mapped state.
+        weights = [self._state[f"weight.{name}"] for name in ("first", "rest")]
+        known: list[int] = self._state["step"].tolist() + [one._version for one in weights]
+        if self._leaves is None or self._leaves[0] != known:
+            self._leaves = known, [w.detach().requires_grad_() for w in self.weights()]
+        return self._leaves[1]
 
     def largest(self) -> Tensor:
         """Return each network's largest absolute weight, ``[c]``; infinity for NaN."""
@@ -116,9 +127,10 @@ class StackedWeights:
     ) -> Tensor:
         """Take one Adam step: every network, or those that move, each with its count of steps."""
         # moves [c]
-        parts = [weight.detach().requires_grad_() for weight in self.weights()]
+        parts = self.leaves()
         value = loss(*parts)
         grads = torch.autograd.grad(value, parts)
+        self._leaves = None  # a gradient can be taken once
         steps = self._state["step"]
         steps[self._place] += 1 if moves is None else moves.int()
         taken = steps[self._place]

@@ -126,12 +126,15 @@ class _NTXent(torch.autograd.Function):
             tensor.split(length)
             for tensor, length in zip((*tensors, *grads), lengths * 2, strict=True)
         ]
-        with one_thread(len(sizes)):
-            parts = zip(place.split(counts), *pieces, strict=True)
-            for client, (rows, compared, own, means, *into) in enumerate(parts):
+        starts = torch.tensor(ptr[:-1], device=place.device)
+        rows_of = place - starts.repeat_interleave(torch.tensor(counts, device=place.device))
+        compared = (anchors / tau).split(counts)
+        with one_thread(len(sizes) > 1):
+            parts = zip(rows_of[:, None].split(counts), compared, *pieces[1:], strict=True)
+            for client, (rows, *vectors) in enumerate(parts):
                 if rows.numel():
-                    rows = rows - ptr[client]
-                    loss[client] = _contrast_one(compared, own, means, rows, tau, into)
+                    loss[client] = _contrast_one(rows, *vectors)
+        grads[0].div_(tau)
         ctx.save_for_backward(*grads)
         ctx.lengths = lengths
         return loss
@@ -151,31 +154,32 @@ class _NTXent(torch.autograd.Function):
 
 
 def _contrast_one(
-    anchors: Tensor,
+    rows: Tensor,
+    compared: Tensor,
     own: Tensor,
     means: Tensor,
-    rows: Tensor,
-    tau: float,
-    into: list[Tensor],
+    anchor_grad: Tensor,
+    own_grad: Tensor,
+    mean_grad: Tensor,
 ) -> Tensor:
-    """Return one client's loss and write its gradient."""
-    # anchors [s, d], own, means [n, d], rows [s]
+    """Return one client's loss and write its gradients, the anchors' times ``tau``."""
+    # rows [s, 1], compared [s, d] anchors / tau, means [s, d], own [n, d]
+    n, s = len(own), len(means)
     keys = torch.cat([own, means])
-    loss, grad = keys.new_zeros(()), torch.zeros_like(keys)
-    block = max(BLOCK_ROWS, BLOCK_NUMBERS // keys.shape[0])
-    for begin in range(0, rows.numel(), block):
-        row = rows[begin : begin + block]
-        number = torch.arange(row.numel(), device=row.device)
-        positive = number + (own.shape[0] + begin)
-        compared = anchors[begin : begin + block] / tau
-        logits = compared @ keys.T  # [b, n + s]
-        logits[number, row] = -torch.inf
-        log_share = torch.log_softmax(logits, dim=1)
-        loss -= log_share[number, positive].sum()
-        slope = log_share.exp_()  # of the loss by the logits
-        slope[number, positive] -= 1
-        grad.addmm_(slope.T, compared)
-        torch.mm(slope, keys, out=into[0][begin : begin + block]).div_(tau)
-    into[1].copy_(grad[: own.shape[0]])
-    into[2].copy_(grad[own.shape[0] :])
-    return loss
+    grad, losses = torch.zeros_like(keys), []
+    block = max(BLOCK_ROWS, BLOCK_NUMBERS // (n + s))
+    for begin in range(0, s, block):
+        end = min(begin + block, s)
+        anchors = compared[begin:end]
+        logits = anchors @ keys.T  # [b, n + s]
+        logits.scatter_(1, rows[begin:end], -torch.inf)
+        slope = torch.log_softmax(logits, dim=1)
+        positive = slope[:, n + begin : n + end].diagonal()  # each anchor's own mean
+        losses.append(positive.sum())
+        slope.exp_()  # the loss's slope by the logits
+        positive.sub_(1)
+        grad.addmm_(slope.T, anchors)
+        torch.mm(slope, keys, out=anchor_grad[begin:end])
+    own_grad.copy_(grad[:n])
+    mean_grad.copy_(grad[n:])
+    return -torch.stack(losses).sum()

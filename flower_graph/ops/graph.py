@@ -7,8 +7,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from flower_graph.ops.context import Saved
+
+# Numbers of a row from which on a CPU adds up an embedding's rows in half the time of MKL's sparse
+# product or less; the order of a row's sum is another.
+WIDE = 32
 
 NODES_AT_A_TIME = 1 << 20
 
@@ -184,7 +189,13 @@ def with_self_loops(edge_index: Tensor, n: int) -> Tensor:
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Return ``matrix @ x``; the operator would clear and copy the result first."""
+    """Return ``matrix @ x``."""
+    if x.shape[1] >= WIDE and x.device.type == "cpu" and x.dtype == torch.float32:
+        ptr, col, value = matrix.crow_indices(), matrix.col_indices(), matrix.values()
+        return embedding_bag(
+            col, x, ptr, mode="sum", per_sample_weights=value, include_last_offset=True
+        )
+    # The operator would clear and copy the result first.
     out = x.new_empty(matrix.shape[0], x.shape[1])
     return torch.addmm(out, matrix, x, beta=0, out=out)  # beta 0: what lies in `out` is not read
 

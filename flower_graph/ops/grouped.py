@@ -18,12 +18,12 @@ from flower_graph.ops.context import Saved
 
 
 @contextmanager
-def one_thread(groups: int) -> Iterator[None]:
-    """Compute on one thread inside the block if it goes over several groups."""
+def one_thread(small: bool) -> Iterator[None]:
+    """Compute on one thread inside the block if its pieces are small, such as several groups'."""
     # A product of one ego-network takes microseconds, as long as waking a thread does: two threads
     # take up to three times as long. A single group may be large, and keeps all threads.
     before = torch.get_num_threads()
-    if groups < 2 or before == 1:
+    if not small or before == 1:
         yield
         return
     torch.set_num_threads(1)
@@ -61,7 +61,7 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.sizes = group_sizes(ptr)
         out = x.new_empty(x.shape[0], weight.shape[2])
         parts = x.split(ctx.sizes), weight.unbind(), bias.unbind(), out.split(ctx.sizes)
-        with one_thread(len(ctx.sizes)):
+        with one_thread(len(ctx.sizes) > 1):
             for rows, matrix, local, into in zip(*parts, strict=True):
                 torch.addmm(local, rows, matrix, out=into)
         return out
@@ -72,7 +72,7 @@ class _GroupedLinear(torch.autograd.Function):
         grad = grads[0].contiguous()
         grad_weight = torch.empty_like(weight)
         grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        with one_thread(len(ctx.sizes)):
+        with one_thread(len(ctx.sizes) > 1):
             pieces = grad.split(ctx.sizes)
             for rows, piece, into in zip(x.split(ctx.sizes), pieces, grad_weight, strict=True):
                 torch.mm(rows.T, piece, out=into)

@@ -158,7 +158,7 @@ class SageClient(ModuleClient):
     def generate(self, parameters: Parameters, config: Config) -> Answer:
         """Train NeighGen alone, or step ``fGen`` with the others' gradients (steps 1 and 2)."""
         request = GeneratorRequest.from_numpy(parameters, config)
-        with self._state.opened(self._makers) as learners, one_thread(len(learners)):
+        with self._state.opened(self._makers) as learners, one_thread(len(learners) > 1):
             shown = []
             for index, learner in enumerate(learners):
                 graph = self._impaired(learner)
@@ -184,7 +184,7 @@ class SageClient(ModuleClient):
         rows = shown.rows.tolist()
         encoded = torch.from_numpy(shown.encoded).to(device).split(rows)
         missing = torch.from_numpy(shown.missing).to(device).split(rows)
-        with one_thread(len(rows)):
+        with one_thread(len(rows) > 1):
             parts = [
                 features_of(dict(zip(weights, own, strict=True)), z, slots(count))
                 for own, z, count in zip(each, encoded, missing, strict=True)

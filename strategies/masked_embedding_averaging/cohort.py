@@ -164,6 +164,7 @@ class ChosenEgos(StackedWeights):
     def __init__(self, cohort: EgoCohort, places: list[int]) -> None:
         super().__init__(cohort.tensors(), cohort.batch, places)
         self.settings = cohort.settings
+        self._last: tuple[Tensor, list[Tensor], Tensor] | None = None  # of ``_embed``
 
     def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
@@ -199,11 +200,9 @@ class ChosenEgos(StackedWeights):
         """Return the model that clients began with: the server's last, else the first."""
         return ModelWeights(*(self._state[name] for name in BEGUN))
 
-    @torch.no_grad()
     def embed(self) -> Tensor:
-        """Return the clients' node embeddings, ``[n, h]``."""
-        first, rest = self.weights()
-        return self._embed(first, self._split(rest))
+        """Return the clients' node embeddings, ``[n, h]``; the next step begins with the same."""
+        return self._embed(*self.leaves())[1].detach()
 
     @torch.no_grad()
     def evaluate(self, h: Tensor) -> Metrics:
@@ -260,8 +259,9 @@ class ChosenEgos(StackedWeights):
         """Take one Adam step on a loss of embeddings and weights that is a sum over clients."""
 
         def of_weights(first: Tensor, rest: Tensor) -> Tensor:
-            parts = self._split(rest)
-            return loss(self._embed(first, parts), parts)
+            parts, h = self._embed(first, rest)
+            self._last = None  # a gradient can be taken once
+            return loss(h, parts)
 
         local = self.settings
         self.step(
@@ -272,15 +272,20 @@ class ChosenEgos(StackedWeights):
             moves=part.moves,
         )
 
-    def _embed(self, first: Tensor, rest: list[Tensor]) -> Tensor:
-        """Two GCN layers with rectified output (equation 1)."""
-        batch = self.batch
+    @torch.enable_grad()  # the first caller may need no gradient, but a later step does
+    def _embed(self, first: Tensor, rest: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Split the weights, and take two GCN layers with rectified output (equation 1)."""
+        if self._last is not None and self._last[0] is first:
+            return self._last[1:]
+        batch, parts = self.batch, self._split(rest)
         hidden = propagate(batch.graph, propagate(batch.x, first))
-        hidden = F.relu_(grouped_add(hidden, rest[0], batch.ptr))
+        hidden = F.relu_(grouped_add(hidden, parts[0], batch.ptr))
         # Multiplying by the weights after the neighbours' sum gives the same, and includes the
         # bias.
         around = propagate(batch.graph, hidden)
-        return F.relu_(grouped_linear(around, rest[1], rest[2], batch.ptr))
+        h = F.relu_(grouped_linear(around, parts[1], parts[2], batch.ptr))
+        self._last = first, parts, h
+        return parts, h
 
     def _logits(self, h: Tensor, rest: list[Tensor]) -> Tensor:
         return grouped_linear(h, rest[3], rest[4], self.batch.ptr)

@@ -105,14 +105,14 @@ def test_propagate_goes_from_source_to_target():
     assert propagate(graph, torch.tensor([[1.0], [10.0]])).tolist() == [[0.0], [3.0]]
 
 
-@given(graph=graphs(), seed=st.integers(0, 100))
-def test_propagate_equals_dense(graph: tuple[Tensor, int], seed: int):
+@given(graph=graphs(), seed=st.integers(0, 100), width=st.sampled_from([3, graph.WIDE + 5]))
+def test_propagate_equals_dense(graph: tuple[Tensor, int], seed: int, width: int):
     edge_index, n = graph
     draw = torch.Generator().manual_seed(seed)
     value = torch.rand(edge_index.shape[1], generator=draw)
     dense = torch.zeros(n, n)
     dense[edge_index[1], edge_index[0]] = value
-    x, weight = torch.randn(2, n, 3, generator=draw)
+    x, weight = torch.randn(2, n, width, generator=draw)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
     out, expected = propagate(adjacency(edge_index, value, n), ours), dense @ theirs
     torch.testing.assert_close(out, expected)

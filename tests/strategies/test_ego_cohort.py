@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -101,6 +102,25 @@ def test_a_choice_is_these_clients_alone_and_leaves_the_others():
         torch.testing.assert_close(own, by_client(alone), rtol=0, atol=1e-6)
     for client in set(before) - set(some):
         assert torch.equal(before[client], after[client])
+
+
+def test_embeddings_are_kept_until_the_weights_change_whoever_changes_them():
+    egos = toy_egos()
+    cohort = EgoCohort(egos, SETTINGS)
+    chosen, state = cohort.choose([ego.client for ego in egos]), cohort.tensors()
+    seen = [chosen.embed()]
+    assert chosen.embed().data_ptr() == seen[0].data_ptr()
+    chosen.train(1)
+    seen.append(chosen.embed())
+    state["weight.rest"].mul_(2)
+    seen.append(chosen.embed())
+    # As another process does to a mapped state: PyTorch here hears nothing of it
+    state["weight.rest"].numpy()[:] *= 2
+    state["step"].numpy()[:] += 1
+    seen.append(chosen.embed())
+    assert all(not torch.equal(one, two) for one, two in pairwise(seen))
+    anew = EgoCohort(egos, SETTINGS, {name: value.clone() for name, value in state.items()})
+    assert torch.equal(seen[-1], anew.choose([ego.client for ego in egos]).embed())
 
 
 def test_a_stranger_is_refused():
