@@ -87,11 +87,11 @@ def test_the_number_of_threads_is_as_before(groups: int):
     assert torch.get_num_threads() == 2
 
 
-def test_several_groups_have_one_thread_and_a_single_one_keeps_all():
-    for groups, threads in ((2, 1), (1, 2)):
-        with one_thread(groups):
+def test_small_pieces_have_one_thread_and_large_ones_keep_all():
+    for small, threads in ((True, 1), (False, 2)):
+        with one_thread(small):
             assert torch.get_num_threads() == threads
         assert torch.get_num_threads() == 2
-    with pytest.raises(KeyError), one_thread(9):
+    with pytest.raises(KeyError), one_thread(True):
         raise KeyError
     assert torch.get_num_threads() == 2, "an error gives them back"
