@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 import numpy as np
 from flwr.app import RecordDict
@@ -51,6 +52,32 @@ class Latents:
         """Forget SuperNodes that are not connected any more."""
         self.asked = {node: users for node, users in self.asked.items() if node in nodes}
         self.came = {node: latent for node, latent in self.came.items() if node in nodes}
+
+
+class Void(Enum):
+    """What kind of reason there is that nobody steps."""
+
+    UNANSWERED = "SuperNodes did not answer with their sums"
+    SKIPPED = "the secure sum was skipped"
+    LEFT_OUT = "SuperNodes were left out of the secure sum"
+
+
+@dataclass(frozen=True)
+class NoSum:
+    """Why a round has no sum of gradients, so that nobody steps."""
+
+    kind: Void
+    text: str  # One line for a person
+
+    def __str__(self) -> str:
+        """Write what a round's report says."""
+        return f"no sum of gradients: {self.text}"
+
+    @classmethod
+    def unanswered(cls, nodes: Sequence[int]) -> NoSum:
+        """Say that these SuperNodes have sent latent vectors, and not their sums."""
+        count = f"{len(nodes)} SuperNode{'' if len(nodes) == 1 else 's'}"
+        return cls(Void.UNANSWERED, f"missing from {count}")
 
 
 class CommonBook(RelayBook):

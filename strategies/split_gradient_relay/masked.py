@@ -48,7 +48,12 @@ from flower_graph.strategies.split_gradient_relay.common_messages import (
     HiddenSum,
     MaskedEnrolment,
 )
-from flower_graph.strategies.split_gradient_relay.common_state import CommonBook, CommonMembership
+from flower_graph.strategies.split_gradient_relay.common_state import (
+    CommonBook,
+    CommonMembership,
+    NoSum,
+    Void,
+)
 from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
 from flower_graph.strategies.split_gradient_relay.masked_client import (
     AS_PARTY,
@@ -189,10 +194,8 @@ class MaskedGradientRelay(SummedGradientRelay):
         rows = [members.signed_by[node] for node in nodes]
         return np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
 
-    def add(
-        self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> tuple[HiddenSum | None, list[int]]:
-        """Have the sums added up under masks; give what is left of them, and who is missing."""
+    def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> HiddenSum | NoSum:
+        """Have the sums added up under masks; give what is left of them, or why there is none."""
         session, sums = self.session, self.sums
         clients = session.members.clients
         count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
@@ -216,14 +219,18 @@ class MaskedGradientRelay(SummedGradientRelay):
             message_type="train.add_up",
             max_reply_bytes=reply_bytes(length, IN_SUM),
         )
-        missing = [node for node in requests if node not in replies.values]
+        missing = [node for node in contents if node not in replies.values]
         for node in replies.values:
             self.users.added_up(requests[node].users, 8 * length)
         result = sums.close_padded(server_round)
         session.rejected += sums.take_rejected()
-        if missing or isinstance(result, Skipped) or set(result.contributors.tolist()) != every:
-            return None, missing or list(requests)
+        if missing:
+            return NoSum.unanswered(missing)
+        if isinstance(result, Skipped):
+            return NoSum(Void.SKIPPED, str(result.reason))
+        if lost := every.difference(result.contributors.tolist()):
+            return NoSum(Void.LEFT_OUT, f"{len(lost)} of {len(every)} parties were left out")
         mask = MaskRequest.from_config(next(iter(entries.values())))
         return HiddenSum(
             result.contributors.size, mask.run_id, mask.server_round, ring, result.total
-        ), []
+        )

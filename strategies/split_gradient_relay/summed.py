@@ -56,6 +56,7 @@ from flower_graph.strategies.split_gradient_relay.common_state import (
     CommonBook,
     CommonMembership,
     Latents,
+    NoSum,
 )
 from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
 from flower_graph.strategies.split_gradient_relay.link_server import HeldLinks
@@ -160,8 +161,8 @@ class SummedGradientRelay(
 
     def add(
         self, server_round: int, requests: Mapping[int, GradientRequest]
-    ) -> tuple[FloatArray | HiddenSum | None, list[int]]:
-        """Ask for the sums of gradients; give the whole sum, if none is missing, and who is."""
+    ) -> FloatArray | HiddenSum | NoSum:
+        """Ask for the sums of gradients; give the whole sum, or why there is none."""
         users, session = self.users, self.session
         replies = session.send(
             {node: request.to_record() for node, request in requests.items()},
@@ -175,7 +176,7 @@ class SummedGradientRelay(
             total += replies.values[node].total
             users.added_up(requests[node].users, replies.values[node].total.nbytes)
         missing = [node for node in requests if node not in replies.values]
-        return None if missing else total.astype(np.float32), missing
+        return NoSum.unanswered(missing) if missing else total.astype(np.float32)
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
@@ -188,13 +189,12 @@ class SummedGradientRelay(
         losses, gradient = self._losses(server_round, latents)
         for node, local in answered.items():
             self.users.used(local, apart=node in latents.apart)
-        missing = self._add_up(server_round, answered, gradient, rate)
-        why = f"no sum of gradients: missing from {len(missing)} SuperNodes"
-        who = self._participation([] if missing else list(answered), why if missing else "")
+        why = self._add_up(server_round, answered, gradient, rate)
+        who = self._participation([] if why else list(answered), why)
         self.users.ended(server_round)
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
-        report.skipped = why if missing else ""
+        report.skipped = why
         return report
 
     # Steps 1 and 2
@@ -343,18 +343,19 @@ class SummedGradientRelay(
 
     def _add_up(
         self, server_round: int, answered: Mapping[int, IntArray], gradient: Tensor, rate: float
-    ) -> list[int]:
-        """Do steps 4 and 5; return the SuperNodes whose sum is missing, for whom nobody steps."""
+    ) -> str:
+        """Do steps 4 and 5; return why nobody steps, or an empty string."""
         users, gradients = self.users, gradient.cpu().numpy()
         requests = {
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
             for node, local in answered.items()
         }
-        total, missing = self.add(server_round, requests)
-        if total is not None:
-            self.server.move(server_round, rate)
-            users.made(server_round, total, rate)
-        return missing
+        total = self.add(server_round, requests)
+        if isinstance(total, NoSum):
+            return str(total)
+        self.server.move(server_round, rate)
+        users.made(server_round, total, rate)
+        return ""
 
     def _participation(self, nodes: Sequence[int], no_use: str) -> Participation:
         unhosted = self.users.unhosted(self.session.members.numbers())

@@ -37,6 +37,7 @@ from flower_graph.strategies.split_gradient_relay.common_messages import (
     HiddenSum,
     LatentRequest,
 )
+from flower_graph.strategies.split_gradient_relay.common_state import NoSum, Void
 from flower_graph.strategies.split_gradient_relay.masked import MaskedGradientRelay
 from flower_graph.strategies.split_gradient_relay.masked_client import MaskedLayerClient
 from flower_graph.strategies.split_gradient_relay.users import shared_linear_weight
@@ -404,6 +405,38 @@ def test_masked_the_server_has_neither_sums_nor_layer_and_copies_are_sealed() ->
     settings = run.strategy.users.settings
     first = shared_linear_weight(FEATURES, settings)
     assert not torch.allclose(first, run.layers[0][LINEAR], atol=2 * RATE), "not of the run's seed"
+
+
+def test_a_void_round_tells_a_skipped_sum_from_one_that_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    void = list[NoSum | None]()
+    add = MaskedGradientRelay.add
+
+    def watched(self: MaskedGradientRelay, *given: Any) -> Any:
+        total = add(self, *given)
+        void.append(total if isinstance(total, NoSum) else None)
+        return total
+
+    class Sealed(InProcessGrid):
+        """No SuperNode answers in round 2 when it is asked for shares, and keys for round 3."""
+
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            sent = list(messages)
+            ids = super().push_messages(sent)
+            for one, number in zip(sent, ids, strict=True):
+                about = one.metadata.message_type, one.metadata.group_id
+                if about == ("train.sum_unmask", "2") and "unmask-run" in one.content["config"]:
+                    self._replies.pop(number)
+            return ids
+
+    monkeypatch.setattr(MaskedGradientRelay, "add", watched)
+    how: dict[str, Any] = {"supernodes": 3, "is_masked": True, "timeout": 0.2}
+    skipped = Summed(rich_graph(), rounds=4, grid=Sealed, **how)
+    Summed(rich_graph(), rounds=2, grid=Missing, mute=[2], **how)
+    kinds = [one and one.kind for one in void]
+    assert kinds == [None, Void.SKIPPED, Void.SKIPPED, None, None, Void.UNANSWERED]
+    assert [report.skipped for report in skipped.reports] == ["", *map(str, void[1:3]), ""]
 
 
 def test_masked_a_sum_that_is_missing_stops_the_step_of_all() -> None:
