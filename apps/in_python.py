@@ -57,7 +57,8 @@ def run(
     Returns
     -------
     Run
-        What the run left, read from its folder.
+        What the run left, read from its folder. ``seeds`` has the run of each seed, a dict by the
+        seed: after ``seed=(3, 4)`` ``seeds[3]`` and ``seeds[4]``.
 
     Raises
     ------

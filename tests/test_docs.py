@@ -46,6 +46,18 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     assert not gone, f"{gone}; the tables of rounds.md: python -m benchmarks.trace_round --write"
 
 
+def test_pages_that_comments_in_yaml_name_are_there() -> None:
+    files = sorted((ROOT / "conf").rglob("*.yaml"))
+    named = [
+        (path.name, name)
+        for path in files
+        for comment in re.findall(r"#.*", path.read_text("utf-8"))
+        for name in re.findall(r"[\w./-]+\.md|docs/[\w/-]+\w(?![\w.])", comment)
+    ]
+    assert {"docs/results/own-graph.md", "docs/results/nfedgnn-steady"} <= {n for _, n in named}
+    assert [one for one in named if not (ROOT / one[1]).exists()] == []
+
+
 def test_where_to_look_names_files_and_functions_that_are_there() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text("utf-8")
     table = page.partition("## Where to look")[2].partition("\n## ")[0]

@@ -57,7 +57,8 @@ class Run:
     path : Path
         The folder.
     seeds : dict of int to Run
-        The run of each seed; of a single run this one by its own seed.
+        The run of each seed, by the seed and not by its place: after ``seed=(3, 4)`` ``seeds[3]``
+        and ``seeds[4]``; of a single run this one by its own seed.
     """
 
     def __init__(self, path: Path | str, trust: Trust = NOBODY, *, is_one: bool = False) -> None:
