@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 from flower_graph.config.common import RunConfig
@@ -32,14 +35,16 @@ def in_parallel(
     As each ends, yields its arguments, its result, and the seconds that the others will take.
     ``apps`` are files with methods of the user's own.
     """
-    started, number = time.perf_counter(), 0
-    with worker_pool(workers_for(tasks), apps) as pool:
-        running = {pool.submit(work, *task): task for task in tasks}
+    workers = workers_for(tasks)
+    pace = Pace(len(tasks), workers)
+    with worker_pool(workers, apps) as pool:
+        running = {pool.submit(_timed, work, task): task for task in tasks}
         try:
             for future in as_completed(running):
-                result, number = future.result(), number + 1
-                left = (time.perf_counter() - started) / number * (len(tasks) - number)
-                yield running[future], result, left
+                result, process, seconds = future.result()
+                now = time.perf_counter()
+                pace.saw(process, seconds, now)
+                yield running[future], result, pace.left(now)
         except KeyboardInterrupt:
             for worker in active_children():
                 worker.terminate()
@@ -48,6 +53,42 @@ def in_parallel(
             # What has not begun would run on for minutes before anybody saw the error.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _timed(work: Callable[..., R], task: tuple[object, ...]) -> tuple[R, int, float]:
+    """Call a function; return its result, the process, and the seconds that it took."""
+    started = time.perf_counter()
+    result = work(*task)
+    return result, os.getpid(), time.perf_counter() - started
+
+
+@dataclass
+class Pace:
+    """How long tasks take, by those that have ended; a process's first has its start in it."""
+
+    count: int  # of all tasks
+    workers: int
+    began: float = math.inf
+    ended: dict[int, float] = field(default_factory=dict)  # when each process ended its last task
+    first: list[float] = field(default_factory=list)  # seconds of each process's first task
+    later: list[float] = field(default_factory=list)
+
+    def saw(self, process: int, seconds: float, now: float) -> None:
+        """Note that a task has ended."""
+        (self.later if process in self.ended else self.first).append(seconds)
+        self.began = min(self.began, now - seconds)
+        self.ended[process] = now
+
+    def left(self, now: float) -> float:
+        """Return the seconds that the other tasks will take."""
+        mean = fmean(self.later or self.first)
+        count = self.count - len(self.first) - len(self.later)
+        running = min(self.workers, count)
+        # Those that run are in the processes that have ended nothing for longest.
+        others = [self.began] * (self.workers - len(self.ended))
+        since = sorted([*others, *self.ended.values()])[:running]
+        done = sum(min(mean, now - one) for one in since)
+        return (mean * count - done) / max(1, running)
 
 
 def worker_pool(workers: int, apps: Sequence[Path] = ()) -> ProcessPoolExecutor:

@@ -44,7 +44,7 @@ from flower_graph.storage import checkpoint
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
 
 # A trial's rounds at most, the seconds after which it is over, and of a round after which it is
-TRIED, TRIED_SECONDS, LONG_ROUND = 8, 3.0, 20.0
+TRIED, TRIED_SECONDS = 8, 3.0
 
 
 def client_app(config: RunConfig, out: Path | None) -> ClientApp:
@@ -282,15 +282,14 @@ class _EnoughError(Exception):
 def first_rounds(config: RunConfig) -> list[RoundReport]:
     """Run the first rounds and write nothing: at most eight, for a few seconds.
 
-    At least two rounds are run, unless the first one takes very long.
+    At least two rounds are run: the first has the start in it, and says nothing of later ones.
     """
-    # The second round may still load and reserve what all later ones have.
     reports: list[RoundReport] = []
 
     def on_round(report: RoundReport) -> None:
         reports.append(report)
         later = sum(one.seconds for one in reports[1:])
-        if len(reports) == TRIED or later > TRIED_SECONDS or report.seconds > LONG_ROUND:
+        if len(reports) == TRIED or later > TRIED_SECONDS:
             raise _EnoughError
 
     with _grid(config, None, None) as grid, suppress(_EnoughError):

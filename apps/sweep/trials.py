@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,8 +107,10 @@ class Sweep:
         say(f"{runs} runs ({count} settings × {seeds}), {done} done before")
         if missing:
             workers = workers_for(missing)
-            seconds = self._seconds(trials, missing) * (runs - done) / workers
-            say(f"about {time_left(seconds)}, {workers} runs at a time, in {self.out}")
+            start, each = self._seconds(trials, missing)
+            seconds = time_left(start + each * (runs - done) / workers)
+            ends = "at most about" if missing[0][0].loaded(missing[0][1]).patience else "about"
+            say(f"{ends} {seconds}, {workers} runs at a time, in {self.out}")
 
     def missing(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
         """List the runs, each once, that are not there."""
@@ -122,20 +125,35 @@ class Sweep:
             end = f"; {time_left(left)} left" if number < len(missing) else ""
             say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}")
 
-    def _seconds(self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]) -> float:
-        """Estimate the seconds of a run, by runs done before, else by the first rounds of two."""
+    def _seconds(
+        self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]
+    ) -> tuple[float, float]:
+        """Estimate the seconds of a process's start and of a run: by runs done before, or two."""
         results = [one.result(seed) for one in trials for seed in self.seeds]
         if done := [float(one["seconds"]["total"]) for one in results if one]:
-            return fmean(done)
+            return 0.0, fmean(done)
         tried = [missing[0], missing[-1]][: len(missing)]
-        return fmean(seconds for _, seconds, _ in in_parallel(try_run, tried, self.apps))
+        found = [result for _, result, _ in in_parallel(try_run, tried, self.apps)]
+        starts, runs = zip(*found, strict=True)
+        return max(starts), fmean(runs)
 
 
-def try_run(trial: Trial, seed: int) -> float:
-    """Return the seconds that a run takes, by a trial of its first rounds."""
+def try_run(trial: Trial, seed: int) -> tuple[float, float]:
+    """Return the seconds of a process's start and of a run, by the first rounds of two runs.
+
+    What the first finds to be loaded and reserved, the second and all later ones have.
+    """
     config = trial.loaded(seed)
-    seconds = [report.seconds for report in first_rounds(config)]
-    return seconds[0] + (config.rounds - 1) * median(seconds[1:] or seconds)
+    (cold, _), (warm, each) = tried(config), tried(config)
+    return max(0.0, cold - warm), warm + (config.rounds - 1) * each
+
+
+def tried(config: RunConfig) -> tuple[float, float]:
+    """Return the seconds of a run's start, its first round in it, and of each later round."""
+    started = time.perf_counter()
+    later = [report.seconds for report in first_rounds(config)][1:]
+    start = time.perf_counter() - started - sum(later)
+    return start, median(later) if later else 0.0
 
 
 def do_run(trial: Trial, seed: int) -> str:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -214,3 +215,40 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     again = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert f"6 runs (3 settings × 2 seeds), {len(before)} done before" in again.stderr
     assert len(done()) == 6 and before.items() <= done().items()
+
+
+def test_the_seconds_that_are_left_are_those_of_processes_that_have_started() -> None:
+    # Two processes start in 4 s; each task takes 10. The clock began at 100.
+    pace = parallel.Pace(5, 2)
+    pace.saw(1, 14, 114)
+    assert pace.left(114) == (14 * 4 - 14) / 2, "the other process is about to end its first"
+    pace.saw(2, 14, 114)
+    assert pace.left(114) == 14 * 3 / 2
+    pace.saw(1, 10, 124)
+    assert pace.left(124) == (10 * 2 - 10) / 2, "who has started takes 10"
+    pace.saw(2, 10, 124)
+    assert pace.left(127) == 10 - 3
+    pace.saw(1, 12, 136)
+    assert pace.left(136) == 0
+
+
+def test_a_run_s_seconds_are_its_start_and_as_many_later_rounds(
+    ran: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starts = iter([400.0, 5.0] * 2)  # of a process, then of a run in it
+    monkeypatch.setattr(trials, "tried", lambda config: (next(starts), 0.5))
+    trial = trials.Trial(BASE[0], (*BASE[1:], "rounds=101"), (), Path("swept"))
+    assert trials.try_run(trial, 0) == (395.0, 5 + 100 * 0.5)
+    monkeypatch.setattr(trials, "workers_for", lambda tasks: 2)
+    monkeypatch.setattr(trials, "try_run", lambda trial, seed: (395.0, 55.0))
+    sweep = trials.Sweep(trial.config, trial.fixed, trial.out, (0, 1))
+    sweep.announce([trial], 1)
+    assert f"about {parallel.time_left(395 + 55 * 2 / 2)}," in capsys.readouterr().err
+
+
+def test_a_trial_of_a_run_takes_its_first_round_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 47.0])
+    reports = [SimpleNamespace(seconds=seconds) for seconds in (30.0, 2.0, 1.0, 1.0)]
+    monkeypatch.setattr(trials, "first_rounds", lambda config: reports)
+    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert trials.tried(load_config(BASE[0], BASE[1:])) == (33.0, 1.0)
