@@ -2,8 +2,8 @@
 
     python -m benchmarks.page
 
-``docs/reference/performance.md`` is the short one, and ``docs/results/performance/README.md`` has
-all tables.
+``docs/reference/performance.md`` is the short one, ``docs/results/performance/README.md`` has all
+tables, and ``docs/scale.md`` what follows from them for a hundred million users.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.page_deployment import deployment_section, resident_section, wai
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
 from benchmarks.page_ppfl import gpu_alignment, ppfl_section
+from benchmarks.page_scale import scale_page
 from benchmarks.page_secure import (
     alignment_section,
     sum_section,
@@ -49,13 +50,15 @@ system's load average when a part began: above 0, others used the cores too.
 
 
 def write_pages(results: dict[str, Any], page: Path = PAGE) -> None:
-    """Write the short page, and the long one in ``results/performance``."""
+    """Write the short page, the long one in ``results/performance``, and that on scale."""
     full = render(results)
     long = page.parents[1] / "results" / "performance" / "README.md"
     long.parent.mkdir(parents=True, exist_ok=True)
     long.write_text(full, encoding="utf-8")
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text(short_page(results, _machine(results["machine"]), full), encoding="utf-8")
+    if on_paper := scale_page(results["parts"]):
+        (page.parents[1] / "scale.md").write_text(on_paper, encoding="utf-8")
 
 
 def render(results: dict[str, Any]) -> str:

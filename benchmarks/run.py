@@ -26,6 +26,7 @@ PARTS = {
     "engine-start": "engine_start",
     "scale": "scale",
     "users": "users",
+    "population": "population",
     "state": "state",
     "secure": "secure",
     "trust": "secure_clients",

@@ -98,7 +98,7 @@ def test_every_setting_says_what_it_means() -> None:
 def test_the_pages_on_performance_are_made_of_the_results(tmp_path: Path) -> None:
     results = json.loads(performance.RESULTS.read_text(encoding="utf-8"))
     performance.write_pages(results, tmp_path / "reference" / "performance.md")
-    for name in ("reference/performance.md", "results/performance/README.md"):
+    for name in ("reference/performance.md", "results/performance/README.md", "scale.md"):
         assert (tmp_path / name).read_text() == (DOCS / name).read_text(), (
             "python -m benchmarks.page"
         )
