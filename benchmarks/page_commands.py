@@ -56,11 +56,11 @@ def engine_start_section(part: dict[str, Any]) -> Iterable[str]:
     yield (
         f"`flower-graph run {part['config']} --engine flwr --supernodes {part['supernodes']}` from "
         "the command to the end of round 1, in turn with a Flower app that imports nothing but "
-        "Flower, asks each of as many SuperNodes for one reply and is over. What ours has besides "
-        "is mostly one after another: the command imports PyTorch and looks at the data before "
-        "the engine starts; the ServerApp imports PyTorch and reads the data while Ray starts; "
-        "then Ray starts the workers in which clients live, who import PyTorch too. Workers that "
-        "start before the data are made, and a check beside the start, would lift it."
+        "Flower, asks each of as many SuperNodes for one reply and is over. The command looks at "
+        "the data while the engine starts, and the ServerApp imports PyTorch and reads them while "
+        "Ray does. What comes after both is that Ray starts the workers in which clients live, "
+        "and that they import PyTorch, which no process of Ray's has before: a worker that Ray "
+        "forks from one that has it would lift that."
     )
     ratio, target = part["ratio"], part["target"]
     row = [f(part[name]) for name in ("empty", "ours") for f in (_median, spread)]

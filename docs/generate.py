@@ -21,10 +21,10 @@ from typing import Any
 import code_tables
 import error_messages
 
+from flower_graph.config.app_keys import SETTINGS
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import Choice, Rule
 from flower_graph.config.schema import Setting, settings_of
-from flower_graph.method.of_app import SETTINGS
 from flower_graph.method.registry import DEFAULT, known_apps, schema_of
 from flower_graph.wire.codec import Field, Part, fields_of
 from flower_graph.wire.fields import Word

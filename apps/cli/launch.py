@@ -16,10 +16,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import flower_graph
@@ -29,8 +30,8 @@ from flower_graph.apps.cli.processes import (
     termination_as_exit,
     without_interrupts,
 )
+from flower_graph.config.app_keys import RUN_CONFIG
 from flower_graph.errors import OutputError
-from flower_graph.method.of_app import RUN_CONFIG
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
 from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
 
@@ -80,6 +81,7 @@ class _Run:
     supernodes: int
     echo: Callable[[str], None]
     ray_address: str | None = None
+    meanwhile: Callable[[], None] | None = None
 
 
 class _NotStartedError(RuntimeError):
@@ -96,16 +98,19 @@ def flwr_run(
     resume: bool = False,
     echo: Callable[[str], None] = print,
     ray_address: str | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> dict[str, object]:
     """Run one configuration on Flower's simulation engine and wait for its result.
 
     Ray is started for it, unless ``ray_address`` names the head of a cluster that is to be joined.
+    ``meanwhile`` is called while the engine starts; what it raises ends the run.
     """
     if supernodes < 1:
         raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
     result = out.resolve() / "result.json"
     before = _stamp(result)
-    run = _Run(_settings(config, overrides, out, seed, resume), supernodes, echo, ray_address)
+    settings = _settings(config, overrides, out, seed, resume)
+    run = _Run(settings, supernodes, echo, ray_address, meanwhile)
     log = _launch(run, out)
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
@@ -140,6 +145,7 @@ def _launch(run: _Run, out: Path) -> list[str]:
             except _NotStartedError:
                 if attempt + 1 == ATTEMPTS:
                     raise
+                run = replace(run, meanwhile=None)  # it is done
             finally:
                 with without_interrupts():
                     _keep_log(home / LOG, out)
@@ -190,13 +196,35 @@ def _run_in(home: Path, run: _Run) -> list[str]:
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    tail = _follow(process, run.echo, home / LOG)
+    with _beside(process, run.meanwhile):
+        tail = _follow(process, run.echo, home / LOG)
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
         if any("Failed to start local SuperLink" in line for line in tail):
             raise _NotStartedError(_failure(what, tail + _superlink_log(home)))
         raise RuntimeError(_failure(what, tail))
     return tail
+
+
+@contextmanager
+def _beside(process: subprocess.Popen[str], work: Callable[[], None] | None) -> Iterator[None]:
+    """Do work while a process runs; if that fails, end the process and raise the error."""
+    errors: list[BaseException] = []
+
+    def do() -> None:
+        try:
+            if work is not None:
+                work()
+        except BaseException as error:  # raised below, in the thread that waits
+            errors.append(error)
+            process.terminate()
+
+    thread = threading.Thread(target=do, daemon=True)
+    thread.start()
+    yield
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Path) -> list[str]:

@@ -43,7 +43,7 @@ class RoundPrinter:
         total: int,
         *,
         seed: int,
-        clients: str = "clients",
+        clients: Callable[[], str] = lambda: "clients",  # the method's word, when it is needed
         shown: Shown = Shown(),
         metric: str = ACCURACY,
     ) -> None:
@@ -61,7 +61,8 @@ class RoundPrinter:
         elif sys.stderr.isatty() or in_notebook():
             self._advance(report)
         elif self._is_due(report):
-            print(format_round(report, self._total, self._clients), file=sys.stderr, flush=True)
+            line = format_round(report, self._total, self._clients())
+            print(line, file=sys.stderr, flush=True)
 
     def wait(self, work: str) -> None:
         """Print what takes long in the next round, or another message."""

@@ -99,12 +99,16 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
     done = {job.config.seed: _done(job) for job in jobs if args.resume is not None}
     with new_folder(top, may_exist=args.resume is not None):
         pass  # one that cannot be written is told before data are read
-    check_all([job for job in jobs if not done.get(job.config.seed)], args)
+    todo = [job for job in jobs if not done.get(job.config.seed)]
+    check = partial(check_all, todo, args)
+    if args.engine != "flwr":  # which takes as long to start, and is ended if jobs are refused
+        check()
     results: list[dict[str, object]] = []
     with _folders(top, jobs, args.resume is not None):
         for job in jobs:
             try:
-                results.append(done.get(job.config.seed) or _run(job, args))
+                first = check if todo[:1] == [job] else None
+                results.append(done.get(job.config.seed) or _run(job, args, first))
             except KeyboardInterrupt as stop:
                 stop.add_note(_interrupted(job, top))
                 raise
@@ -226,10 +230,12 @@ def _notes() -> Iterator[list[logging.LogRecord]]:
         log.propagate = True
 
 
-def _run(job: Job, args: Options) -> dict[str, object]:
+def _run(job: Job, args: Options, check: Callable[[], None] | None) -> dict[str, object]:
     """Run a job, or resume it."""
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
-    return _run_flwr(job, args, resume) if args.engine == "flwr" else _run_here(job, args, resume)
+    if args.engine == "flwr":
+        return _run_flwr(job, args, resume, check)
+    return _run_here(job, args, resume)
 
 
 def _done(job: Job) -> dict[str, object] | None:
@@ -264,7 +270,7 @@ def _printer(job: Job, args: Options) -> RoundPrinter:
     return RoundPrinter(
         job.config.rounds,
         seed=job.config.seed,
-        clients=method_of(job.config).clients,
+        clients=lambda: method_of(job.config).clients,
         shown=Shown(args.quiet, args.log_every, args.json),
         metric=job.config.metrics[0],
     )
@@ -279,7 +285,9 @@ def _shown_to(printer: RoundPrinter, args: Options) -> Callable[[RoundReport], N
     return on_round
 
 
-def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, object]:
+def _run_flwr(
+    job: Job, args: Options, resume: bool, check: Callable[[], None] | None
+) -> dict[str, object]:
     from flower_graph.apps.cli.launch import flwr_run
 
     with closing(_printer(job, args)) as printer:
@@ -294,6 +302,7 @@ def _run_flwr(job: Job, args: Options, resume: bool) -> dict[str, object]:
                 resume=resume,
                 echo=EngineLines(job.out, printer, _shown_to(printer, args)),
                 ray_address=args.ray_address,
+                meanwhile=check,
             )
         except RuntimeError as error:
             raise EngineFailedError(str(error)) from error

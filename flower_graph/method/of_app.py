@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from flwr.app import Context
 
+from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
@@ -25,27 +25,6 @@ DATA_ROOT = "data-root"  # of the node config: where raw data sets are
 # Names of data sets; several separators, or a part that begins with a dot, make a path
 NAMED = re.compile(r"\w[\w-]*(/\w[\w.+-]*)?", re.ASCII)
 METHODS = "methods"  # of the node config: modules of methods that a run may name, with commas
-# Keys of Flower's own apps, and their settings; "" means "as in the config".
-SETTINGS = {
-    "num-server-rounds": "rounds",
-    "seed": "seed",
-    "strategy-name": "strategy.name",
-    "fraction-train": "strategy.participation",
-    "learning-rate": "strategy.learning_rate",
-    "local-epochs": "strategy.local_epochs",
-    "min-available-nodes": "strategy.min_nodes",
-    "most-supernodes": "strategy.most_supernodes",
-}
-# Flower refuses every key that an app's pyproject.toml does not have, but takes any type for it.
-RUN_CONFIG: Mapping[str, str | bool] = {
-    "config": "quickstart",
-    "overrides": "",
-    "output-dir": "",
-    "resume": False,
-    "server-folder": "",
-    "resident-num-gpus": "",
-    **dict.fromkeys(SETTINGS, ""),
-}
 
 
 def configured(

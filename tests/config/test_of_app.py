@@ -12,11 +12,12 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.apps.client_app import app as client_app
 from flower_graph.apps.server_app import app as server_app
+from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
 from flower_graph.config.schema import known_keys
 from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import fuse_dicts, parse_config_args
 from flower_graph.method.load import load_config
-from flower_graph.method.of_app import RUN_CONFIG, SETTINGS, configured
+from flower_graph.method.of_app import configured
 from flower_graph.method.registry import known_apps, schema_of
 from flower_graph.simulation import InProcessGrid
 
