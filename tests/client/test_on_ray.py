@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
+from flower_graph.apps import server_app
 from flower_graph.client.resident import app as resident
 from flower_graph.client.resident import on_ray, ray_workers
 from flower_graph.client.resident.app import InProcess
 from flower_graph.client.resident.on_ray import RayHome, name_of
+from flower_graph.client.resident.ray_workers import GPUS
 from flower_graph.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,3 +143,14 @@ def test_a_message_goes_to_the_worker_that_keeps_its_clients(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert not any(Path(f"/proc/{process}").exists() for process in done.stdout.split()[1:])
+
+
+@pytest.mark.parametrize("given", ["", None, "0.5", 2])
+def test_how_many_gpus_a_worker_has(given: Any) -> None:
+    assert server_app._number(GPUS, given) == float(given or 0)
+
+
+@pytest.mark.parametrize("given", ["half", "-1", "inf", "nan"])
+def test_a_number_of_gpus_that_is_none(given: str) -> None:
+    with pytest.raises(ConfigError, match=GPUS):
+        server_app._number(GPUS, given)
