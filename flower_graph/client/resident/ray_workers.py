@@ -144,7 +144,8 @@ def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
     try:
         yield
     finally:
-        for actor in filter(None, (*workers, folders)):
+        # Whoever calls Ray after Flower has ended it starts another
+        for actor in filter(None, (*workers, folders) if ray.is_initialized() else ()):
             ray.kill(actor)
 
 
