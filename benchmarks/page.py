@@ -237,6 +237,49 @@ def _scale(part: dict[str, Any]) -> Iterable[str]:
         "What can grow faster than the graph is the server's gathering of neighbours: "
         f"{_edge(before)} and {_edge(largest)}, which lie at random places of the memory."
     )
+    if "few-asked" in part:  # not in a file of an earlier version
+        yield from _few_asked(part)
+
+
+def _few_asked(part: dict[str, Any]) -> Iterable[str]:
+    """Say what rounds of one user in a hundred cost, with rows in a file and one layer for all."""
+    targets = part["targets"]
+    yield "### One user in a hundred"
+    yield (
+        "The same graphs; 1 % of the users are asked in a round, after one in which all were: then "
+        "gradients wait for everybody, and the whole graph counts. Every tenth round is evaluated, "
+        "and is apart. *file*: `strategy.state=file`, whose file has the rows of users who have "
+        "stepped; *summed*: `strategy.share=summed`."
+    )
+    forms = part["few-asked"]
+    rows = [
+        (
+            form,
+            f"{entry['users']:,}",
+            duration(entry["round"]["median"]),
+            spread(entry["round"]),
+            duration(entry["first-seconds"]),
+            duration(entry["evaluated-seconds"]),
+            duration(entry["setup-seconds"]),
+            gib(entry["peak-bytes"]),
+            gib(entry["disk-bytes"]) if entry["disk-bytes"] else "",
+        )
+        for form, found in forms.items()
+        for entry in found["entries"]
+    ]
+    head = ("form", "users", "round", "range", "the first", "with evaluation", "set-up")
+    yield table((*head, "peak memory", "on the disk"), rows)
+    lines = []
+    for form, found in forms.items():
+        largest, fits = found["entries"][-1], found["exponents"]
+        size = f"{form}, {largest['users']:,} users"
+        seconds, growth = targets["seconds"], targets["exponent"]
+        lines += [
+            check(f"exponent of the time, {form}", fits["seconds"], growth, "{:.2f}".format),
+            check(f"a round, {size}", largest["round"]["median"], seconds, duration),
+            check(f"peak memory, {size}", largest["peak-bytes"], targets["bytes"], gib),
+        ]
+    yield table(("figure", "measured", "target", ""), lines)
 
 
 def _edge(entry: dict[str, Any]) -> str:

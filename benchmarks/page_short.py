@@ -40,6 +40,10 @@ def _relay(parts: dict[str, Part], name: str) -> Iterator[Sequence[str]]:
     for entry in parts.get("scale", {}).get("entries", []):
         peak = entry["peak-bytes"]
         yield _row(name, "generated, degree 10", entry["users"], 1, entry["round"], peak)
+    for form, found in parts.get("scale", {}).get("few-asked", {}).items():
+        what, largest = f"generated, 1 % asked, {form}", found["entries"][-1]
+        peak = largest["peak-bytes"]
+        yield _row(name, what, largest["users"], 1, largest["round"], peak)
     for entry in parts.get("flwr", {}).get("entries", []):
         what = f"{'Cora' if entry['users'] == 2708 else 'generated'}, on Ray"
         yield _row(name, what, entry["users"], entry["supernodes"], entry["round"])

@@ -1,7 +1,12 @@
-"""Time and memory of 10^4, 10^5 and 10^6 users, each size in a process of its own.
+"""Time and memory of up to 10^7 users, each size in a process of its own.
+
+Up to 10^6 users all are asked in each round, with their rows in memory. Up to 10^7, one in a
+hundred is asked, with rows in a file or one layer for all, and every tenth round is evaluated; all
+have answered once before that, so that gradients wait for everybody and the whole graph counts.
 
 Run alone: ``python -m benchmarks.scale [--quick]``; with ``--users N --rounds R`` it measures one
-size in this process.
+size in this process, ``--form file`` or ``summed`` with few users asked. 10^7 users take up to 16
+GiB of memory and some GB on the disk where temporary files are.
 """
 
 from __future__ import annotations
@@ -11,6 +16,9 @@ import json
 import os
 import statistics
 import time
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,11 +33,18 @@ from flower_graph.models import build_server_model
 from flower_graph.ops.graph import gcn_adjacency
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
+from flower_graph.strategies.split_gradient_relay.method import AnyRelay
+from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
 
 CLASSES, DEGREE, FEATURES, ACTIVE, HIDDEN = 7, 10.0, 512, 32, 16
 WARM_UP = 2  # rounds that are not counted: the first has no step, the second touches new memory
 SIZES = ((10_000, 22), (100_000, 12), (1_000_000, 7))
 QUICK = ((200, 5), (800, 5))
+MEMORY, FILE, SUMMED = FORMS = ("memory", "file", "summed")
+ASKED, EVALUATED = 0.01, 10  # share of the users, and every how many rounds, of the larger runs
+LARGE = ((100_000, 10), (1_000_000, 10), (10_000_000, 10))
+QUICK_LARGE = ((1_000, 10), (4_000, 10))
 TARGETS = {"exponent": 1.1, "bytes": 16 * 2**30, "seconds": 10.0}
 
 
@@ -46,36 +61,54 @@ def server_data(graph: SparseGraph, labelled: int = 140) -> SimpleNamespace:
     )
 
 
-def build(users: int) -> tuple[SplitGradientRelay, InProcessGrid]:
+def build(users: int, form: str, rows: Path | None = None) -> tuple[AnyRelay, InProcessGrid]:
     """Generate a graph and set up both halves; the features never become dense."""
     graph = csbm_sparse(users, CLASSES, degree=DEGREE, features=FEATURES, active=ACTIVE)
     model = build_server_model("gcn", hidden=HIDDEN, heads=1, classes=CLASSES, dropout=0.5, seed=0)
-    strategy = SplitGradientRelay(server_data(graph), model, latent_size=HIDDEN)
+    every = 1 if form == MEMORY else EVALUATED
+    kind = SummedGradientRelay if form == SUMMED else SplitGradientRelay
+    more = {"feature_dropout": 0.5, "learning_rate": 0.03} if form == SUMMED else {}
+    strategy = kind(server_data(graph), model, latent_size=HIDDEN, evaluate_every=every, **more)
     x = torch.sparse_csr_tensor(
         graph.indptr.int(), graph.indices, graph.values, (users, FEATURES), check_invariants=False
     )
     numbers = torch.arange(users)
 
-    def client_fn(context: Context) -> NodeClient:
-        return NodeClient(context, x, numbers)
+    def client_fn(context: Context) -> NodeClient | CommonLayerClient:
+        if form == SUMMED:
+            return CommonLayerClient(context, x, numbers)
+        return NodeClient(context, x, numbers, rows_dir=rows)
 
     return strategy, InProcessGrid(make_client_app(client_fn), num_supernodes=1)
 
 
-def measure(users: int, rounds: int) -> dict[str, Any]:
+class EnoughError(Exception):
+    """Ends a run before its last message, which would bring each user the gradient that waits."""
+
+
+def measure(users: int, rounds: int, form: str = MEMORY) -> dict[str, Any]:
     """Time the rounds of one size in this process."""
-    started = time.perf_counter()
-    strategy, grid = build(users)
-    seconds: list[float] = []
-    first_ended: list[float] = []
+    with TemporaryDirectory() as folder:
+        started = time.perf_counter()
+        strategy, grid = build(users, form, Path(folder) / "rows" if form == FILE else None)
+        seconds: list[float] = []
+        first_ended: list[float] = []
 
-    def on_round(report: RoundReport) -> None:
-        seconds.append(report.seconds)
-        first_ended.append(time.perf_counter())
+        def on_round(report: RoundReport) -> None:
+            seconds.append(report.seconds)
+            first_ended.append(time.perf_counter())
+            say(f"scale: round {report.round}: {report.seconds:.2f} s, loss {report.loss:.4g}")
+            if form != MEMORY:
+                strategy.session.share = ASKED  # from the second round on
+            if form == FILE and report.round == rounds:
+                raise EnoughError
 
-    strategy.start(grid, num_rounds=rounds, on_round=on_round)
-    times = summary(seconds[WARM_UP:])
-    return {
+        with suppress(EnoughError):
+            strategy.start(grid, num_rounds=rounds, on_round=on_round)
+        disk = sum(one.stat().st_blocks * 512 for one in Path(folder).rglob("*") if one.is_file())
+    last = len(seconds) if form == MEMORY else rounds - 1  # which is evaluated
+    times = summary(seconds[WARM_UP:last])
+    result = {
         "users": users,
         "weights": users * ACTIVE * HIDDEN,
         "latent-bytes": users * HIDDEN * 4,
@@ -85,11 +118,15 @@ def measure(users: int, rounds: int) -> dict[str, Any]:
         "peak-bytes": peak_bytes(),
         "edge-seconds": edge_seconds(strategy, users),
     }
+    if form != MEMORY:
+        result |= {"first-seconds": seconds[0], "evaluated-seconds": seconds[-1]}
+        result |= {"disk-bytes": disk}
+    return result
 
 
-def edge_seconds(strategy: SplitGradientRelay, users: int) -> float:
+def edge_seconds(strategy: AnyRelay, users: int) -> float:
     """Return what one edge costs in a product of the adjacency and the latent vectors."""
-    matrix = gcn_adjacency(strategy.server.edges, users).matrix
+    matrix = gcn_adjacency(strategy.server.graph, users).matrix
     seconds = []
     for _ in range(5):
         started = time.perf_counter()
@@ -98,12 +135,13 @@ def edge_seconds(strategy: SplitGradientRelay, users: int) -> float:
     return statistics.median(seconds) / matrix.values().numel()
 
 
-def measure_all(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
-    """Measure every size in a process of its own and fit the growth."""
-    load, entries = os.getloadavg()[0], []
+def measured(form: str, sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    """Measure sizes of one form, each in a process of its own, and fit the growth."""
+    entries = []
     for users, rounds in sizes:
-        say(f"scale: {users:,} users")
-        entries.append(run_part("scale", ["--users", str(users), "--rounds", str(rounds)]))
+        say(f"scale: {users:,} users, {form}")
+        asked = ["--users", str(users), "--rounds", str(rounds), "--form", form]
+        entries.append(run_part("scale", asked))
     counts = [entry["users"] for entry in entries]
     seconds = [entry["round"]["median"] for entry in entries]
     memory = [entry["peak-bytes"] for entry in entries]
@@ -113,7 +151,15 @@ def measure_all(sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
         "seconds-last-step": exponent(counts[-2:], seconds[-2:]),
         "memory-last-step": exponent(counts[-2:], memory[-2:]),
     }
-    return {"load": load, "entries": entries, "exponents": fits, "targets": TARGETS}
+    return {"entries": entries, "exponents": fits}
+
+
+def measure_all(quick: bool) -> dict[str, Any]:
+    """Measure every form and size."""
+    load, large = os.getloadavg()[0], QUICK_LARGE if quick else LARGE
+    few = {form: measured(form, large) for form in (FILE, SUMMED)}
+    whole = measured(MEMORY, QUICK if quick else SIZES)
+    return {"load": load, **whole, "few-asked": few, "targets": TARGETS}
 
 
 def main() -> None:
@@ -122,11 +168,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--users", type=int)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--form", choices=FORMS, default=MEMORY)
     given = parser.parse_args()
     if given.users:
-        print(json.dumps(measure(given.users, given.rounds)))
+        print(json.dumps(measure(given.users, given.rounds, given.form)))
     else:
-        print(json.dumps(measure_all(QUICK if given.quick else SIZES)))
+        print(json.dumps(measure_all(given.quick)))
 
 
 if __name__ == "__main__":

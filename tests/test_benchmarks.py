@@ -58,6 +58,9 @@ def test_quick_run_writes_json_and_page(results: Path, document: Path):
     scale = found["parts"]["scale"]
     assert [entry["users"] for entry in scale["entries"]] == [200, 800]
     assert all(entry["peak-bytes"] > 2**20 for entry in scale["entries"])
+    few = scale["few-asked"]
+    assert [len(few[form]["entries"]) for form in ("file", "summed")] == [2, 2]
+    assert few["file"]["entries"][0]["disk-bytes"] > 0 == few["summed"]["entries"][0]["disk-bytes"]
     (egos,) = found["parts"]["ego"]["entries"]
     assert egos["clients"] == 100 and 0 < egos["shared"] <= egos["nodes"]
     for turn in egos["runs"]:

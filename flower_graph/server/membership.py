@@ -70,6 +70,10 @@ class Membership:
         """Read and check a reply; it has ``clients``, and ``handled`` as `Enrolment` has."""
         return Enrolment.read(content)
 
+    def most_bytes(self) -> int:
+        """Return the most bytes that a reply may have."""
+        return ENROLMENT
+
     def unasked(self) -> object:
         """Return the answer to assume for a ClientApp without ``query``; None to leave it out."""
         return Enrolment()
@@ -118,7 +122,7 @@ class Membership:
             server_round=self.enrolment_round(server_round),
             timeout=timeout,
             read=self._read,
-            max_reply_bytes=ENROLMENT,
+            max_reply_bytes=self.most_bytes(),
         )
         unasked, answers = self.unasked(), dict(replies.values)
         if unasked is not None:

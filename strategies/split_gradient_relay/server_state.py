@@ -26,7 +26,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.ledger import ByteLedger, reply_bytes
+from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic
@@ -336,6 +336,10 @@ class RelayMembership(Membership):
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         """Read a reply; users are nodes of the server's graph."""
         return EnrolmentReply.read(content, num_nodes=self.state.roster.size)
+
+    def most_bytes(self) -> int:
+        """Return the most bytes that a reply may have: with the numbers of all users."""
+        return max(super().most_bytes(), ROOM + NUMBER * self.state.roster.size)
 
     def unasked(self) -> None:
         """Let nobody take part who does not say which users it hosts."""
