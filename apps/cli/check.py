@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import psutil
+import torch
 from click import ClickException
 from flwr.app import UserConfigValue
 
@@ -88,7 +89,11 @@ def _node_config(text: str) -> dict[str, UserConfigValue]:
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
     """Describe the data of a run in a few lines, and return warnings separately."""
     method = method_of(config)
-    description = survey_graph(method.as_graph(config))
+    data = method.as_graph(config)
+    if data.x.layout != torch.strided:  # generated, and too large to look at before a run
+        size = f"{data.num_nodes:,} nodes, {data.edge_index.size(1) // 2:,} edges, generated"
+        return [f"the graph: {size}", f"clients: {method.holdings(config)}"], []
+    description = survey_graph(data)
     graph, _, *others = lines(description)  # notes say of features what was done to them
     facts = [f"the graph: {graph}", f"clients: {method.holdings(config)}", *others]
     return facts, [*description.warnings, *_warnings(config, description)]

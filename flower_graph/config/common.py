@@ -322,6 +322,7 @@ class RunConfig:
     strategy: StrategySection = section(StrategySection)  # shown last
 
     takes_edge_weights = False  # whether the clients' networks use weights of edges
+    takes_sparse = False  # whether a generated graph's features may be sparse
     server_measures = False  # whether the server has all predictions, so that no client counts any
 
     @property

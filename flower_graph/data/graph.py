@@ -241,6 +241,17 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     return csr_tensor(local, columns, values, (rows.numel(), x.size(1)))
 
 
+def row_range(x: Tensor, rows: slice) -> Tensor:
+    """Take successive rows of a dense or sparse CSR matrix, without a copy of its entries."""
+    # x [n, f]
+    if x.layout == torch.strided:
+        return x[rows]
+    start = x.crow_indices()[rows.start : rows.stop + 1]
+    first, last = int(start[0]), int(start[-1])
+    columns, values = x.col_indices()[first:last], x.values()[first:last]
+    return csr_tensor(start - first, columns, values, (rows.stop - rows.start, x.size(1)))
+
+
 def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """List the entries of rows of a CSR matrix: their index in ``rows``, and their position."""
     counts = start[rows + 1] - start[rows]
@@ -300,10 +311,15 @@ def normalize_rows(x: Tensor) -> Tensor:
     return x / torch.where(norm > 0, norm, torch.ones_like(norm))
 
 
+def fits_dense(nodes: int, features: int) -> bool:
+    """Whether a dense float32 ``[nodes, features]`` matrix is small enough."""
+    return 4 * nodes * features <= DENSE_LIMIT
+
+
 def check_dense_size(nodes: int, features: int, advice: str) -> None:
     """Raise DataError when a dense float32 ``[nodes, features]`` matrix is too large."""
-    size = 4 * nodes * features
-    if size > DENSE_LIMIT:
+    if not fits_dense(nodes, features):
+        size = 4 * nodes * features
         raise DataError(
             f"{nodes} nodes with {features} dense features would take {size / 1e9:.1f} GB; "
             f"the limit is {DENSE_LIMIT / 1e9:.1f} GB. {advice}"

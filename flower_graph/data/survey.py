@@ -18,7 +18,7 @@ from flower_graph.data.partition.statistics import counts
 from flower_graph.data.scale import Scale
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.uses import Uses
-from flower_graph.errors import FractionalLabelsError
+from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
 
@@ -62,7 +62,12 @@ def _read(config: RunConfig, uses: Uses) -> Graph:
 
 
 def survey_graph(graph: Graph) -> Survey:
-    """Describe a graph."""
+    """Describe a graph; ``DataError`` if it is too large for dense features."""
+    if graph.x.layout != torch.strided:
+        raise DataError(
+            f"data.nodes = {graph.num_nodes}: a generated graph with features too large to be "
+            "dense is not described; set fewer"
+        )
     n, (source, target) = graph.num_nodes, graph.edge_index
     degree = torch.bincount(source, minlength=n)
     labelled = graph.y >= 0

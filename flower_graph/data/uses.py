@@ -13,11 +13,12 @@ class Uses(NamedTuple):
 
     targets: bool = False  # labels are numbers to learn
     weights: bool = False  # weights of edges count
+    sparse: bool = False  # features of a generated graph may be CSR, if too many to be dense
 
     @classmethod
     def of(cls, config: RunConfig) -> Uses:
         """Return those of a run."""
-        return cls(learns_values(config), config.takes_edge_weights)
+        return cls(learns_values(config), config.takes_edge_weights, config.takes_sparse)
 
 
 PLAIN = Uses()

@@ -199,6 +199,7 @@ class NFedGNNConfig(RunConfig):
         return self.strategy.aggregation == MASKED
 
     server_measures = True
+    takes_sparse = True
 
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""

@@ -23,7 +23,7 @@ from flower_graph.data.folders.party import (
     share,
 )
 from flower_graph.data.folders.run_folder import RunFolder
-from flower_graph.data.graph import take_rows
+from flower_graph.data.graph import row_range, take_rows
 from flower_graph.data.link_baselines import link_baselines
 from flower_graph.data.sketch import sketched
 from flower_graph.data.sources.datasets import cached_data
@@ -252,7 +252,7 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     part, parts = (int(str(context.node_config[key])) for key in (PARTITION, PARTITIONS))
     newcomers = hosted_by(part, parts, before, graph.num_nodes)
     if not newcomers.numel() and not config.data.remove:
-        return graph.x[here], torch.arange(here.start, here.stop)
+        return row_range(graph.x, here), torch.arange(here.start, here.stop)
     users = torch.cat([torch.arange(here.start, here.stop), newcomers])
     left = torch.tensor(users_left(config, graph.num_nodes, graph.names), dtype=torch.int64)
     users = users[~torch.isin(users, left)]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from flower_graph.config.common import SPLITS, DataConfig, RunConfig
+from flower_graph.config.common import AS_IS, SPLITS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
 from flower_graph.data.gaps import Gaps, fill_missing
-from flower_graph.data.graph import PARTS, Graph
-from flower_graph.data.sources.generators import csbm
+from flower_graph.data.graph import PARTS, Graph, fits_dense
+from flower_graph.data.sources.generators import csbm, csbm_of_rows
 from flower_graph.data.sources.names import CSBM, EDGES, LINQS, NODES, OGB, file_path, pyg_name
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
@@ -202,7 +202,14 @@ def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Gr
     elif name == CSBM:
         how = {name: getattr(config, name) for name in ("degree", "active", "homophily", "signal")}
         how["features"] = config.num_features
-        graph = csbm(config.nodes, config.classes, **how, seed=config.draws(seed))
+        is_large = uses.sparse and not fits_dense(config.nodes, config.num_features)
+        if is_large and config.features != AS_IS:
+            raise DataError(
+                f"data.features = {config.features!r}: the features of {config.nodes} generated "
+                f"nodes are sparse and stay as they are: set data.features={AS_IS}"
+            )
+        make = csbm_of_rows if is_large else csbm
+        graph = make(config.nodes, config.classes, **how, seed=config.draws(seed))
     elif name in OGB:
         graph = load_ogb(name, root=data_root(config.root), download=download)
     else:

@@ -11,12 +11,14 @@ nothing of size nodes x features is ever needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_graph.data.graph import Graph, check_dense_size, to_undirected
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import csr_tensor
 
 # Weak enough that features alone do not decide, strong enough that neighbours help.
 SIGNAL = 0.1
@@ -149,6 +151,16 @@ def csbm(
     )
     columns = parts.indices.view(nodes, active).to(torch.int64)
     x = torch.zeros(nodes, features).scatter_(1, columns, parts.values.view(nodes, active))
+    return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=classes)
+
+
+# Any: what `csbm_sparse` takes
+def csbm_of_rows(nodes: int, classes: int, **how: Any) -> Graph:
+    """Generate the same graph as :func:`csbm_sparse`, its features as a sparse CSR matrix."""
+    parts = csbm_sparse(nodes, classes, **how)
+    x = csr_tensor(
+        parts.indptr.to(torch.int32), parts.indices, parts.values, (nodes, parts.num_features)
+    )
     return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=classes)
 
 
