@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, StateLostError
@@ -31,15 +30,13 @@ from flower_graph.storage.files import own_file, private_folder
 
 LOG = logging.getLogger(__name__)
 KEPT = 3  # journals: the server may go back to the checkpoint before the last two
-AT_ONCE, MOST = 1000, 1 << 28  # buffers and bytes of one call; Linux takes 1024, and 2 GiB
-# Before an entry of a journal: its length and checksum, its records, and the matrices of each
-HEADER = struct.Struct("<QIII")
+MOST = 1 << 28  # bytes of one call, about; Linux takes 2 GiB
+# Before an entry of a journal: its length, its checksum, and how many records it has
+HEADER = struct.Struct("<QII")
 # Names in the index: where each owner's record begins, -1 without one; where the file ends; who was
 # replaced since the last mark
 START, END, CHANGED = "rows-start", "rows-end", "rows-changed"
-Integers = NDArray[np.int64]
-# Of a journal: where records begin, which bytes of each matrix are theirs, and the matrices
-Entry = tuple[Integers, tuple[Integers, Integers], list[memoryview]]
+Entry = tuple[Tensor, Tensor, Tensor]  # where records begin, their sizes, and their bytes
 Move = Callable[[int, list[memoryview], int], int]
 
 
@@ -65,24 +62,30 @@ class RowFile:
         """Read the first matrices of some owners' records; who has none keeps what is there."""
         # owners [p], ptr [p + 1] where rows of each begin in parts [r, h]
         start = self._index[START][owners]
-        has = start >= 0
-        if has.any():
-            spans = _spans(ptr, parts[0].shape[1], has)
-            _move(os.preadv, self._handle, start[has].numpy(), spans, _buffers(parts), self.path)
+        chosen = (start >= 0).nonzero().flatten()
+        chosen = chosen[torch.argsort(start[chosen])]
+        rows, place = _rows(ptr, chosen, len(parts), parts[0].shape[0])
+        buffer = torch.empty(place.numel(), parts[0].shape[1])
+        _move(os.preadv, self._handle, start[chosen], rows * len(parts), buffer, self.path)
+        _put(parts, place, buffer)
 
     def write(self, owners: Tensor, ptr: Tensor, parts: Sequence[Tensor]) -> None:
         """Write whole records of some owners."""
-        spans = _spans(ptr, parts[0].shape[1])
         start, changed = self._index[START], self._index[CHANGED]
-        self._note(owners, (start[owners] >= 0) & ~changed[owners], spans, len(parts))
+        count, row = len(parts), 4 * parts[0].shape[1]
+        noted = ((start[owners] >= 0) & ~changed[owners]).nonzero().flatten()
+        self._note(start[owners[noted]], ptr.diff().long()[noted] * (count * row))
         changed[owners] = True
         new = start[owners] < 0
-        sizes = torch.from_numpy(spans[1] - spans[0])[new] * len(parts)
+        sizes = ptr.diff().long()[new] * (count * row)
         ends = int(self._index[END]) + sizes.cumsum(0)
         start[owners[new]] = ends - sizes
         if new.any():
             self._index[END].fill_(ends[-1])
-        _move(os.pwritev, self._handle, start[owners].numpy(), spans, _buffers(parts), self.path)
+        order = torch.argsort(start[owners])
+        rows, place = _rows(ptr, order, count, parts[0].shape[0])
+        buffer = torch.cat(list(parts))[place]
+        _move(os.pwritev, self._handle, start[owners[order]], rows * count, buffer, self.path)
 
     def disk_bytes(self) -> int:
         """Return what the file takes on the disk."""
@@ -98,27 +101,24 @@ class RowFile:
     def mark(self, server_round: int) -> None:
         """Begin the journal of a round, as its checkpoint is complete."""
         os.close(own_file(_journal(self.path, server_round)))
-        for old in _rounds(self.path)[:-KEPT]:
+        for old in _journals(self.path)[:-KEPT]:
             _journal(self.path, old).unlink()
 
-    def _note(
-        self, owners: Tensor, noted: Tensor, spans: tuple[Integers, Integers], parts: int
-    ) -> None:
-        """Write what the records of some of the owners are into the last journal."""
-        rounds = _rounds(self.path)
-        if not rounds or not noted.any():
+    def _note(self, start: Tensor, size: Tensor) -> None:
+        """Write what some records are into the last journal."""
+        rounds = _journals(self.path)
+        if not rounds or not start.numel():
             return
-        owners, size = owners[noted], (spans[1] - spans[0])[noted.numpy()]
-        start, last = self._index[START][owners].numpy(), size.cumsum()
-        old = [np.empty(int(last[-1]), np.uint8) for _ in range(parts)]
-        buffers = [part.data for part in old]
-        _move(os.preadv, self._handle, start, (last - size, last), buffers, self.path)
-        body = [start, size, *old]
+        order = torch.argsort(start)
+        start, size = start[order], size[order]
+        old = torch.empty(int(size.sum()), dtype=torch.uint8)
+        _move(os.preadv, self._handle, start, size, old, self.path)
+        body = [one.numpy() for one in (start, size, old)]
         check, length = 0, sum(part.nbytes for part in body)
         for part in body:
             check = zlib.crc32(part.data, check)
         with _journal(self.path, rounds[-1]).open("ab") as stream:
-            stream.write(HEADER.pack(length, check, owners.numel(), parts))
+            stream.write(HEADER.pack(length, check, start.numel()))
             for part in body:
                 stream.write(part.data)
             stream.flush()
@@ -144,12 +144,12 @@ def create(path: Path) -> None:
 
 def is_marked(path: Path) -> bool:
     """Whether a checkpoint goes on from this file."""
-    return bool(_rounds(path))
+    return bool(_journals(path))
 
 
 def remove(path: Path) -> None:
     """Remove a file and its journals."""
-    for server_round in _rounds(path):
+    for server_round in _journals(path):
         _journal(path, server_round).unlink()
     path.unlink(missing_ok=True)
 
@@ -160,11 +160,11 @@ def go_back(path: Path, server_round: int) -> None:
         raise CheckpointError(f"{path}: it has no journal of round {server_round}")
     handle = os.open(path, os.O_RDWR)
     try:
-        later = [one for one in _rounds(path) if one >= server_round]
+        later = [one for one in _journals(path) if one >= server_round]
         for one in reversed(later):
             entries = list(_entries(_journal(path, one)))
-            for start, spans, buffers in reversed(entries):
-                _move(os.pwritev, handle, start, spans, buffers, path)
+            for start, size, old in reversed(entries):
+                _move(os.pwritev, handle, start, size, old, path)
         os.fsync(handle)
     finally:
         os.close(handle)
@@ -177,7 +177,7 @@ def _journal(path: Path, server_round: int) -> Path:
     return path.with_name(f"{path.name}.since-{server_round:06d}")
 
 
-def _rounds(path: Path) -> list[int]:
+def _journals(path: Path) -> list[int]:
     """Return the rounds that have a journal, ascending."""
     found = (
         re.fullmatch(r".*\.since-(\d+)", one.name)
@@ -194,56 +194,51 @@ def _entries(path: Path) -> Iterator[Entry]:
         header = data[at : at + HEADER.size].tobytes()
         at += HEADER.size
         if len(header) == HEADER.size:
-            length, check, count, parts = HEADER.unpack(header)
-            body = data[at : at + length]
+            length, check, count = HEADER.unpack(header)
+            body = data[at : at + length].copy()
         if len(header) < HEADER.size or body.size < length or zlib.crc32(body.data) != check:
             LOG.warning("%s: its last entry is not whole, and is left out", path)
             return
         at += length
-        start, size = np.frombuffer(body[: 16 * count].tobytes(), np.int64).reshape(2, -1)
-        last = size.cumsum()
-        old = body[16 * count :].reshape(parts, -1)
-        yield start, (last - size, last), [part.data for part in old]
+        start, size = torch.from_numpy(body[: 16 * count].view(np.int64).reshape(2, -1))
+        yield start, size, torch.from_numpy(body[16 * count :])
 
 
-def _spans(ptr: Tensor, width: int, chosen: Tensor | None = None) -> tuple[Integers, Integers]:
-    """Say which bytes of a matrix are each owner's: where they begin and end."""
-    place = ptr.long() * (4 * width)
-    first, last = place[:-1], place[1:]
-    if chosen is not None:
-        first, last = first[chosen], last[chosen]
-    return first.numpy(), last.numpy()
+def _rows(ptr: Tensor, chosen: Tensor, count: int, total: int) -> tuple[Tensor, Tensor]:
+    """Say how many rows owners have, and where the rows of their records lie in the matrices."""
+    # A record has the owner's rows of the first matrix, then those of the next.
+    rows = ptr.diff().long()[chosen]
+    first = ptr[:-1].long()[chosen, None] + torch.arange(count) * total  # [p, count]
+    sizes = rows.repeat_interleave(count)
+    begin = first.flatten() - (sizes.cumsum(0) - sizes)
+    place = begin.repeat_interleave(sizes)
+    place += torch.arange(place.numel())
+    return rows, place
 
 
-def _buffers(parts: Sequence[Tensor]) -> list[memoryview]:
-    return [part.view(-1).view(torch.uint8).numpy().data for part in parts]
+def _put(parts: Sequence[Tensor], place: Tensor, buffer: Tensor) -> None:
+    """Put rows in their places in the matrices, which are counted through."""
+    total = parts[0].shape[0]
+    for number, part in enumerate(parts):
+        mine = (place >= number * total) & (place < (number + 1) * total)
+        part[place[mine] - number * total] = buffer[mine]
 
 
-def _move(
-    call: Move,
-    handle: int,
-    start: Integers,
-    spans: tuple[Integers, Integers],
-    parts: list[memoryview],
-    path: Path,
-) -> None:
-    """Read or write records, those that lie one behind the other in one call."""
-    order = np.argsort(start, kind="stable")
-    buffers: list[memoryview] = []
-    begin = end = -1
+def _move(call: Move, handle: int, start: Tensor, size: Tensor, buffer: Tensor, path: Path) -> None:
+    """Read or write records that lie one behind the other in a buffer, ascending in the file."""
+    if not size.numel():
+        return
+    size = size if buffer.dtype == torch.uint8 else size * (4 * buffer.shape[1])
+    data: memoryview = buffer.view(-1).view(torch.uint8).numpy().data
+    ends = size.cumsum(0)
+    # Neighbours in the file are moved in one call, up to a limit.
+    apart = torch.ones(size.numel(), dtype=torch.bool)
+    apart[1:] = start[1:] != start[:-1] + size[:-1]
+    apart[1:] |= ends[1:] // MOST != ends[:-1] // MOST
+    begins = apart.nonzero().flatten()
+    firsts = (ends - size)[begins].tolist()
     for at, first, last in zip(
-        start[order].tolist(), spans[0][order].tolist(), spans[1][order].tolist(), strict=True
+        start[begins].tolist(), firsts, [*firsts[1:], int(ends[-1])], strict=True
     ):
-        if at != end or len(buffers) > AT_ONCE - len(parts) or end - begin > MOST:
-            _whole(call, handle, buffers, begin, end, path)
-            buffers, begin, end = [], at, at
-        buffers += [part[first:last] for part in parts]
-        end += len(parts) * (last - first)
-    _whole(call, handle, buffers, begin, end, path)
-
-
-def _whole(
-    call: Move, handle: int, buffers: list[memoryview], begin: int, end: int, path: Path
-) -> None:
-    if buffers and end > begin and call(handle, buffers, begin) != end - begin:
-        raise StateLostError(f"{path}: bytes {begin} to {end} could not be read or written whole")
+        if first < last and call(handle, [data[first:last]], at) != last - first:
+            raise StateLostError(f"{path}: {last - first} bytes at {at} were not moved whole")

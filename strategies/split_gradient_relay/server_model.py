@@ -176,22 +176,30 @@ class RelayServer:
         """Compute the loss over the users that were heard, and every latent vector's gradient."""
         # latent [n, h], heard [n]
         latent = latent.detach().requires_grad_()
+        self.optimizer.zero_grad()
+        # The regulariser's part goes first and by itself, so that its tensors are free again.
+        smooth = self._smoothness(latent)
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
             logits = self.model(latent, self.graph)
         entropy = self.entropy(logits, heard, server_round)
-        term = self._term
-        smooth = laplacian_regulariser(term, latent) if term else torch.zeros_like(entropy)
-        loss = entropy + self.reg_weight * smooth
+        loss = entropy.detach() + self.reg_weight * smooth
         if not torch.isfinite(loss):
             keys = " or ".join(steadying(self.reg_weight))
             raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
-        self.optimizer.zero_grad()
-        loss.backward()
+        entropy.backward()
         if self.gradient_norm:
             clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
+
+    def _smoothness(self, latent: Tensor) -> Tensor:
+        """Return the regulariser; add its gradient to the latent vectors'."""
+        if self._term is None:
+            return torch.zeros((), device=self.device)
+        smooth = laplacian_regulariser(self._term, latent)
+        (self.reg_weight * smooth).backward()
+        return smooth.detach()
 
     def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
         """Compute the cross-entropy of the training nodes whose users were heard."""

@@ -208,7 +208,8 @@ class RelayServerState(RelayBook):
         asked = np.zeros(self.roster.size, bool)
         asked[~self.roster.left if drawn is None else drawn] = True
         requests = {}
-        for node, users in hosted.items():
+        for node, local in hosted.items():
+            users = np.asarray(local, np.int64)
             # For a checkpoint every host is asked, even if none of its users takes part.
             if not checkpoint and not asked[users].any():
                 continue
