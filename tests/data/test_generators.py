@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from scipy.sparse import csr_matrix
 
+from flower_graph.config.common import DataConfig
 from flower_graph.data import csbm, csbm_sparse
+from flower_graph.data import graph as data_graph
+from flower_graph.data.sources.datasets import load_graph
+from flower_graph.data.survey import survey_graph
+from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 
@@ -105,3 +111,27 @@ def test_impossible_numbers_are_refused(changes: dict[str, Any], message: str) -
         csbm_sparse(**{"nodes": 100, "classes": 2, **changes})
     with pytest.raises(DataError, match=r"2\.0.*csbm_sparse"):
         csbm(1_000_000, 7, features=512)
+
+
+def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = DataConfig(
+        name="csbm", nodes=30, classes=3, num_features=20, active=4, features="as-is"
+    )
+    config.split, config.ratios = "random", [0.4, 0.3, 0.3]
+    dense = load_graph(config)
+    monkeypatch.setattr(data_graph, "DENSE_LIMIT", 4 * 30 * 20 - 1)
+    sparse = load_graph(config, uses=Uses(sparse=True))
+    assert sparse.x.layout == torch.sparse_csr
+    assert torch.equal(sparse.x.to_dense(), dense.x)
+    assert torch.equal(sparse.edge_index, dense.edge_index)
+    for rows in (slice(0, 30), slice(7, 19), slice(5, 5)):
+        assert torch.equal(data_graph.row_range(sparse.x, rows).to_dense(), dense.x[rows])
+        assert torch.equal(data_graph.row_range(dense.x, rows), dense.x[rows])
+    with pytest.raises(DataError, match=r"data\.features"):
+        load_graph(replace(config, features="row"), uses=Uses(sparse=True))
+    with pytest.raises(DataError):
+        load_graph(config)  # a method that takes none
+    with pytest.raises(DataError, match=r"data\.nodes"):
+        survey_graph(sparse)
