@@ -18,7 +18,7 @@ from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
 from flower_graph.data.gaps import Gaps, fill_missing
 from flower_graph.data.graph import PARTS, Graph, fits_dense
-from flower_graph.data.sources.generators import csbm, csbm_of_rows
+from flower_graph.data.sources.generators import csbm, csbm_sparse, graph_of_rows
 from flower_graph.data.sources.names import CSBM, EDGES, LINQS, NODES, OGB, file_path, pyg_name
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
@@ -208,8 +208,11 @@ def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Gr
                 f"data.features = {config.features!r}: the features of {config.nodes} generated "
                 f"nodes are sparse and stay as they are: set data.features={AS_IS}"
             )
-        make = csbm_of_rows if is_large else csbm
-        graph = make(config.nodes, config.classes, **how, seed=config.draws(seed))
+        size, seed = (config.nodes, config.classes), config.draws(seed)
+        if is_large:
+            graph = graph_of_rows(csbm_sparse(*size, **how, seed=seed))
+        else:
+            graph = csbm(*size, **how, seed=seed)
     elif name in OGB:
         graph = load_ogb(name, root=data_root(config.root), download=download)
     else:

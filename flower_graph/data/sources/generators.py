@@ -11,7 +11,6 @@ nothing of size nodes x features is ever needed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -154,14 +153,11 @@ def csbm(
     return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=classes)
 
 
-# Any: what `csbm_sparse` takes
-def csbm_of_rows(nodes: int, classes: int, **how: Any) -> Graph:
-    """Generate the same graph as :func:`csbm_sparse`, its features as a sparse CSR matrix."""
-    parts = csbm_sparse(nodes, classes, **how)
-    x = csr_tensor(
-        parts.indptr.to(torch.int32), parts.indices, parts.values, (nodes, parts.num_features)
-    )
-    return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=classes)
+def graph_of_rows(parts: SparseGraph) -> Graph:
+    """Make a graph whose features are a sparse CSR matrix."""
+    size = parts.y.numel(), parts.num_features
+    x = csr_tensor(parts.indptr.to(torch.int32), parts.indices, parts.values, size)
+    return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=parts.num_classes)
 
 
 def _check(
