@@ -23,7 +23,6 @@ import numpy as np
 
 from benchmarks import parties
 from benchmarks.measure import say
-from flower_graph.secure.align.blinded import padded_size
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
@@ -54,9 +53,11 @@ class Aligning:
             self.hosts = {n: AlignmentClient(RUN, data) for n, data in own.items()}
             self.server = AlignmentServer()
         else:
-            self._verified(own, dict.fromkeys(held, padded_size(identities + 1)), folder)
+            self._verified(own, folder)
 
-    def _verified(self, own: dict[int, Any], declared: dict[int, int], folder: Path) -> None:
+    def _verified(self, own: dict[int, Any], folder: Path) -> None:
+        points = [AlignmentClient(RUN, data).points for data in own.values()]
+        declared = {client: size for one in points for client, size in one.items()}
         grants = [range(min(data), max(data) + 1) for data in own.values()]
         trusts = parties.make(grants, folder, 0.0, max(declared.values()))
         self.server = server = VerifiedAlignmentServer(RUN, trusts[0].registry)
@@ -107,7 +108,9 @@ def measure(nodes: int, each: int, identities: int) -> dict[str, Any]:
     """Measure both forms in turns; the least time of each."""
     blinded, verified = math.inf, math.inf
     for _ in range(TIMES):
-        blinded = min(blinded, Aligning(nodes, each, identities, None).run())
+        aligning = Aligning(nodes, each, identities, None)
+        points = sum(sum(host.points.values()) for host in aligning.hosts.values())
+        blinded = min(blinded, aligning.run())
         with TemporaryDirectory() as folder:
             verified = min(verified, Aligning(nodes, each, identities, Path(folder)).run())
     ratio = verified / blinded
@@ -117,7 +120,7 @@ def measure(nodes: int, each: int, identities: int) -> dict[str, Any]:
         "supernodes": nodes,
         "clients": nodes * each,
         "identities": identities,
-        "points": nodes * each * padded_size(identities + 1),
+        "points": points,
         "blinded": blinded,
         "verified": verified,
         "ratio": ratio,

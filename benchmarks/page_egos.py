@@ -53,6 +53,7 @@ def fedscem_section(part: dict[str, Any]) -> Iterable[str]:
     )
     head = ("run", "SuperNodes", "round", "range", "target", "", "train", "mask", "unmask", "rest")
     yield table(head, (_round_row(entry, targets["round"]) for entry in entries))
+    yield from _several(entries, targets)
     rows = [row for entry in entries if "loops" in entry for row in _loop_rows(entry, targets)]
     yield table(("run", "round", "loop's threads", "loop", "ratio", "target", ""), rows)
     yield (
@@ -72,6 +73,41 @@ def fedscem_section(part: dict[str, Any]) -> Iterable[str]:
         )
         above = check("above the same in process", ray["above"], targets["flwr"], duration)
         yield table(("figure", "measured", "target", ""), [above])
+
+
+def _several(entries: list[dict[str, Any]], targets: dict[str, float]) -> Iterable[str]:
+    """Set rounds with several SuperNodes beside those with one, and beside plain sums."""
+    rounds = {(e["data"], e["what"], e["supernodes"]): e["round"]["median"] for e in entries}
+    rows = []
+    for (data, what, nodes), seconds in rounds.items():
+        one, floor = rounds.get((data, what, 1)), rounds.get((data, f"{what}, plain sums", nodes))
+        if nodes == 1 or one is None or what.endswith("plain sums"):
+            continue
+        is_two = nodes == 2
+        aim, found = (targets["two"], seconds / one) if is_two else (targets["hundred"], seconds)
+        rows.append(
+            (
+                f"{data}, {what}",
+                str(nodes),
+                duration(seconds),
+                f"{seconds / one:.2f}",
+                "" if floor is None else duration(floor),
+                f"at most {aim:g} rounds" if is_two else f"at most {duration(aim)}",
+                verdict(found, aim),
+            )
+        )
+    if rows:
+        yield (
+            "**Several SuperNodes** in one process, in rounds with one; the *floor* is the same "
+            "with plain sums. What stands between: clients of different SuperNodes agree on a key "
+            "for each pair and round (X25519), seal their shares for each other and add a stream "
+            "a pair. Two SuperNodes with many clients could do with one key and one stream "
+            "between them, if a SuperNode, not each of its clients, shared its secrets; that is "
+            "not built. Where the floor is above a target, it is the training of many small "
+            "cohorts one after the other, which no faster sum removes."
+        )
+        head = ("run", "SuperNodes", "round", "in rounds with one", "floor", "target", "")
+        yield table(head, rows)
 
 
 def _name(entry: dict[str, Any]) -> str:

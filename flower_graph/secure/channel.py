@@ -15,13 +15,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-from nacl.bindings import crypto_scalarmult_base
+from nacl.bindings import crypto_scalarmult, crypto_scalarmult_base
+from nacl.exceptions import RuntimeError as SodiumError
 from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError
+from flower_graph.secure.spread import spread
 
 Bytes = NDArray[np.uint8]
 KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 32, 16
@@ -64,13 +65,14 @@ def low_order_rows(publics: Bytes) -> NDArray[np.intp]:
 
 def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
     """Return the X25519 secrets of a private key and some public keys."""
-    local, secrets = X25519PrivateKey.from_private_bytes(private), []
-    for public in publics:
+
+    def one(public: bytes) -> bytes:
         try:
-            secrets.append(local.exchange(X25519PublicKey.from_public_bytes(public)))
-        except ValueError as error:
+            return crypto_scalarmult(private, public)
+        except SodiumError as error:
             raise RefusedError(f"public key {public.hex()} is of low order") from error
-    return secrets
+
+    return spread(one, list(publics))
 
 
 class Agreements:

@@ -5,9 +5,10 @@ ones wrap round. Sums of such integers are exact as long as they stay inside the
 the word, so the ring is sized before the run from the number of clients and the largest value, and
 a value that would not fit is refused at the client, before anything is sent.
 
-A mask comes from a 32-byte key that is used once: the key stream of AES-256 in counter mode, counted
-as GCM does (NIST SP 800-38D) behind a nonce of zeros. OpenSSL makes that stream two to four times as
-fast in GCM as in plain counter mode; the tag, which would authenticate it, is not asked for.
+A mask comes from a 32-byte key that is used once: the key stream of AES-256 in counter mode,
+counted as GCM does (NIST SP 800-38D) behind a nonce of zeros. OpenSSL makes that
+stream two to four times as fast in GCM as in plain counter mode; the tag, which would authenticate
+it, is not asked for.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.client import AlignmentClient, SlotTable
+from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.masking_client import PartyActions
 from flower_graph.strategies.masked_embedding_averaging.cohort import (

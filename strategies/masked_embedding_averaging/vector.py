@@ -29,7 +29,7 @@ from flower_graph.errors import (
 )
 from flower_graph.ops.counts import Counts
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.client import SlotTable
+from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.ring import Ring

@@ -198,7 +198,10 @@ def test_what_the_server_receives_has_the_same_shape_for_other_data_of_the_same_
         ]
         return [received, [total.shape for total in alignment.totals]]
 
-    # Sizes show as powers of two only: 17 and the common one, 20 and 31 all fill 32 places.
-    base = shapes({0: [*range(17)], 1: [*range(10, 30)], 2: [*range(5, 36)]})
-    assert base == shapes({0: [*range(31)], 1: [*range(900, 917)], 2: [*range(5, 25)]})
-    assert base != shapes({0: [*range(32)], 1: [*range(10, 30)], 2: [*range(5, 36)]})
+    # Sizes show as powers of two only, those of two clients here together: with the common one 33
+    # identities and 64 fill twice 32 places, 19 twice 16.
+    base = shapes({0: [*range(17)], 1: [*range(10, 32)], 2: [*range(5, 36)]})
+    assert base == shapes({0: [*range(40)], 1: [*range(900, 923)], 2: [*range(5, 25)]})
+    assert base == shapes({0: [*range(63)], 1: [1], 2: [*range(5, 36)]})
+    assert base != shapes({0: [*range(64)], 1: [1], 2: [*range(5, 36)]})
+    assert base != shapes({0: [*range(17)], 1: [*range(10, 18)], 2: [*range(5, 36)]})

@@ -11,6 +11,8 @@ from align_helpers import DATA as THREE
 from align_helpers import Alignment
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
+from flower_graph.secure.align.blinded import BlindRequest, UnionRequest, insert
+from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.keys import ALIGN_STAGE
 
@@ -65,11 +67,30 @@ def test_a_wrong_answer_of_a_key_holder_is_named_and_replaced() -> None:
     assert alignment.agree(DATA)
 
 
-def test_an_invalid_point_costs_its_client_alone() -> None:
+def test_an_invalid_point_costs_its_supernode_alone() -> None:
+    """Client 3's block had a name that client 2, at the same SuperNode, cannot do without."""
     alignment = Alignment(DATA, NODES)
     alignment.align(spoiling(alignment, 2, "blind", 17))
-    assert alignment.server.blamed == [(3, "its point 1 is not in the group")]
-    assert alignment.agree(set(DATA) - {3})
+    why = {3: "its point 1 is not in the group", 2: "took no part in the union of tokens"}
+    assert alignment.server.blamed == list(why.items())
+    assert alignment.agree(set(DATA) - {2, 3})
+    alignment.align()
+    assert alignment.agree(DATA)
+
+
+def test_names_are_dealt_evenly_and_a_state_has_those_that_are_there() -> None:
+    identities = {4: [*range(40)], 2: [0, 1], 9: list[int]()}
+    host = AlignmentClient(b"run", identities)
+    reply = host.blind(BlindRequest(1, np.array([4, 2, 9])))
+    assert reply.sizes.tolist() == [16, 16, 16]  # 41 with the common one, 14 at most in each
+    assert host.points == dict.fromkeys(identities, 16)
+    host = AlignmentClient.from_bytes(host.to_bytes(), b"run", identities)
+    for client, block in zip([9, 4, 2], [32, 0, 16], strict=True):
+        points = reply.points[block : block + 16]
+        host.finish(UnionRequest(1, np.array([client]), np.array([16]), points, 8))
+        host = AlignmentClient.from_bytes(host.to_bytes(), b"run", identities)
+        assert host.finished == {9: [], 4: [9], 2: [2, 4, 9]}[client]
+    assert np.array_equal(host.sketch(512, [2]), insert(host._tokens[4][:2], 512))
 
 
 def test_without_key_holders_there_is_an_error() -> None:

@@ -21,7 +21,7 @@ SECRETS = [bytes([i]) * 32 for i in (1, 2, 3)]
 def test_the_blinded_way_gives_the_openly_computed_product() -> None:
     points = [ids.hash_to_group(RUN, name) for name in (b"i:1", b"i:2", b"i:30")]
     secret, epoch = b"c" * 32, 7
-    block = ids.blind(points, secret, epoch)
+    block = ids.blind(dict(enumerate(points)), secret, epoch, 16)
     answers = [ids.multiply(block, ids.key_share([holder], epoch)) for holder in SECRETS]
     total = ids.add(answers)
     assert total is not None
@@ -40,7 +40,8 @@ def test_blocks_show_a_power_of_two_and_valid_points_only() -> None:
     assert [ids.padded_size(n) for n in (0, 1, 16, 17, 32, 33, 1000)] == [
         16, 16, 16, 32, 32, 64, 1024
     ]  # fmt: skip
-    block = ids.blind([ids.hash_to_group(RUN, b"i:%d" % i) for i in range(17)], b"s" * 32, 1)
+    points = {i: ids.hash_to_group(RUN, b"i:%d" % i) for i in range(17)}
+    block = ids.blind(points, b"s" * 32, 1, 32)
     assert block.shape == (32, 32)
     assert ids.invalid_points(block) == []
     assert np.unique(block, axis=0).shape == block.shape
@@ -48,7 +49,7 @@ def test_blocks_show_a_power_of_two_and_valid_points_only() -> None:
 
 def test_blinds_differ_by_client_epoch_and_place() -> None:
     point = ids.hash_to_group(RUN, b"i:1")
-    blocks = [ids.blind([point, point], s, e) for s in SECRETS[:2] for e in (1, 2)]
+    blocks = [ids.blind({3: point, 5: point}, s, e, 16) for s in SECRETS[:2] for e in (1, 2)]
     rows = {row.tobytes() for block in blocks for row in block[:2]}
     assert len(rows) == 8
     assert point not in rows

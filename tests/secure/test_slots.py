@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flower_graph.secure.align.blinded import order_tokens
-from flower_graph.secure.align.client import SlotTable, open_table, slot_table
+from flower_graph.secure.align.slots import SlotTable, open_table, slot_table
 
 A, B, C, D = (np.full((1, 12), byte, np.uint8) for byte in (9, 3, 5, 7))
 NONE = np.zeros((0, 12), np.uint8)

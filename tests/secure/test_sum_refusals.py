@@ -249,8 +249,8 @@ def test_wrong_preparations_are_refused():
     good = world.hosts[1000].prepare(requests[1000])
     bad = {
         "other clients": {"clients": good.clients + 1},
-        "3 packets, expected 4": {"packets": good.packets[1:]},
-        "other partners": {"share_commitments": good.share_commitments[:, 1:]},
+        "3 packets and commitments to 4": {"packets": good.packets[1:]},
+        "4 packets and commitments to 3": {"share_commitments": good.share_commitments[1:]},
         "client 0: of low order": zeros(good, "round_keys"),
     }
     for why, change in bad.items():

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
-from flower_graph.secure.align.client import SlotTable, open_table
+from flower_graph.secure.align.slots import SlotTable, open_table
 from flower_graph.secure.ring import Ring
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,

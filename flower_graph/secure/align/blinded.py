@@ -33,7 +33,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Annotated
@@ -45,6 +45,7 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed, pieces, rows_of
+from flower_graph.secure.spread import spread
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Clients, Sizes, Whole
@@ -210,20 +211,23 @@ def padded_size(count: int) -> int:
     return max(MIN_BLOCK, 1 << (count - 1).bit_length()) if count > 0 else MIN_BLOCK
 
 
-def blind(points: Sequence[bytes], secret: bytes, epoch: int) -> Bytes2D:
-    """Blind points and fill the block up with random ones."""
-    block = [
-        sodium.crypto_scalarmult_ed25519_noclamp(_blind_scalar(secret, epoch, i), point)
-        for i, point in enumerate(points)
-    ]
-    for _ in range(padded_size(len(points)) - len(points)):
-        random = sodium.crypto_core_ed25519_scalar_reduce(os.urandom(64))
-        block.append(sodium.crypto_scalarmult_ed25519_base_noclamp(random))
-    return rows_of(block, -1, POINT)
+def blind(points: Mapping[int, bytes], secret: bytes, epoch: int, size: int) -> Bytes2D:
+    """Blind points, each with the factor of its number, and fill up to a size with random ones."""
+    given = list(points.items())
+
+    def one(place: int) -> bytes:
+        if place >= len(given):
+            random = sodium.crypto_core_ed25519_scalar_reduce(os.urandom(64))
+            return sodium.crypto_scalarmult_ed25519_base_noclamp(random)
+        number, point = given[place]
+        factor = _blind_scalar(secret, epoch, number)
+        return sodium.crypto_scalarmult_ed25519_noclamp(factor, point)
+
+    return rows_of(spread(one, range(size)), -1, POINT)
 
 
 def unblind(point: bytes, secret: bytes, epoch: int, number: int) -> bytes:
-    """Divide the key-holders' answer by the blind of the ``number``-th point of ``blind``."""
+    """Divide the key-holders' answer by the blind of the point of that number."""
     # Raises ``ValueError`` if the answer is no point of the group.
     inverse = sodium.crypto_core_ed25519_scalar_invert(_blind_scalar(secret, epoch, number))
     try:
@@ -240,13 +244,16 @@ def key_share(secrets: Sequence[bytes], epoch: int) -> bytes:
 
 def multiply(points: Bytes2D, factor: bytes) -> Bytes2D:
     """Multiply all points ``[n, 32]`` by a scalar; ``ValueError`` names one that is no point."""
-    products = []
-    for number, point in enumerate(pieces(points)):
+    given = pieces(points)
+
+    def one(number: int) -> bytes:
         try:
-            products.append(sodium.crypto_scalarmult_ed25519_noclamp(factor, point))
+            return sodium.crypto_scalarmult_ed25519_noclamp(factor, given[number])
         except SodiumError as error:
-            raise ValueError(f"point {number} is not in the group: {point.hex()}") from error
-    return rows_of(products, -1, POINT)
+            text = f"point {number} is not in the group: {given[number].hex()}"
+            raise ValueError(text) from error
+
+    return rows_of(spread(one, range(len(given))), -1, POINT)
 
 
 def add(blocks: Sequence[Bytes2D]) -> Bytes2D | None:
@@ -263,8 +270,8 @@ def add(blocks: Sequence[Bytes2D]) -> Bytes2D | None:
 
 def invalid_points(points: Bytes2D) -> list[int]:
     """Return the numbers of those rows that are no points of the group."""
-    valid = sodium.crypto_core_ed25519_is_valid_point
-    return [number for number, point in enumerate(pieces(points)) if not valid(point)]
+    valid = spread(sodium.crypto_core_ed25519_is_valid_point, pieces(points))
+    return [number for number, is_valid in enumerate(valid) if not is_valid]
 
 
 def names(run_id: bytes, identity: bytes, point: bytes) -> tuple[bytes, bytes]:

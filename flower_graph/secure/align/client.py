@@ -5,19 +5,9 @@ everybody's blinded points, if a key-holder is among the clients; take the answe
 table of tokens (*union*); look up the slots in what is *published*. A stage that is asked for twice
 gives the same again, except for the random points that fill up a block.
 
-A slot is the place of one identity in the vectors that clients add up. All holders of a slot know
-a secret key of it that nobody else knows, and from it, in every round, the same *pad*. Holders add
-the pad to what they send, so that the sum over *c* of them holds the pad *c* times: the server adds
-up without seeing even the sum, and holders take the pad out again.
-
-All clients of a run, holders or not, also have one *group key* in common. Its stream, added by
-every client everywhere, hides from the server which slots had how many holders in a round; without
-it, a sum with one client fewer would tell which slots that client holds.
-
-With *C* contributors, *c* of them holders, a holder sends ``(x + pad) · 2^g + group`` and any other
-client ``group``; the sum is ``(Σx + c · pad) · 2^g + C · group`` modulo 2^64. ``C · group`` has as
-many zeros at its end as *C* has, and hides all that stands above them: so ``2^g >= C`` leaves the
-server nothing.
+Clients of one SuperNode share a process, and so their names of identities. Each identity is blinded
+once, in the block of one of them: all are dealt evenly, whoever holds them, and all blocks have one
+size. So the server sees how many identities a SuperNode has a client, not how many a client has.
 """
 
 from __future__ import annotations
@@ -25,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,64 +40,13 @@ from flower_graph.secure.align.blinded import (
     Words,
     insert,
 )
-from flower_graph.secure.channel import KEY_BYTES, framed, pieces, rows_of
+from flower_graph.secure.align.slots import SlotTable, slot_table
+from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.spread import spread
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
-
-DOMAIN = b"flower-graph/pad/2/"
-
-
-@dataclass(frozen=True)
-class SlotTable:
-    """The slots that the clients of one SuperNode hold."""
-
-    num_slots: int  # How many there are over all clients
-    # [n_c] slot of each of a client's nodes, -1 for a node that no other client holds
-    by_client: Mapping[int, NDArray[np.int64]]
-    held: NDArray[np.int64]  # [s] distinct slots of these clients, ascending
-    # [s, 32] their secret keys; [0, 32] in the forms of alignment that have none
-    keys: Bytes2D = field(repr=False)
-    # What all clients of the run have in common; empty in the forms that have none
-    group_key: bytes = field(repr=False)
-    # Pads that were made last: a round's are put on, and taken off again at the next message.
-    _made: dict[bytes, tuple[tuple[object, ...], Words]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-
-    def pads(self, run_id: bytes, server_round: int, width: int) -> NDArray[np.uint64]:
-        """Return the pads of one round, ``[s, width]``; ``run_id``: also what the sum is of."""
-        if len(self.keys) != self.held.size:
-            raise ValueError("slots aligned in the clear have no keys, and so no pads")
-
-        def make() -> bytes:
-            base, pads = hashlib.shake_128(_context(run_id, b"slot", server_round, width)), []
-            for key in pieces(self.keys):
-                stream = base.copy()
-                stream.update(key)
-                pads.append(stream.digest(8 * width))
-            return b"".join(pads)
-
-        return self._once(b"slot", (run_id, server_round, width), make).reshape(-1, width)
-
-    def group_pad(self, run_id: bytes, server_round: int, length: int) -> NDArray[np.uint64]:
-        """Return ``[length]`` numbers of one round that all clients have in common."""
-        # Arguments and errors are those of ``pads``.
-        if not self.group_key:
-            raise ValueError("clients aligned in the clear have no common key, and so no pad")
-
-        def make() -> bytes:
-            context = _context(run_id, b"group", server_round, length)
-            return hashlib.shake_128(context + self.group_key).digest(8 * length)
-
-        return self._once(b"group", (run_id, server_round, length), make)
-
-    def _once(self, kind: bytes, what: tuple[object, ...], make: Callable[[], bytes]) -> Words:
-        """Return the words of a kind that were made last, or make others; read-only."""
-        if self._made.get(kind, (None,))[0] != what:
-            self._made[kind] = what, np.frombuffer(make(), "<u8")
-        return self._made[kind][1]
 
 
 class AnyAlignmentClient(ABC):
@@ -159,6 +99,14 @@ class AlignmentClient(AnyAlignmentClient):
         self._epoch = 0
         # From these a client's blinds and its share of the key follow.
         self._secrets = {client: os.urandom(KEY) for client in self._identities}
+        several = chain([ids.GROUP_IDENTITY], *self._identities.values())
+        self._distinct = list(dict.fromkeys(several))
+        # Which of these each client's block has, and its size
+        self._dealt: dict[int, list[int]] = {}
+        self._sizes: dict[int, int] = {}
+        self._answered = set[int]()  # clients whose blocks are back
+        self._names: dict[bytes, tuple[bytes, bytes]] = {}  # token and key, from all of these
+        # By client, of those that have all
         self._tokens: dict[int, Bytes2D] = {}
         self._keys: dict[int, Bytes2D] = {}
         self._group_key = b""
@@ -168,23 +116,35 @@ class AlignmentClient(AnyAlignmentClient):
     @property
     def points(self) -> dict[int, int]:
         """How many points each client's block has."""
-        return {c: ids.padded_size(1 + len(named)) for c, named in self._identities.items()}
+        each = -(-len(self._distinct) // max(1, len(self._identities)))
+        return dict.fromkeys(self._identities, ids.padded_size(each))
+
+    def _deal(self, clients: list[int]) -> None:
+        """Deal what some clients have, and what no block of this epoch has yet, among them."""
+        places = {identity: number for number, identity in enumerate(self._distinct)}
+        own = (places[identity] for client in clients for identity in self._identities[client])
+        needed = sorted({0, *own}.difference(*self._dealt.values()))
+        size = ids.padded_size(-(-len(needed) // len(clients)))
+        for at, client in enumerate(clients):
+            self._dealt[client], self._sizes[client] = needed[at :: len(clients)], size
 
     def blind(self, request: BlindRequest) -> BlindReply:
         """Blind the identities of the request's clients."""
         self._known(request.clients)
         self._enter(request.epoch)
-        points: dict[bytes, bytes] = {}  # clients share identities: each is hashed once
+        clients = request.clients.tolist()
+        if fresh := [client for client in clients if client not in self._dealt]:
+            self._deal(fresh)
+        sizes = [self._sizes[client] for client in clients]
         blocks = []
-        for client in request.clients.tolist():
-            named = [ids.GROUP_IDENTITY, *self._identities[client]]
-            for identity in named:
-                if identity not in points:
-                    points[identity] = ids.hash_to_group(self._run_id, identity)
-            plain = [points[identity] for identity in named]
-            blocks.append(ids.blind(plain, self._secrets[client], request.epoch))
-        sizes = np.array([len(block) for block in blocks], np.int64)
-        return BlindReply(request.epoch, request.clients, sizes, _joined(blocks, POINT))
+        for client, size in zip(clients, sizes, strict=True):
+            dealt = self._dealt[client]
+            named = [self._distinct[number] for number in dealt]
+            hashed = spread(partial(ids.hash_to_group, self._run_id), named)
+            own = dict(zip(dealt, hashed, strict=True))
+            blocks.append(ids.blind(own, self._secrets[client], request.epoch, size))
+        points = _joined(blocks, POINT)
+        return BlindReply(request.epoch, request.clients, np.array(sizes, np.int64), points)
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
         """Multiply points by the shares of the key that the request's key-holders have."""
@@ -200,21 +160,33 @@ class AlignmentClient(AnyAlignmentClient):
         """Take the key-holders' answers: tokens and keys of the clients' identities."""
         self._known(request.clients)
         self._enter(request.epoch)
-        names: dict[bytes, tuple[bytes, bytes]] = {}  # the same at all clients: computed once
+        answers = list[tuple[int, int, bytes]]()
         blocks = split_rows(request.points, request.sizes)
         for client, block in zip(request.clients.tolist(), blocks, strict=True):
-            named, secret = [ids.GROUP_IDENTITY, *self._identities[client]], self._secrets[client]
-            if len(block) != ids.padded_size(len(named)):
+            if len(block) != self._sizes.get(client):
                 raise RefusedError(f"client {client}: {len(block)} answers for its block")
-            answers = pieces(block)
-            for number, identity in enumerate(named):
-                if identity not in names:
-                    point = ids.unblind(answers[number], secret, request.epoch, number)
-                    names[identity] = ids.names(self._run_id, identity, point)
-            local = [names[identity] for identity in named[1:]]
-            self._tokens[client] = rows_of([token for token, _ in local], -1, TOKEN)
-            self._keys[client] = rows_of([key for _, key in local], -1, KEY)
-            self._group_key = names[ids.GROUP_IDENTITY][1]
+            own = pieces(block[: len(self._dealt[client])])
+            answers += [(client, *one) for one in zip(self._dealt[client], own, strict=True)]
+
+        def name(client: int, number: int, answer: bytes) -> tuple[bytes, tuple[bytes, bytes]]:
+            point = ids.unblind(answer, self._secrets[client], request.epoch, number)
+            identity = self._distinct[number]
+            return identity, ids.names(self._run_id, identity, point)
+
+        self._names |= spread(lambda one: name(*one), answers)
+        self._answered |= set(request.clients.tolist())
+        self._look_up_names()
+
+    def _look_up_names(self) -> None:
+        """Give their tokens and keys to clients whose blocks, and all whose names, are there."""
+        for client in sorted(self._answered):
+            own = [ids.GROUP_IDENTITY, *self._identities[client]]
+            if not all(identity in self._names for identity in own):
+                continue
+            local = [self._names[identity] for identity in own]
+            self._tokens[client] = rows_of([token for token, _ in local[1:]], -1, TOKEN)
+            self._keys[client] = rows_of([key for _, key in local[1:]], -1, KEY)
+            self._group_key = local[0][1]
 
     def sketch(self, cells: int, clients: Iterable[int]) -> Words:
         """Return the table of tokens of some clients, added up."""
@@ -256,16 +228,19 @@ class AlignmentClient(AnyAlignmentClient):
 
     def to_bytes(self) -> bytes:
         """Write everything that the next message needs, secrets included."""
-        clients = list(self._identities)
-        finished = list(self._tokens)
+        clients, names = list(self._identities), self._names
+        known = [number for number, one in enumerate(self._distinct) if one in names]
+        local = [names[self._distinct[number]] for number in known]
         arrays: dict[str, NDArray[np.generic]] = {
             "clients": np.array(clients, np.int64),
             "secrets": rows_of([self._secrets[client] for client in clients], -1, KEY),
             "digest": self._digest(),
-            "finished": np.array(finished, np.int64),
-            "tokens": _joined([self._tokens[client] for client in finished], TOKEN),
-            "keys": _joined([self._keys[client] for client in finished], KEY),
-            "group-key": np.frombuffer(self._group_key, np.uint8),
+            "sizes": _pairs(self._sizes.items()),
+            "dealt": _pairs((client, n) for client, own in self._dealt.items() for n in own),
+            "answered": np.array(sorted(self._answered), np.int64),
+            "known": np.array(known, np.int64),
+            "tokens": rows_of([token for token, _ in local], -1, TOKEN),
+            "keys": rows_of([key for _, key in local], -1, KEY),
             "order": np.ascontiguousarray(self._order),
             "epoch": np.array([self._epoch], np.int64),
         }
@@ -287,11 +262,15 @@ class AlignmentClient(AnyAlignmentClient):
         if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
             raise StateLostError("the alignment's state is of another run or other identities")
         self._secrets = dict(zip(clients, pieces(arrays["secrets"]), strict=True))
-        finished = arrays["finished"].tolist()
-        sizes = [len(self._identities[client]) for client in finished]
-        self._tokens = dict(zip(finished, split_rows(arrays["tokens"], sizes), strict=True))
-        self._keys = dict(zip(finished, split_rows(arrays["keys"], sizes), strict=True))
-        self._group_key = arrays["group-key"].tobytes()
+        known = [self._distinct[number] for number in arrays["known"].tolist()]
+        pairs = zip(pieces(arrays["tokens"]), pieces(arrays["keys"]), strict=True)
+        self._names = dict(zip(known, pairs, strict=True))
+        self._sizes = dict(arrays["sizes"].tolist())
+        self._dealt = {client: [] for client in self._sizes}
+        for client, number in arrays["dealt"].tolist():
+            self._dealt[client].append(number)
+        self._answered = set(arrays["answered"].tolist())
+        self._look_up_names()
         self._order = arrays["order"]
         self._epoch = int(arrays["epoch"][0])
 
@@ -302,7 +281,8 @@ class AlignmentClient(AnyAlignmentClient):
         if epoch > self._epoch:
             self._epoch, self._group_key, self._table = epoch, b"", None
             self._order = self._order[:0]
-            self._tokens.clear()
+            for kept in (self._dealt, self._sizes, self._answered, self._names, self._tokens):
+                kept.clear()
             self._keys.clear()
 
     def _digest(self) -> Bytes2D:
@@ -314,45 +294,9 @@ class AlignmentClient(AnyAlignmentClient):
         return np.frombuffer(whole.digest(), np.uint8)
 
 
+def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    return np.array(list(pairs), np.int64).reshape(-1, 2)
+
+
 def _joined(blocks: list[Bytes2D], width: int) -> Bytes2D:
     return np.concatenate([np.zeros((0, width), np.uint8), *blocks])
-
-
-def slot_table(
-    order: Bytes2D,
-    tokens: Mapping[int, Bytes2D],
-    keys: Mapping[int, Bytes2D],
-    group_key: bytes,
-) -> SlotTable:
-    """Look up the slots of a SuperNode's clients."""
-    # order [s, 12]
-    slot_of = {token: slot for slot, token in enumerate(pieces(order))}
-    by_client = {
-        client: np.array([slot_of.get(token, -1) for token in pieces(rows)], np.int64)
-        for client, rows in tokens.items()
-    }
-    if not by_client:
-        return open_table(len(order), {}, group_key)
-    slots = np.concatenate(list(by_client.values()))
-    held, first = np.unique(slots, return_index=True)
-    all_keys = np.concatenate([keys[client] for client in by_client])
-    first, held = first[held >= 0], held[held >= 0]
-    return SlotTable(len(order), by_client, held, all_keys[first], group_key)
-
-
-def open_table(
-    num_slots: int, by_client: Mapping[int, NDArray[np.int64]], group_key: bytes = b""
-) -> SlotTable:
-    """Return the table of slots that were agreed on in the clear: without keys."""
-    slots: Sequence[NDArray[np.int64]] = [*by_client.values(), np.zeros(0, np.int64)]
-    held = np.unique(np.concatenate(slots))
-    return SlotTable(
-        num_slots, by_client, held[held >= 0], np.zeros((0, KEY_BYTES), np.uint8), group_key
-    )
-
-
-def _context(run_id: bytes, purpose: bytes, server_round: int, numbers: int) -> bytes:
-    """Return what a stream is for; the key that follows is always 32 bytes long."""
-    # How long it is goes in: of two lengths the shorter would be the beginning of the other.
-    ends = server_round.to_bytes(8, "big") + numbers.to_bytes(8, "big")
-    return DOMAIN + framed(run_id, purpose) + ends

@@ -55,7 +55,8 @@ from flower_graph.wire.fields import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.
 KEY_HOLDERS, FEWEST_HOLDERS = 3, 2
-# A table for half of all points is about right, as blocks are filled up and clients overlap.
+# A table for half of all points is about right, as blocks are filled up and SuperNodes overlap; if
+# there is one SuperNode, nothing does.
 # Twice that is enough for any tables, four times for bad luck, too.
 FIRST_SHARE, MAX_DOUBLINGS = 2, 2
 # Points that key-holders are asked for at a time: 7 s of work.
@@ -264,7 +265,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     def _cells(self) -> int:
         local = self.uniting
         points = sum(self._sizes.get(c) or len(self._evaluated[c]) for c in local)
-        return cells_for(points * 2**self._doublings // FIRST_SHARE)
+        share = FIRST_SHARE if len(self._by_node(local)) > 1 else 1
+        return cells_for(points * 2**self._doublings // share)
 
     def _leave_out(self, client: int, reason: str) -> None:
         """Remove a client, so that it may enrol again, and note the reason."""

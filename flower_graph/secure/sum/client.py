@@ -259,20 +259,21 @@ class SumClient:
         return rows_of(self._agreed.look_up(self._channels, pairs), -1, KEY_BYTES)
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
-        """Split all secrets; return shares ``[p, k, 2, 33]`` and commitments ``[p, k, 2, 32]``."""
+        """Split secrets into shares ``[p, k, 2, 33]``; commit to some of them, ``[f, 2, 32]``."""
         secrets = np.stack([kept.seeds, kept.private], 1).reshape(-1, SECRET_BYTES)
         shares = split_secrets(secrets, kept.threshold, kept.k)  # [2 p, k, 33]
         shares = np.moveaxis(shares.reshape(-1, 2, kept.k, SHARE_BYTES), 1, 2)
-        names = {c: channel.name_bytes(c) for c in np.unique(kept.partners).tolist()}
+        # To what stays here there is none: dealer and holder are one machine, at fault together.
         commitments = []
         for row, dealer in enumerate(kept.clients.tolist()):
             contexts = channel.share_contexts(self.run_id, kept.number, dealer)
-            given = pieces(shares[row].reshape(-1, SHARE_BYTES))
-            for at, holder in enumerate(kept.partners[row].tolist()):
+            foreign = kept.is_foreign[row]
+            given = pieces(shares[row, foreign].reshape(-1, SHARE_BYTES))
+            for at, holder in enumerate(kept.partners[row, foreign].tolist()):
                 both = given[2 * at : 2 * at + 2]
-                commitments += channel.commit_to_shares(contexts, names[holder], both)
-        shape = (*kept.partners.shape, 2, COMMITMENT_BYTES)
-        return np.ascontiguousarray(shares), rows_of(commitments, *shape)
+                name = channel.name_bytes(holder)
+                commitments += channel.commit_to_shares(contexts, name, both)
+        return np.ascontiguousarray(shares), rows_of(commitments, -1, 2, COMMITMENT_BYTES)
 
     def _commit_to_seeds(self, kept: ClientRound) -> Bytes:
         seeds = zip(kept.clients.tolist(), pieces(kept.seeds), strict=True)

@@ -129,11 +129,15 @@ class PrepareReply(Message, up="sum_unmask"):
         Bytes,
         Block("prepare-seed-commitments", "to the seeds of the self masks", shape=f"p {CHECK}"),
     ]
-    # Of seed and mask key
+    # Of seed and mask key, for partners at other SuperNodes, pair by pair
     share_commitments: Annotated[
-        Bytes, Block("prepare-share-commitments", "to the partners' shares", shape=f"p k 2 {CHECK}")
+        Bytes,
+        Block(
+            "prepare-share-commitments",
+            "to the shares of partners at other SuperNodes",
+            shape=f"f 2 {CHECK}",
+        ),
     ]
-    # For those at other SuperNodes, pair by pair
     packets: Annotated[
         Bytes, Block("prepare-packets", "sealed shares for the partners", shape=f"f {PACKET_BYTES}")
     ]

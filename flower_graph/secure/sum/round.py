@@ -122,18 +122,18 @@ class SumRound:
         if not np.array_equal(reply.clients, self.clients[rows]):
             raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
         index, column = np.nonzero(self.is_foreign[rows])
-        if reply.share_commitments.shape[1] != self.partners.shape[1]:
-            raise MalformedReplyError(f"round {self.number}: commitments for other partners")
-        if reply.packets.shape[0] != index.size:
+        came = reply.packets.shape[0], reply.share_commitments.shape[0]
+        if came != (index.size, index.size):
             raise MalformedReplyError(
-                f"round {self.number}: {reply.packets.shape[0]} packets, expected {index.size}"
+                f"round {self.number}: {came[0]} packets and commitments to {came[1]}, expected "
+                f"{index.size}"
             )
         for row in rows[channel.low_order_rows(reply.round_keys)].tolist():
             self._convict(row, "its round key is of low order")
             raise MalformedReplyError(f"round key of client {self.clients[row]}: of low order")
         self.round_keys[rows] = reply.round_keys
         self.seed_commitments[rows] = reply.seed_commitments
-        self.share_commitments[rows] = reply.share_commitments
+        self.share_commitments[rows[index], column] = reply.share_commitments
         self._packets[rows[index], column] = reply.packets
         self.live[rows] = True
 
@@ -235,7 +235,11 @@ class SumRound:
         holders = rows[index]
         dealers, columns = self.partners[holders, column], self.partners.shape[1] - 1 - column
         promised = self.share_commitments[dealers, columns, asked[index, column] - SEED]
-        good = self._verify(dealers, holders, reply.shares, promised)
+        # To shares between a SuperNode's own clients nobody committed. If one is wrong, so is the
+        # secret: the same SuperNode's fault.
+        far = self.is_foreign[holders, column]
+        good = ~far
+        good[far] = self._verify(dealers[far], holders[far], reply.shares[far], promised[far])
         self.shares[dealers[good], columns[good]] = reply.shares[good]
         self.has[dealers[good], columns[good]] = True
 
@@ -284,15 +288,9 @@ class SumRound:
             for dealer in np.unique(dealers).tolist()
         }
         names = {row: channel.name_bytes(int(self.clients[row])) for row in set(holders.tolist())}
-        data, width = shares.tobytes(), SHARE_BYTES
-        result = [
-            channel.commitment(heads[dealer] + names[holder], data[start : start + width])
-            for dealer, holder, start in zip(
-                dealers.tolist(), holders.tolist(), range(0, len(data), width), strict=True
-            )
-        ]
-        same = channel.rows_of(result, *promised.shape) == promised
-        good: NDArray[np.bool_] = same.all(1)
+        pairs = zip(dealers.tolist(), holders.tolist(), channel.pieces(shares), strict=True)
+        result = [channel.commitment(heads[d] + names[h], share) for d, h, share in pairs]
+        good: NDArray[np.bool_] = (channel.rows_of(result, *promised.shape) == promised).all(1)
         for row in np.unique(holders[~good]).tolist():
             self._convict(row, "it sent a wrong share")
         return good
@@ -365,8 +363,10 @@ class SumRound:
 
     def _recover(self, row: int) -> bool:
         """Reconstruct one client's secret; return whether it is what the client committed to."""
-        came = np.flatnonzero(self.has[row]).tolist()
-        held = {column + 1: self.shares[row, column].tobytes() for column in came}
+        came = np.flatnonzero(self.has[row])
+        far = self.is_foreign[row, came]  # that were committed to: these first
+        came = np.concatenate([came[far], came[~far]])[: self.threshold]
+        held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
         if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
             self._secrets[row] = secret
         return secret is not None
@@ -385,8 +385,8 @@ class SumRound:
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
         client = int(self.clients[row])
-        secret = self._secrets[row]
-        return channel.self_mask_key(secret, self.run_id, self.number, client, self.terms), -1
+        seed, number = self._secrets[row], self.number
+        return channel.self_mask_key(seed, self.run_id, number, client, self.terms), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
         """Return what the partners of a vanished client at other SuperNodes added for it."""
