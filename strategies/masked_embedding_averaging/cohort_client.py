@@ -109,8 +109,7 @@ class EgoCohortClient(NumPyClient):
         check_clients(egos)
         self.egos, self._device = list(egos), resolve_device(device)
         self._state, self._classes = context.state, classes
-        self.outputs = ClientOutputs(context, output_dir)
-        self.trust = trust
+        self.outputs, self.trust = ClientOutputs(context, output_dir), trust
         self.secrets = EgoSecrets(context, {ego.client: ego.identities for ego in egos}, trust)
         self._kept = CohortState[Opened](context, "ego-client", numbers, checkpoint_dir)
 
