@@ -13,10 +13,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import ray
 
+from flower_graph.client.resident.on_ray import Actor
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.storage.files import replaced
 from flower_graph.storage.reading import MOST_TENSORS, open_regular
@@ -125,7 +126,7 @@ class Mirror:
         An actor that is the driver's `Folders`.
     """
 
-    def __init__(self, here: Folders, there: Any) -> None:  # Ray gives an actor's methods no types
+    def __init__(self, here: Folders, there: Actor) -> None:
         self._here, self._there = here, there
         self._known = set[str]()  # SuperNodes whose files here are as there
 

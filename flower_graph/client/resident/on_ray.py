@@ -25,9 +25,10 @@ from flower_graph.errors import StateLostError
 from flower_graph.storage.places import PARTITION
 from flower_graph.wire.client_errors import lost_reply
 
-__all__ = ["RayHome", "name_of", "workers_of"]
+__all__ = ["Actor", "RayHome", "name_of", "workers_of"]
 
 LOG = logging.getLogger(__name__)
+Actor = Any  # a handle of one of Ray's, which gives its methods no types
 RESTART = 60.0  # seconds at most that a worker may take to start again
 LOOK = 0.2  # seconds between two looks whether it has
 LOST = "the process that keeps its clients died, or its machine did"
@@ -79,7 +80,7 @@ def workers_of(run_id: int) -> int:
     return sum(one["namespace"] == name_of(run_id) for one in actors)
 
 
-def _starts_again(worker: Any) -> bool:
+def _starts_again(worker: Actor) -> bool:
     """Wait until a worker is started again, so that its SuperNodes miss one message and no more."""
     end = time.monotonic() + RESTART
     while time.monotonic() < end:
@@ -93,7 +94,6 @@ def _starts_again(worker: Any) -> bool:
     return False
 
 
-# Any: Ray gives an actor's methods no types
 @cache
-def _worker(run_id: int, number: int) -> Any:
+def _worker(run_id: int, number: int) -> Actor:
     return ray.get_actor(name_of(run_id, number), name_of(run_id))

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 from flwr.app import Context, Message, RecordDict
@@ -23,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flower_graph.client.resident.app import load_app
 from flower_graph.client.resident.mirror import Folders, Mirror, TemporaryFolder
-from flower_graph.client.resident.on_ray import name_of
+from flower_graph.client.resident.on_ray import Actor, name_of
 from flower_graph.engine.machine import keep_freed_memory
 from flower_graph.errors import ConfigError
 from flower_graph.handed import take_over
@@ -84,7 +83,7 @@ class RayWorker:
     """
 
     def __init__(
-        self, run: OnRay, made: Mapping[str, object], base: Path, machine: str, folders: Any
+        self, run: OnRay, made: Mapping[str, object], base: Path, machine: str, folders: Actor
     ) -> None:
         keep_freed_memory()  # the clients of all rounds share this process
         take_over(made)
@@ -135,8 +134,9 @@ def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
     """
     base, machine = default_folder(), ray.get_runtime_context().get_node_id()
     things, workers, places = ray.put(made), [], _places(run.gpus)[: run.supernodes]
-    # Where there is one machine nobody asks for its files
-    folders = _actor(Folders, machine).remote(run.out, run.state(base)) if _machines()[1:] else None
+    folders = None
+    if len(_machines()) > 1:  # else nobody asks for them
+        folders = _actor(Folders, machine).remote(run.out, run.state(base))
     for number, place in enumerate(places):
         name = {"name": name_of(run.run_id, number), "namespace": name_of(run.run_id)}
         options = _actor(RayWorker, place, num_gpus=run.gpus, **name)
@@ -149,24 +149,24 @@ def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
             ray.kill(actor)
 
 
-# Any: Ray gives an actor's methods no types
-def _actor(kind: type, machine: str, **more: object) -> Any:
+def _actor(kind: type, machine: str, **more: object) -> Actor:
     """Make the class of an actor that is on a machine, or once that has died on another."""
     placed = NodeAffinitySchedulingStrategy(machine, soft=True)
-    actor: Any = ray.remote(kind)
+    actor: Actor = ray.remote(kind)
     return actor.options(num_cpus=0, max_restarts=-1, scheduling_strategy=placed, **more)
 
 
 def _places(gpus: float) -> list[str]:
     """Return the machines of the workers that there can be, one of each machine in turn."""
     of, each = ("GPU", gpus) if gpus else ("CPU", 1.0)
-    counts = {one["NodeID"]: int(one["Resources"].get(of, 0) / each) for one in _machines()}
+    counts = {name: int(has.get(of, 0) / each) for name, has in _machines().items()}
     if not any(counts.values()):
         raise ConfigError(f"{GPUS}: {gpus:g}; no machine of the Ray cluster has as many")
     turns = range(max(counts.values()))
     return [name for turn in turns for name, count in counts.items() if turn < count]
 
 
-def _machines() -> list[dict[str, Any]]:
-    """Return what Ray says of the machines that are there."""
-    return [one for one in ray.nodes() if one["Alive"]]  # type: ignore[no-untyped-call]
+def _machines() -> dict[str, dict[str, float]]:
+    """Return what each machine that is there has, by Ray's name of it."""
+    there = [one for one in ray.nodes() if one["Alive"]]  # type: ignore[no-untyped-call]
+    return {one["NodeID"]: one["Resources"] for one in there}
