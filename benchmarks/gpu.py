@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from torch import Tensor
 
+from benchmarks.bandwidth import settle, step_beside_triad, transfer_seconds
 from benchmarks.ego_round import Overlap, engine_round
 from benchmarks.ppfl_server import FORMS, Size, embeddings
 from flower_graph.data.partition.ego_networks import partition_egos
@@ -52,11 +53,13 @@ ALIGNED_QUICK = {form: (Size(5, 40, 4),) for form in ALIGNED}
 
 
 class Run(NamedTuple):
-    """Losses of every round, the last latent vectors, and the median seconds of a round."""
+    """Rounds on one device."""
 
-    losses: list[float]
-    latent: Tensor
-    seconds: float
+    losses: list[float]  # of every round
+    latent: Tensor  # the last latent vectors, on the CPU
+    seconds: float  # a round's median
+    transfer: float  # seconds that its latent vectors take to the host's memory and back
+    step: dict[str, Any] | None = None  # nFedGNN's user step beside the memory bandwidth
 
 
 def make_rows(users: int, features: int, active: int) -> ActiveRows:
@@ -110,20 +113,22 @@ def run(size: tuple[int, int, int], device: torch.device) -> Run:
         loss, gradient = server.step(number, RATE)
         server.accuracy()
         cohort.step(None, gradient, RATE)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        settle(device)
         seconds.append(time.perf_counter() - started)
         losses.append(loss.total)
-    return Run(losses, cohort.forward(None).cpu(), statistics.median(seconds[WARM_UP:]))
+    latent = cohort.forward(None)
+    found = latent.cpu().clone(), statistics.median(seconds[WARM_UP:]), transfer_seconds(latent)
+    return Run(losses, *found, step_beside_triad(cohort, gradient, RATE, ROUNDS))
 
 
 def compare(size: tuple[int, int, int], gpu: torch.device | None) -> dict[str, Any]:
     """Run one size on the CPU and, where there is one, on the GPU."""
     cpu = run(size, torch.device("cpu"))
-    entry: dict[str, Any] = {"users": size[0], "cpu-seconds": cpu.seconds}
+    entry: dict[str, Any] = {"users": size[0], "cpu-seconds": cpu.seconds, "cpu-step": cpu.step}
     if gpu is None:
         return entry
-    return entry | compare_runs(cpu, run(size, gpu))
+    other = run(size, gpu)
+    return entry | compare_runs(cpu, other) | {"gpu-step": other.step}
 
 
 def compare_runs(cpu: Run, other: Run) -> dict[str, Any]:
@@ -133,6 +138,7 @@ def compare_runs(cpu: Run, other: Run) -> dict[str, Any]:
     loss = max((abs(a - b) / abs(a) for a, b in pairs), default=0.0)
     return {
         "gpu-seconds": other.seconds,
+        "transfer-seconds": other.transfer,
         "times-as-fast": cpu.seconds / other.seconds,
         "latent-difference": latent,
         "loss-difference": loss,
@@ -163,7 +169,8 @@ def run_egos(size: tuple[int, int], device: torch.device) -> Run:
         started = time.perf_counter()
         losses.append(engine_round(chosen, overlap).loss.nanmean().item())
         seconds.append(time.perf_counter() - started)
-    return Run(losses, chosen.embed().cpu(), statistics.median(seconds[WARM_UP:]))
+    h = chosen.embed()
+    return Run(losses, h.cpu(), statistics.median(seconds[WARM_UP:]), transfer_seconds(h))
 
 
 def compare_egos(size: tuple[int, int], gpu: torch.device | None) -> dict[str, Any]:
@@ -184,11 +191,10 @@ def run_alignment(form: str, size: Size, device: torch.device) -> Run:
     for _ in range(WARM_UP + 3):
         started = time.perf_counter()
         found = FORMS[form](x)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        settle(device)
         seconds.append(time.perf_counter() - started)
     means = found if isinstance(found, Tensor) else found.aligned
-    return Run([], means.cpu(), statistics.median(seconds[WARM_UP:]))
+    return Run([], means.cpu(), statistics.median(seconds[WARM_UP:]), transfer_seconds(means))
 
 
 def compare_alignment(form: str, size: Size, gpu: torch.device | None) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from benchmarks.page_commands import engine_start_section, users_section
 from benchmarks.page_deployment import deployment_section, resident_section, waiting_section
 from benchmarks.page_egos import ego_section, fedscem_section
 from benchmarks.page_fedgls import fedgls_section
-from benchmarks.page_ppfl import gpu_alignment, ppfl_section
+from benchmarks.page_gpu import gpu_section
+from benchmarks.page_ppfl import ppfl_section
 from benchmarks.page_scale import scale_page
 from benchmarks.page_secure import (
     alignment_section,
@@ -83,7 +84,7 @@ def render(results: dict[str, Any]) -> str:
         "waiting": waiting_section,
         "soak": soak_section,
         "startup": _startup,
-        "gpu": _gpu,
+        "gpu": gpu_section,
     }
     blocks = [HEAD.format(machine=_machine(results["machine"])).strip()]
     for name, write in sections.items():
@@ -321,64 +322,6 @@ def _state(part: dict[str, Any]) -> Iterable[str]:
             )
         )
     yield table(("state", "message", "range", "cost", "target", ""), rows)
-
-
-def _gpu(part: dict[str, Any]) -> Iterable[str]:
-    yield "## GPU"
-    yield (
-        "`benchmarks/gpu.py` runs the same rounds on both devices, without Flower and without "
-        "messages, and compares the last latent vectors and all losses (relative difference, at "
-        f"most {part['tolerance']:g}). Dropout is off, because the devices draw different numbers."
-    )
-    if part["gpu"] is None:
-        yield "**Not measured on a GPU: this machine has none.** The times below are the CPU's."
-        rows = [(f"{e['users']:,}", duration(e["cpu-seconds"])) for e in part["entries"]]
-        yield table(("users", "CPU, a round"), rows)
-        yield from _gpu_egos(part)
-        yield from gpu_alignment(part)
-        return
-    yield f"GPU: {part['gpu']}."
-    head = ("users", "CPU, a round", "GPU, a round", "times as fast", "latents", "losses", "equal")
-    rows_both = [
-        (
-            f"{e['users']:,}",
-            duration(e["cpu-seconds"]),
-            duration(e["gpu-seconds"]),
-            f"{e['times-as-fast']:.1f}",
-            f"{e['latent-difference']:.1e}",
-            f"{e['loss-difference']:.1e}",
-            "yes" if e["equal"] else "**no**",
-        )
-        for e in part["entries"]
-    ]
-    yield table(head, rows_both)
-    yield from _gpu_egos(part)
-    yield from gpu_alignment(part)
-
-
-def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
-    if not (entries := part.get("ego-entries")):
-        return
-    if part["gpu"] is None:
-        cpu_rows = [(f"{e['clients']:,}", duration(e["cpu-seconds"])) for e in entries]
-        yield table(("ego-networks", "CPU, a round"), cpu_rows)
-        return
-    yield "**FedSCem's ego-networks**, the same rounds; compared are embeddings and losses."
-    rows = [
-        (
-            f"{e['clients']:,}",
-            f"{e['nodes']:,}",
-            duration(e["cpu-seconds"]),
-            duration(e["gpu-seconds"]),
-            f"{e['times-as-fast']:.1f}",
-            f"{e['embedding-difference']:.1e}",
-            f"{e['loss-difference']:.1e}",
-            "yes" if e["equal"] else "**no**",
-        )
-        for e in entries
-    ]
-    sides = ("CPU, a round", "GPU, a round", "times as fast")
-    yield table(("clients", "nodes", *sides, "embeddings", "losses", "equal"), rows)
 
 
 if __name__ == "__main__":

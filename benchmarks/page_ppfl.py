@@ -217,10 +217,11 @@ def gpu_alignment(part: dict[str, Any]) -> Iterable[str]:
         (
             *row,
             duration(entry["gpu-seconds"]),
+            duration(entry["transfer-seconds"]),
             f"{entry['times-as-fast']:.1f}",
             f"{entry['means-difference']:.1e}",
             "yes" if entry["equal"] else "**no**",
         )
         for row, entry in zip(own, entries, strict=True)
     ]
-    yield table((*head, "GPU", "times as fast", "means", "equal"), both)
+    yield table((*head, "GPU", "transfer", "times as fast", "means", "equal"), both)

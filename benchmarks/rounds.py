@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv
 
+from benchmarks.bandwidth import step_beside_triad
 from benchmarks.measure import say, summary
 from flower_graph.apps.run import client_app
 from flower_graph.data import load_data
@@ -34,9 +35,6 @@ from flower_graph.strategies.split_gradient_relay.users import LinearCohort
 
 TARGETS = {"nfedgnn/cora": 0.3, "quickstart": 0.3, "nfedgnn/pubmed": 0.6}
 WARM_UP = 3  # rounds that are not counted: packing, first touch of memory
-# Of Adam and the forward: read w, m, v, write w, m, v, and read w once more.
-PASSES = 7
-STEP_TARGET = 2.0  # times what the memory bandwidth needs
 
 
 class CentralGCN(nn.Module):
@@ -96,32 +94,11 @@ def compare(config: NFedGNNConfig, data: Data, supernodes: int) -> dict[str, Any
 
 
 def user_step(config: NFedGNNConfig, data: Data, repeats: int) -> dict[str, Any]:
-    """Time the users' Adam step and forward in turn with a triad over as many bytes."""
+    """Hold the users' step against the memory bandwidth."""
     settings = METHOD.build_strategy(config, None).users.settings
     cohort = LinearCohort(pack(data.x, bias=settings.bias), settings)
     gradient = torch.randn(data.num_nodes, settings.latent_size)
-    weights = cohort.tensors()["weight"].numel()
-    left, right, out = torch.ones(weights), torch.ones(weights), torch.ones(weights)
-    steps, triads = [], []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        cohort.step(None, gradient, config.strategy.learning_rate)
-        cohort.forward(None)
-        between = time.perf_counter()
-        torch.add(left, right, alpha=2.0, out=out)
-        steps.append(between - started)
-        triads.append(time.perf_counter() - between)
-    step, triad = summary(steps[1:]), summary(triads[1:])
-    moved, bandwidth = weights * 4 * PASSES, weights * 4 * 3 / triad["median"]
-    return {
-        "weights": weights,
-        "bytes": moved,
-        "seconds": step,
-        "bytes-per-second": moved / step["median"],
-        "bandwidth": bandwidth,
-        "times-bound": step["median"] / (moved / bandwidth),
-        "target": STEP_TARGET,
-    }
+    return step_beside_triad(cohort, gradient, config.strategy.learning_rate, repeats)
 
 
 def measure(name: str, rounds: int, *, with_step: bool) -> dict[str, Any]:

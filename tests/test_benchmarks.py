@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import fedgls, fedgls_sizes, fedscem, measure, page, run
+from benchmarks import fedgls, fedgls_sizes, fedscem, gpu, measure, page, run
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEN = {"measured": "now", "took-seconds": 1, "quick": False}
@@ -148,6 +148,25 @@ def test_gpu_script_needs_pytorch_alone(tmp_path: Path):
     assert [entry["clients"] for entry in found["ego-entries"]] == [8]
     assert [entry["form"] for entry in found["aligned"]] == ["pairs", "consensus"]
     assert found["gpu"] is not None or "CPU only" in done.stderr
+
+
+def test_gpu_rounds_are_compared_with_a_device_that_stands_in():
+    there = torch.device("cpu")
+    entries = [gpu.compare(size, there) for size in gpu.QUICK]
+    egos = [gpu.compare_egos(size, there) for size in gpu.EGO_QUICK]
+    aligned = [
+        gpu.compare_alignment(form, gpu.ALIGNED_QUICK[form][0], there) for form in gpu.ALIGNED
+    ]
+    for entry in entries + egos + aligned:
+        assert entry["equal"] and entry["transfer-seconds"] > 0
+    (step,) = (entry["gpu-step"] for entry in entries)
+    assert step["weights"] == 300 * 4 * 16 and step["bytes"] == step["weights"] * 28
+    bound = step["bandwidth"] / step["bytes-per-second"]
+    assert step["times-bound"] == pytest.approx(bound)
+    shown = {"gpu": "stand-in", "tolerance": 1e-4, "entries": entries, **WHEN}
+    text = page_of(gpu=shown | {"ego-entries": egos, "aligned": aligned})
+    assert text.count("| transfer |") == 3
+    assert text.count("| 300 | CPU |") == text.count("| 300 | GPU |") == 1
 
 
 def test_exponent_of_known_powers():
