@@ -270,8 +270,7 @@ def _read_saved(path: Path) -> dict[str, object]:
     return {str(key): value for key, value in content.items()}
 
 
-# Any: what the user has saved
-def _loaded(path: Path) -> Any:
+def _loaded(path: Path) -> object:
     """Load what was saved, a ``Data`` as a dict."""
     try:
         content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
