@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.layout import check, duration, gib, rate, spread, table, verdict
+from benchmarks.page_cluster import cluster_section
 from benchmarks.page_commands import engine_start_section, users_section
 from benchmarks.page_deployment import deployment_section, resident_section, waiting_section
 from benchmarks.page_egos import ego_section, fedscem_section
@@ -67,6 +68,7 @@ def render(results: dict[str, Any]) -> str:
     sections: dict[str, Callable[[dict[str, Any]], Iterable[str]]] = {
         "round": _round,
         "flwr": _flwr,
+        "cluster": cluster_section,
         "engine-start": engine_start_section,
         "scale": _scale,
         "users": users_section,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.layout import duration, gib, table
+from benchmarks.page_cluster import short_cluster
 from benchmarks.page_secure import short_alignment, short_sums, short_trust
 
 Part = dict[str, Any]
@@ -293,6 +294,7 @@ ROUNDS: dict[str, Callable[[dict[str, Part], str], Iterable[Sequence[str]]]] = {
 SECTIONS: dict[str, Callable[[Part], Iterable[str]]] = {
     "scale": _scale,
     "flwr": _flwr,
+    "cluster": short_cluster,
     "state": _state,
     "secure": _secure,
     "trust": short_trust,

@@ -23,6 +23,7 @@ FORMAT = 1  # of results.json; figures of another format are measured anew
 PARTS = {
     "round": "rounds",
     "flwr": "engines",
+    "cluster": "cluster",
     "engine-start": "engine_start",
     "scale": "scale",
     "users": "users",

@@ -202,7 +202,8 @@ def owner_of_message() -> int | None:
 # each later message fails. Here one that dies is replaced, and where its machine went, the others
 # that it had are too: all that are idle then have to answer before they are in the pool again. New
 # ones come in as they start, which on a cluster that has lost a machine may be never.
-_AWAITED: dict[Any, Any] = {}  # what is ready once an actor answers -> the actor
+Theirs = Any  # Flower's backend, pool, messages and jobs, Ray's references and actors
+_AWAITED: dict[Theirs, Theirs] = {}  # what is ready once an actor answers -> the actor
 ACTOR_WAIT = 60.0  # seconds without any actor after which a message fails
 ACTOR_LOOK = 0.05  # seconds between two looks at actors that are awaited
 
@@ -221,8 +222,7 @@ def replace_dead_actors() -> None:
         backend.process_message = partialmethod(_process, backend.process_message)
 
 
-# Any in these: Flower's backend, pool, messages and jobs, Ray's references and actors
-def _process(backend: Any, flowers: Any, message: Any, context: Any) -> Any:
+def _process(backend: Theirs, flowers: Theirs, message: Theirs, context: Theirs) -> Theirs:
     """Process a message; once more, with the context as it was, if its actor is dead."""
     from ray.exceptions import RayActorError
 
@@ -232,7 +232,7 @@ def _process(backend: Any, flowers: Any, message: Any, context: Any) -> Any:
         return flowers(backend, message, context)
 
 
-def _submit(pool: Any, flowers: Any, actor_fn: Any, job: Any) -> Any:
+def _submit(pool: Theirs, flowers: Theirs, actor_fn: Theirs, job: Theirs) -> Theirs:
     """Submit a message as soon as there is an actor."""
     end = time.monotonic() + ACTOR_WAIT
     while True:
@@ -247,7 +247,7 @@ def _submit(pool: Any, flowers: Any, actor_fn: Any, job: Any) -> Any:
         time.sleep(ACTOR_LOOK)
 
 
-def _fetch(pool: Any, flowers: Any, future: Any) -> Any:
+def _fetch(pool: Theirs, flowers: Theirs, future: Theirs) -> Theirs:
     """Fetch a reply; start another actor if the one that should give it is dead."""
     from ray.exceptions import RayActorError
 
@@ -258,13 +258,13 @@ def _fetch(pool: Any, flowers: Any, future: Any) -> Any:
         raise
 
 
-def _add_back(pool: Any, future: Any) -> None:
+def _add_back(pool: Theirs, future: Theirs) -> None:
     """Put the actor of a reply back, unless it was replaced."""
     if (actor := pool._future_to_actor.pop(future, None)) is not None:
         pool.pool.append(actor)
 
 
-def _replace(pool: Any, actor: Any) -> None:
+def _replace(pool: Theirs, actor: Theirs) -> None:
     """Start an actor in the place of one that is dead, or whose machine cannot be reached."""
     import ray
 
@@ -277,7 +277,7 @@ def _replace(pool: Any, actor: Any) -> None:
         _AWAITED[one.__ray_ready__.remote()] = one
 
 
-def _take_in(pool: Any) -> None:
+def _take_in(pool: Theirs) -> None:
     """Add the actors that have answered to the pool."""
     if not (refs := [*_AWAITED]):
         return

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "tests/deployment/": "deployments",
     "tests/test_existing_app.py": "runs on Ray",
     "tests/test_launch.py": "runs on Ray",
+    "tests/test_cluster.py": "runs on Ray",
     "on_ray": "runs on Ray",
 }
 

@@ -182,6 +182,13 @@ def test_missed_targets_are_said():
     assert "| 2 | 9 | 2.000 | 1.00 s – 3.00 s | at most 0.15 | **missed** | 9.00 s |" in text
 
 
+def test_two_machines_are_held_against_one():
+    times = {"median": 0.3, "min": 0.2, "max": 0.4, "count": 3}
+    entry = {"supernodes": 4, "one": times, "two": {**times, "median": 0.45}, "ratio": 1.5}
+    found = {"config": "c", "target": 1.25, "entries": [entry], **WHEN}
+    assert "| 1.50 | at most 1.25 | **missed** |" in page_of(cluster=found)
+
+
 def test_whole_rounds_of_fedscem_are_measured_and_laid_out():
     tiny = ["partition.clients=4", "strategy.limit=1000"]
     one = fedscem.measure("fedscem/cora-linqs", "tiny", tiny, 1, 5, loop=True)

@@ -1,0 +1,194 @@
+"""A Ray cluster on one machine, each of whose raylets stands for a machine.
+
+The raylets share the code and nothing else: each has an address of the loopback interface, and a
+home, temporary, state and data folder of its own. Where the system allows it, all but the first
+(where the driver runs) are in a mount namespace besides, in which ``/tmp`` and ``/dev/shm`` have
+nothing of the others: a path that only the driver's machine knows then leads nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from flower_graph.apps.cli.launch import _free_ports
+from flower_graph.apps.cli.processes import end_processes, marked_processes
+from flower_graph.storage.files import STATE_VARIABLE
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "FLOWER_GRAPH_TEST_RAYLET"
+START = 60.0  # seconds that a raylet may take to start on a busy machine
+LEFT_WAIT = 20.0  # seconds after a run in which Ray ends its actors
+STORE = 100 * 2**20  # bytes of an object store
+STARTED = "Ray runtime started"
+RAYS_OWN = ("raylet", "DashboardAgent", "RuntimeEnvAgent", "IDLE")  # processes without an actor
+# Run in a new mount namespace: /tmp and /dev/shm are empty but for the raylet's own folder
+APART = """
+mount --bind "$1" /mnt && mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm &&
+mkdir "$1" && mount --bind /mnt "$1" && umount /mnt && cd "$1" && shift && exec "$@"
+"""
+
+
+class Raylet:
+    """One of the machines.
+
+    Parameters
+    ----------
+    address : str
+        Its address, of the loopback interface.
+    cpus : int
+        The processors that Ray is told of.
+    """
+
+    def __init__(self, address: str, cpus: int) -> None:
+        self.address, self.cpus, self.mark = address, cpus, uuid.uuid4().hex
+        self.folder = Path(tempfile.mkdtemp(prefix="r-", dir="/tmp"))  # paths of sockets are short
+        for name in ("home", "tmp", "data", "ray"):
+            (self.folder / name).mkdir()
+        self._log = self.folder / "log"
+
+    def begin(self, words: Sequence[str], *, apart: bool) -> None:
+        """Start the raylet."""
+        command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, "--block"]
+        command += [f"--node-ip-address={self.address}", f"--num-cpus={self.cpus}"]
+        command += [f"--temp-dir={self.folder / 'ray'}", f"--object-store-memory={STORE}"]
+        command += ["--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=false"]
+        if apart:
+            command = [*_unshare(), "sh", "-c", APART, "sh", str(self.folder), *command]
+        with self._log.open("w") as log:
+            subprocess.Popen(
+                command,
+                env=self.environment(),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment of what runs there."""
+        own = {
+            "HOME": str(self.folder / "home"),
+            "XDG_CACHE_HOME": str(self.folder / "home" / ".cache"),
+            "TMPDIR": str(self.folder / "tmp"),
+            "FLOWER_GRAPH_DATA": str(self.folder / "data"),
+            STATE_VARIABLE: str(self.folder / "state"),
+            "PYTHONPATH": str(ROOT),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            "RAY_health_check_period_ms": "500",  # a machine that goes is noticed in seconds
+            MARK: self.mark,
+        }
+        return {**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **own}
+
+    def wait(self) -> None:
+        """Wait until it has started."""
+        end = time.monotonic() + START
+        while STARTED not in self._log.read_text(errors="replace"):
+            assert time.monotonic() < end and marked_processes(MARK, self.mark), (
+                self._log.read_text()
+            )
+            time.sleep(0.1)
+
+    def kill(self) -> None:
+        """Kill the raylet and all that it has started, as if the machine went."""
+        end_processes(MARK, self.mark)
+
+    def end(self) -> None:
+        """Kill it and remove its folder."""
+        self.kill()
+        shutil.rmtree(self.folder)
+
+    def left(self) -> list[str]:
+        """Name the processes of actors and tasks, and the files outside Ray's own folder."""
+        names = [_name(one) for one in marked_processes(MARK, self.mark)]
+        actors = [n for n in names if n.startswith("ray::") and n[5:] not in RAYS_OWN]
+        own = {self.folder / "ray", self._log}
+        files = [p for p in self.folder.rglob("*") if not p.is_dir() and not own & {p, *p.parents}]
+        return [*actors, *map(str, files)]
+
+
+class Raylets:
+    """A cluster, as a context; the first machine is the driver's.
+
+    Parameters
+    ----------
+    cpus : sequence of int
+        The processors that Ray is told of, of each machine.
+
+    Attributes
+    ----------
+    address : str
+        Where a driver finds the cluster.
+    machines : list of Raylet
+        The machines, the driver's first.
+    """
+
+    def __init__(self, cpus: Sequence[int] = (1, 1)) -> None:
+        # Addresses of its own: what listens at usual ports of one is in no other cluster's way. But
+        # the GCS and the server of Ray's clients listen at all addresses.
+        net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(0, 255)}"
+        self._port, self._clients = _free_ports(2)
+        self.address = f"{net}.1:{self._port}"
+        self.machines = [Raylet(f"{net}.{n}", c) for n, c in enumerate(cpus, start=1)]
+
+    def __enter__(self) -> Raylets:
+        """Start all of them."""
+        head, *others = self.machines
+        ports = (f"--port={self._port}", f"--ray-client-server-port={self._clients}")
+        try:
+            head.begin(["--head", *ports, "--include-dashboard=false"], apart=False)
+            head.wait()
+            for one in others:
+                one.begin([f"--address={self.address}"], apart=bool(_unshare()))
+            for one in others:
+                one.wait()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End all of them, and remove what they wrote."""
+        for one in reversed(self.machines):
+            one.end()
+
+    def left(self) -> list[str]:
+        """Name what runs have left on the machines, once Ray has had time to end what it ends."""
+        end = time.monotonic() + LEFT_WAIT
+        while left := [one for machine in self.machines for one in machine.left()]:
+            if time.monotonic() > end:
+                break
+            time.sleep(0.2)
+        return left
+
+
+@cache
+def _unshare() -> tuple[str, ...]:
+    """Return the command that makes a mount namespace; nothing where that is not allowed."""
+    for command in (("unshare", "-m"), ("unshare", "-rm")):
+        try:
+            subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/tmp"], check=True)
+        except (OSError, subprocess.CalledProcessError):
+            continue
+        return command
+    return ()
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip()
+    except psutil.Error:
+        return ""

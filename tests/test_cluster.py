@@ -1,0 +1,151 @@
+"""Runs on a Ray cluster of machines that share no folder: as in one process, or a loss is named."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from own_graphs import alike
+
+from deploy.raylets import Raylets
+from flower_graph.apps.cli.launch import flwr_run
+from flower_graph.apps.run import run
+from flower_graph.method.load import load_config
+
+pytestmark = [pytest.mark.flwr, pytest.mark.timeout(600)]
+SHORT = ("rounds=2", "device=cpu")
+SMALL = ["rounds=3", "data.name=csbm", "data.nodes=60", "data.classes=3", "data.num_features=40"]
+SMALL += ["data.split=random", "data.ratios=[0.4,0.3,0.3]", "device=cpu"]
+NODES = 4  # SuperNodes of each run, so each machine has two
+FOUR = ("partition.clients=4",)
+DEEPWALK = ("deepwalk.walks=2", "deepwalk.length=8", "judge.folds=2", "judge.mlp=false")
+CONFIGS = {
+    "nfedgnn/cora-linqs": (),
+    "fedscem/cora-linqs": ("partition.clients=12",),
+    "fedgls/cora-linqs": FOUR,
+    "ppfl/cora-linqs-deepwalk": DEEPWALK,
+    "ppfl/cora-linqs-gat": ("gat.epochs=3", "judge.folds=2", "judge.mlp=false"),
+    **{
+        f"{name}/cora-linqs": FOUR
+        for name in ("fedgta", "fedpub", "fedavg", "fedprox", "local", "ditto", "fedproto")
+    },
+}
+UNSHOWN = (".log", ".png")  # files of Flower's engine, and pictures, which tests leave out
+# What another run has otherwise: times, and Flower's numbers of SuperNodes
+UNLIKE = ("seconds", "time", "node", "parts")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Raylets]:
+    """Start two machines for the tests that kill none."""
+    with Raylets() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared: Raylets) -> Iterator[Raylets]:
+    """Give the two machines; see that a run leaves nothing there."""
+    yield shared
+    assert shared.left() == []
+
+
+def lines_of(out: Path) -> list[dict[str, Any]]:
+    """Read a run's rounds."""
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def shared_by_runs(value: Any) -> Any:
+    """Leave out what two runs never have in common."""
+    if not isinstance(value, Mapping):
+        return value
+    return {k: shared_by_runs(v) for k, v in value.items() if not any(word in k for word in UNLIKE)}
+
+
+def files_of(out: Path) -> set[str]:
+    """Name a run's files."""
+    paths = (path for path in out.rglob("*") if path.is_file() and path.suffix not in UNSHOWN)
+    return {str(path.relative_to(out)) for path in paths}
+
+
+def both(cluster: Raylets, config: str, settings: tuple[str, ...], folder: Path) -> None:
+    """Make a run on the cluster and in this process, and compare all that they leave."""
+    there, here, given = folder / "there", folder / "here", [*SHORT, *settings]
+    flwr_run(config, given, there, supernodes=NODES, ray_address=cluster.address)
+    run(load_config(config, given), here, supernodes=NODES)
+    assert files_of(there) == files_of(here)
+    for one, other in zip(lines_of(there), lines_of(here), strict=True):
+        assert shared_by_runs(one) == shared_by_runs(other)
+
+
+def test_a_graph_that_the_driver_alone_has_gives_the_figures_of_one_process(
+    cluster: Raylets, tmp_path: Path
+) -> None:
+    """The machines of a cluster see neither its file nor the run's folder."""
+    torch.save(alike(), tmp_path / "graph.pt")
+    both(cluster, "fedavg/own-graph", (f"data.name={tmp_path / 'graph.pt'}",), tmp_path)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_method_gives_the_figures_of_one_process(
+    config: str, cluster: Raylets, tmp_path: Path
+) -> None:
+    both(cluster, config, CONFIGS[config], tmp_path)
+
+
+@pytest.mark.release
+def test_runs_in_a_row_leave_nothing(cluster: Raylets, tmp_path: Path) -> None:
+    for number in range(5):
+        flwr_run("quickstart", SMALL, tmp_path / str(number), ray_address=cluster.address)
+        assert cluster.left() == []
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_machine_that_goes_costs_a_round_of_its_supernodes(every: int, tmp_path: Path) -> None:
+    """They come back elsewhere, with the last checkpoint or else anew, which is said."""
+    said: list[str] = []
+    settings = [*SMALL, "rounds=150", f"checkpoint_every={every}"]
+    with Raylets() as cluster:
+        echo = once_said("round +3/", cluster.machines[1].kill, said)
+        out, address = tmp_path / "out", cluster.address
+        flwr_run("quickstart", settings, out, supernodes=NODES, ray_address=address, echo=echo)
+        assert cluster.left() == []
+    lost = [line for line in lines_of(out) if line["rejected"]]
+    assert 1 <= len(lost) <= 3 and all(line["round"] > 3 for line in lost)
+    assert len({one["node"] for line in lost for one in line["rejected"]}) == NODES // 2
+    assert any("begin anew" in line for line in said) == (every == 0)
+    assert any("round 150/150" in line and "60/60 users" in line for line in said)
+
+
+@pytest.mark.release
+def test_a_driver_that_is_killed_leaves_nothing(cluster: Raylets, tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def kill() -> None:
+        (driver,) = (p for p in psutil.Process().children(True) if "flwr-simulation" in p.name())
+        driver.kill()
+
+    settings, echo = [*SMALL, "rounds=1000"], once_said("round +2/", kill, said)
+    with pytest.raises(RuntimeError):
+        flwr_run("quickstart", settings, tmp_path, ray_address=cluster.address, echo=echo)
+    assert cluster.left() == []
+
+
+def once_said(pattern: str, act: Callable[[], None], said: list[str]) -> Callable[[str], None]:
+    """Keep the lines of a run, and do something at the first that has a pattern."""
+
+    def echo(line: str) -> None:
+        is_first = not any(re.search(pattern, one) for one in said)
+        said.append(line)
+        print(line)  # pytest shows it where a test fails
+        if is_first and re.search(pattern, line):
+            act()
+
+    return echo
