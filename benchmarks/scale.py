@@ -5,7 +5,7 @@ hundred is asked, with rows in a file or one layer for all, and every tenth roun
 have answered once before that, so that gradients wait for everybody and the whole graph counts.
 
 Run alone: ``python -m benchmarks.scale [--quick]``; with ``--users N --rounds R`` it measures one
-size in this process, ``--form file`` or ``summed`` with few users asked. 10^7 users take up to 16
+size in this process, ``--form file`` or ``summed`` with few users asked. 10^7 users take about 19
 GiB of memory and some GB on the disk where temporary files are.
 """
 
