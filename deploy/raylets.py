@@ -67,7 +67,7 @@ class Raylet:
         if apart:
             command = [*_unshare(), "sh", "-c", APART, "sh", str(self.folder), *command]
         with self._log.open("w") as log:
-            subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
                 env=self.environment(),
                 cwd=self.folder,
@@ -97,9 +97,8 @@ class Raylet:
         """Wait until it has started."""
         end = time.monotonic() + START
         while STARTED not in self._log.read_text(errors="replace"):
-            assert time.monotonic() < end and marked_processes(MARK, self.mark), (
-                self._log.read_text()
-            )
+            if time.monotonic() > end or self._process.poll() is not None:
+                raise RuntimeError(f"a raylet does not start:\n{self._log.read_text()}")
             time.sleep(0.1)
 
     def kill(self) -> None:

@@ -136,7 +136,7 @@ def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
     things, workers, places = ray.put(made), [], _places(run.gpus)[: run.supernodes]
     folders = None
     if len(_machines()) > 1:  # else nobody asks for them
-        folders = _actor(Folders, machine, soft=False).remote(run.out, run.state(base))
+        folders = _actor(Folders, machine, False).remote(run.out, run.state(base))
     for number, place in enumerate(places):
         name = {"name": name_of(run.run_id, number), "namespace": name_of(run.run_id)}
         options = _actor(RayWorker, place, num_gpus=run.gpus, **name)
@@ -149,7 +149,7 @@ def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
             ray.kill(actor)
 
 
-def _actor(kind: type, machine: str, soft: bool = True, **more: object) -> Actor:
+def _actor(kind: type, machine: str, soft: bool = True, /, **more: object) -> Actor:
     """Make the class of an actor that is on a machine, or once that has died on another."""
     placed = NodeAffinitySchedulingStrategy(machine, soft=soft)
     actor: Actor = ray.remote(kind)
