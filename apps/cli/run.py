@@ -291,7 +291,12 @@ def _run_flwr(
     from flower_graph.apps.cli.launch import flwr_run
 
     with closing(_printer(job, args)) as printer:
-        printer.wait(ENGINE_STARTS)
+
+        def meanwhile() -> None:
+            if check is not None:
+                check()
+            printer.wait(ENGINE_STARTS)  # after what the check may have to say
+
         try:
             result: dict[str, object] = flwr_run(
                 str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
@@ -302,7 +307,7 @@ def _run_flwr(
                 resume=resume,
                 echo=EngineLines(job.out, printer, _shown_to(printer, args)),
                 ray_address=args.ray_address,
-                meanwhile=check,
+                meanwhile=meanwhile,
             )
         except RuntimeError as error:
             raise EngineFailedError(str(error)) from error

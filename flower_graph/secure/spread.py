@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, pairwise
 from typing import TypeVar
 
-import torch
-
 T = TypeVar("T")
 R = TypeVar("R")
 WORTH_A_THREAD = 16  # curve operations: 1 ms, several times what starting a thread takes
@@ -16,6 +14,8 @@ WORTH_A_THREAD = 16  # curve operations: 1 ms, several times what starting a thr
 
 def spread(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Do a curve operation on every item; libsodium lets go of Python's lock meanwhile."""
+    import torch  # takes a second, and a command that makes keys does not need it
+
     threads = min(torch.get_num_threads(), len(items) // WORTH_A_THREAD)
     if threads < 2:
         return list(map(work, items))

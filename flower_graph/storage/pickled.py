@@ -11,6 +11,7 @@ import io
 import math
 import pickle
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, BinaryIO, NoReturn
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from flower_graph.storage.archives import open_archive
 from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular
 
-__all__ = ["load_saved"]
+__all__ = ["UnpicklingError", "load_saved"]
 
 MOST_REPEATED = 16 * MIB  # bytes of a tensor that repeats a few numbers
 MOST_SHARED = 10_000  # how often lists may be referred to again
@@ -62,6 +63,8 @@ def load_saved(source: Path | bytes) -> Any:
     OSError, ValueError
         If it is no regular file, or names what it does not hold or what could run code. A damaged
         one can raise nearly anything.
+    UnpicklingError
+        If it has objects of classes that are not allowed.
     """
     if isinstance(source, bytes):
         _check(io.BytesIO(source), len(source))

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from pickle import UnpicklingError
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +44,7 @@ from flower_graph.data.sources.nodes import CLIENT
 from flower_graph.data.sources.tables import read_node_link, read_tables
 from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
-from flower_graph.storage.pickled import load_saved
+from flower_graph.storage.pickled import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading, reason
 
 if TYPE_CHECKING:
