@@ -76,7 +76,7 @@ def measure_day(form: str, supernodes: int, each: int) -> dict[str, Any]:
 def measure_server(users: int) -> dict[str, Any]:
     """Time the server's own work in a round, and weigh what it keeps, by parts."""
     torch.set_num_threads(1)
-    strategy, _ = scale.build(users)
+    strategy, _ = scale.build(users, scale.MEMORY)
     strategy.server.receive(torch.arange(users), torch.randn(users, scale.HIDDEN))
     server, book = strategy.server, strategy.users
     parts = {

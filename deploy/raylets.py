@@ -33,10 +33,14 @@ LEFT_WAIT = 20.0  # seconds after a run in which Ray ends its actors
 STORE = 100 * 2**20  # bytes of an object store
 STARTED = "Ray runtime started"
 RAYS_OWN = ("raylet", "DashboardAgent", "RuntimeEnvAgent", "IDLE")  # processes without an actor
-# Run in a new mount namespace: /tmp and /dev/shm are empty but for the raylet's own folder
+# Run in a new mount namespace: /tmp and /dev/shm are empty but for the raylet's own folder, and the
+# checkout and its Python, should they lie in /tmp
 APART = """
-mount --bind "$1" /mnt && mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm &&
-mkdir "$1" && mount --bind /mnt "$1" && umount /mnt && cd "$1" && shift && exec "$@"
+mount -t tmpfs none /mnt && mount -t tmpfs none /dev/shm || exit
+for kept in "$1" "$2" "$3"; do case "$kept" in
+/tmp/*) mkdir -p "/mnt/${kept#/tmp/}" && mount --bind "$kept" "/mnt/${kept#/tmp/}" || exit ;;
+esac; done
+mount --move /mnt /tmp && cd "$1" && shift 3 && exec "$@"
 """
 
 
@@ -65,7 +69,8 @@ class Raylet:
         command += [f"--temp-dir={self.folder / 'ray'}", f"--object-store-memory={STORE}"]
         command += ["--min-worker-port=0", "--max-worker-port=0", "--include-log-monitor=false"]
         if apart:
-            command = [*_unshare(), "sh", "-c", APART, "sh", str(self.folder), *command]
+            kept = self.folder, ROOT, sys.prefix
+            command = [*_unshare(), "sh", "-c", APART, "sh", *map(str, kept), *command]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 command,
