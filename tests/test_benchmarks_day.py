@@ -138,4 +138,4 @@ def test_what_a_user_takes_of_memory_is_as_its_tensors_say():
     assert server["bytes"]["latent vectors and labels"] == 16 * 4 + 8 + 3 + 1 + 1 + 1
     # A gradient, its round, that of the mean, what travelled; when it joined, whether it left
     assert server["bytes"]["what waits for users"] == 16 * 4 + 8 + 8 + 3 * 8 + 8 + 1
-    assert server["bytes"]["edges"] == 2 * 8 * server["edges"] / 500
+    assert server["bytes"]["edges"] == 4 * (server["edges"] + 501) / 500
