@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,8 @@ def test_flowers_engine_says_that_it_starts(
     config_of(own_graph())
     monkeypatch.chdir(tmp_path)
 
-    def fail(*_: Any, **how: Any) -> None:
+    def fail(*_: Any, meanwhile: Callable[[], None], **how: Any) -> None:
+        meanwhile()
         raise RuntimeError("not started")
 
     monkeypatch.setattr(launch, "flwr_run", fail)
