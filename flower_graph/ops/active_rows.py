@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.ops.adam import BETAS, EPS, fused_step_
+from flower_graph.ops.graph import weighted_sums
 
 # Numbers (rows times h) that a step handles at a time: small enough that the working tensors stay
 # in cache, large enough that threads have something to share.
@@ -128,13 +129,9 @@ def project(rows: ActiveRows, weight: Tensor) -> Tensor:
     most = max((part.stop - part.start for _, part in parts), default=0)
     index = torch.arange(most, dtype=torch.int32, device=weight.device)
     for users, part in parts:
-        result[users] = torch.nn.functional.embedding_bag(
-            index[: part.stop - part.start],
-            weight[part],
-            rows.ptr[users.start : users.stop + 1] - part.start,
-            mode="sum",
-            per_sample_weights=rows.value[part],
-            include_last_offset=True,
+        ptr = rows.ptr[users.start : users.stop + 1] - part.start
+        result[users] = weighted_sums(
+            index[: part.stop - part.start], ptr, rows.value[part], weight[part]
         )
     return result
 

@@ -188,13 +188,18 @@ def with_self_loops(edge_index: Tensor, n: int) -> Tensor:
     return torch.cat([edge_index, torch.stack([loop, loop])], dim=1)
 
 
+def weighted_sums(index: Tensor, ptr: Tensor, value: Tensor, rows: Tensor) -> Tensor:
+    """Add up rows by groups, each row times its value."""
+    # index, value [e]; ptr [g + 1]; rows [n, h]
+    return embedding_bag(
+        index, rows, ptr, mode="sum", per_sample_weights=value, include_last_offset=True
+    )
+
+
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
     """Return ``matrix @ x``."""
     if x.shape[1] >= WIDE and x.device.type == "cpu" and x.dtype == torch.float32:
-        ptr, col, value = matrix.crow_indices(), matrix.col_indices(), matrix.values()
-        return embedding_bag(
-            col, x, ptr, mode="sum", per_sample_weights=value, include_last_offset=True
-        )
+        return weighted_sums(matrix.col_indices(), matrix.crow_indices(), matrix.values(), x)
     # The operator would clear and copy the result first.
     out = x.new_empty(matrix.shape[0], x.shape[1])
     return torch.addmm(out, matrix, x, beta=0, out=out)  # beta 0: what lies in `out` is not read

@@ -10,16 +10,14 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
-from itertools import pairwise, starmap
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import embedding_bag
 
 from flower_graph.ops.active_rows import ActiveRows, take
 from flower_graph.ops.adam import Adam
-from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
 from flower_graph.rng import chances
 from flower_graph.strategies.split_gradient_relay.users import Tensors, shared_linear_weight
 
@@ -81,13 +79,7 @@ class LinearLayer:
         ptr = pointers(rows.feature, rows.num_features)
         self._by_feature = order, rows.user.index_select(0, order), ptr
         self._last: tuple[Dropped | None, Tensor] = None, rows.value
-        # Users and their rows, so many at a time that what is made of them stays in cache
-        at_once = max(1, BLOCK_ROWS * rows.num_users // max(1, rows.value.numel()))
-        users = [*range(0, rows.num_users, at_once), rows.num_users]
-        first = rows.ptr[torch.tensor(users)].tolist()
-        self._parts = [
-            *zip(starmap(slice, pairwise(users)), starmap(slice, pairwise(first)), strict=True)
-        ]
+        self._parts = rows.blocks(BLOCK_ROWS)  # so small that what is made of them stays in cache
 
     def start(self, settings: CommonSettings) -> dict[str, Tensor]:
         """Draw the first weights."""
@@ -104,14 +96,7 @@ class LinearLayer:
             value = value[place]
         if not value.numel():
             return weight.new_zeros(rows.num_users, weight.shape[1])
-        return embedding_bag(
-            rows.feature,
-            weight,
-            rows.ptr,
-            mode="sum",
-            per_sample_weights=value,
-            include_last_offset=True,
-        )
+        return weighted_sums(rows.feature, rows.ptr, value, weight)
 
     def gradient(
         self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
@@ -131,7 +116,7 @@ class LinearLayer:
 
     def _values(self, dropped: Dropped | None) -> Tensor:
         """Give all users' features, row by row, without those that are dropped."""
-        if dropped is None:
+        if dropped is None or not self._parts:
             return self.rows.value
         if self._last[0] != dropped:  # asked for twice a round
             self._last = dropped, torch.cat([self._kept(dropped, *part) for part in self._parts])
