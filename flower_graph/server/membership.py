@@ -57,9 +57,9 @@ class Membership:
 
     # What a method's own membership may override
 
-    def question(self) -> RecordDict:
-        """Write the request to new SuperNodes."""
-        goes_on = self.resume.to_config() if self.resume.server_round else {}
+    def question(self, resume: Resume) -> RecordDict:
+        """Write the request to new SuperNodes, which go on from a checkpoint, if there is one."""
+        goes_on = resume.to_config() if resume.server_round else {}
         return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
 
     def enrolment_round(self, server_round: int) -> int:
@@ -143,13 +143,10 @@ class Membership:
 
     def _questions(self, new: Iterable[int]) -> dict[int, RecordDict]:
         """Write each newcomer's question; who has lost its state goes on from a checkpoint."""
-        result = dict.fromkeys(new, self.question())
-        before = self.resume
+        result = dict.fromkeys(new, self.question(self.resume))
         for node, saved in self._returning.items():
             if node in result and saved is not None:
-                self.resume = saved
-                result[node] = self.question()
-        self.resume = before
+                result[node] = self.question(saved)
         return result
 
     def _read(self, node: int, content: RecordDict) -> object:

@@ -22,7 +22,7 @@ from flower_graph.secure.sum.stages import entries_of
 from flower_graph.server.membership import Membership
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import VERIFIED, EgoEnrolment
-from flower_graph.wire.fields import read_handled
+from flower_graph.wire.fields import Resume, read_handled
 
 LOG = logging.getLogger(__name__)
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
@@ -67,10 +67,10 @@ class EgoMembership(Membership):
             int, dict[str, object]
         ] = {}  # the entries that tell each SuperNode its slots
 
-    def question(self) -> RecordDict:
+    def question(self, resume: Resume) -> RecordDict:
         """Ask for keys, under the run's settings."""
         run = self.sums.run_id
-        return EgoEnrolment(self.settings, run, self.alignment, self.resume).to_record()
+        return EgoEnrolment(self.settings, run, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
         """Read and check keys."""

@@ -28,6 +28,7 @@ from flower_graph.strategies.procrustes_alignment.messages import (
     PublicRequest,
 )
 from flower_graph.wire.exchange import Rejected
+from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CONFIG
 
 LOG = logging.getLogger(__name__)
@@ -216,9 +217,9 @@ class PublicMembership(Membership):
         super().__init__()
         self.state = state
 
-    def question(self) -> RecordDict:
+    def question(self, resume: Resume) -> RecordDict:
         """Return the enrolment request, with the checkpoint to resume from."""
-        return RecordDict({CONFIG: ConfigRecord(self.resume.to_config())})
+        return RecordDict({CONFIG: ConfigRecord(resume.to_config())})
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
         """Read a reply."""

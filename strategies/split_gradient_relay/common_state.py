@@ -31,7 +31,7 @@ from flower_graph.strategies.split_gradient_relay.server_state import (
 )
 from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.exchange import Rejected
-from flower_graph.wire.fields import Bytes
+from flower_graph.wire.fields import Bytes, Resume
 
 LOG = logging.getLogger(__name__)
 NUMBER = 4  # bytes of one
@@ -190,12 +190,10 @@ class CommonMembership(RelayMembership):
 
     state: CommonBook
 
-    def question(self) -> RecordDict:
+    def question(self, resume: Resume) -> RecordDict:
         """Ask for users, under settings that stay the same in a run."""
-        resume, before = self.resume, self.state.roster.before
-        return CommonQuestion(
-            self.state.settings, resume, before if resume.server_round else None
-        ).to_record()
+        before = self.state.roster.before if resume.server_round else None
+        return CommonQuestion(self.state.settings, resume, before).to_record()
 
     def read(self, node: int, content: RecordDict) -> CommonEnrolment:
         """Read a reply; users are nodes of the server's graph."""

@@ -26,6 +26,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
 )
 from flower_graph.strategies.split_gradient_relay.users import UserSettings
 from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.fields import Resume
 from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes
 
 LOG = logging.getLogger(__name__)
@@ -323,12 +324,10 @@ class RelayMembership(Membership):
         super().__init__()
         self.state = state
 
-    def question(self) -> RecordDict:
+    def question(self, resume: Resume) -> RecordDict:
         """Ask for users, under settings that stay the same in a run."""
-        resume, before = self.resume, self.state.roster.before
-        return EnrolmentRequest(
-            self.state.settings, resume, before if resume.server_round else None
-        ).to_record()
+        before = self.state.roster.before if resume.server_round else None
+        return EnrolmentRequest(self.state.settings, resume, before).to_record()
 
     def enrolment_round(self, server_round: int) -> int:
         """Return the round after which the run was resumed, whenever newcomers come."""
