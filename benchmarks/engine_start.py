@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, say, summary
-from flower_graph.apps.cli.launch import CLIENT, clean_up, engine_environment
+from flower_graph.apps.cli.launch import clean_up, engine_command, engine_environment
 
 NAME, SUPERNODES, TIMES = "quickstart", 2, 5
 TARGET = 1.3  # times the empty app
@@ -102,10 +101,7 @@ def empty() -> float:
     }.items():
         (app / name).write_text(text, encoding="utf-8")
     environment = engine_environment(home)
-    flwr = shutil.which("flwr", path=environment["PATH"]) or "flwr"
-    actors = min(SUPERNODES, os.cpu_count() or 1)
-    federation = f"num-supernodes={SUPERNODES} init-args-num-cpus={actors} {CLIENT}"
-    command = [flwr, "run", str(app), "--stream", "--federation-config", federation]
+    command = engine_command(app, SUPERNODES, environment)
     try:
         return seconds_to("the round is over", command, environment)
     finally:

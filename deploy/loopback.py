@@ -12,7 +12,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -30,6 +29,7 @@ import tomli_w
 
 from deploy.connection import NAME, write_connection
 from deploy.credentials import make_node_key, make_server_credentials
+from flower_graph.apps.cli.launch import free_ports
 from flower_graph.apps.cli.processes import (
     adopted_orphans,
     end_processes,
@@ -109,7 +109,7 @@ class Loopback:
 
     def start_superlink(self) -> None:
         """Start the SuperLink on the port that it had before, or on a free one."""
-        self.port = self.port or free_port()
+        self.port = self.port or free_ports(1)[0]
         home = self.folder / "superlink"
         home.mkdir(exist_ok=True)
         write_connection(self._home(USER), NAME, self.address, self._trust())
@@ -149,7 +149,7 @@ class Loopback:
         """Start a SuperNode."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         common = ["--node-config", pairs, *options]
-        port, trust = str(free_port()), str(authority or self.authority)
+        port, trust = str(free_ports(1)[0]), str(authority or self.authority)
         if not self.tls:
             command = ["flower-supernode", "--insecure", "--superlink", self.address]
             self._start(name, [*command, "--port", port, *common])
@@ -300,14 +300,6 @@ class Loopback:
             PARTY: self._party(name),
             **self._environment,
         }
-
-
-def free_port() -> int:
-    """Return a port of the loopback interface that nothing listens on."""
-    with socket.socket() as one:
-        one.bind((HOST, 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 def remove(folder: Path) -> None:

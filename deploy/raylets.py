@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from flower_graph.apps.cli.launch import _free_ports
+from flower_graph.apps.cli.launch import free_ports
 from flower_graph.apps.cli.processes import end_processes, marked_processes
 from flower_graph.storage.files import STATE_VARIABLE
 
@@ -144,7 +144,7 @@ class Raylets:
         # Addresses of its own: what listens at usual ports of one is in no other cluster's way. But
         # the GCS and the server of Ray's clients listen at all addresses.
         net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(0, 255)}"
-        self._port, self._clients = _free_ports(2)
+        self._port, self._clients = free_ports(2)
         self.address = f"{net}.1:{self._port}"
         self.machines = [Raylet(f"{net}.{n}", c) for n, c in enumerate(cpus, start=1)]
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -180,14 +180,9 @@ def _guarded(home: Path) -> Iterator[None]:
 def _run_in(home: Path, run: _Run) -> list[str]:
     """Start `flwr run` with everything private in `home` and follow it to its end."""
     app = _write_app(home / "app", run.settings)
-    federation = f"num-supernodes={run.supernodes}"
-    if run.ray_address is None:
-        # Flower starts one actor per CPU that it is told of; more than one per SuperNode is waste.
-        federation += f" init-args-num-cpus={min(run.supernodes, os.cpu_count() or 1)}"
     environment = engine_environment(home, run.ray_address)
-    flwr = shutil.which("flwr", path=environment["PATH"]) or "flwr"
     process = subprocess.Popen(
-        [flwr, "run", str(app), "--stream", "--federation-config", f"{federation} {CLIENT}"],
+        engine_command(app, run.supernodes, environment),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -263,9 +258,19 @@ def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
     return folder
 
 
+def engine_command(app: Path, supernodes: int, environment: Mapping[str, str]) -> list[str]:
+    """Return the command that simulates an app in an environment."""
+    federation = f"num-supernodes={supernodes}"
+    if "RAY_ADDRESS" not in environment:
+        # Flower starts one actor per CPU that it is told of; more than one per SuperNode is waste.
+        federation += f" init-args-num-cpus={min(supernodes, os.cpu_count() or 1)}"
+    flwr = shutil.which("flwr", path=environment["PATH"]) or "flwr"
+    return [flwr, "run", str(app), "--stream", "--federation-config", f"{federation} {CLIENT}"]
+
+
 def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, str]:
     """Return the environment that keeps Flower to itself, and Ray if it joins no cluster."""
-    http, control = _free_ports(2)
+    http, control = free_ports(2)
     environment = dict(os.environ)
     environment.pop("RAY_ADDRESS", None)  # join no cluster that runs already but the one asked for
     own_ray = {"RAY_TMPDIR": str(home)} if ray_address is None else {"RAY_ADDRESS": ray_address}
@@ -303,7 +308,7 @@ def _paths(*parts: str | None) -> str:
     return os.pathsep.join(filter(None, parts))
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Return ports of the loopback interface that nothing listens on."""
     sockets = [socket.socket() for _ in range(count)]
     try:
