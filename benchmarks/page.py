@@ -240,8 +240,7 @@ def _scale(part: dict[str, Any]) -> Iterable[str]:
         "What can grow faster than the graph is the server's gathering of neighbours: "
         f"{_edge(before)} and {_edge(largest)}, which lie at random places of the memory."
     )
-    if "few-asked" in part:  # not in a file of an earlier version
-        yield from _few_asked(part)
+    yield from _few_asked(part)
 
 
 def _few_asked(part: dict[str, Any]) -> Iterable[str]:

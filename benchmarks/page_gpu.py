@@ -8,6 +8,8 @@ from typing import Any
 from benchmarks.layout import duration, gib, rate, table, verdict
 from benchmarks.page_ppfl import gpu_alignment
 
+SIDES = ("CPU, a round", "GPU, a round", "transfer", "times as fast")
+
 
 def gpu_section(part: dict[str, Any]) -> Iterable[str]:
     """Write what ``benchmarks.gpu`` measured."""
@@ -30,22 +32,8 @@ def gpu_section(part: dict[str, Any]) -> Iterable[str]:
         "*Transfer* is the way of a round's latent vectors to the host's memory and back, which a "
         "round with messages takes besides."
     )
-    sides = ("CPU, a round", "GPU, a round", "transfer", "times as fast")
-    head = ("users", *sides, "latents", "losses", "equal")
-    rows_both = [
-        (
-            f"{e['users']:,}",
-            duration(e["cpu-seconds"]),
-            duration(e["gpu-seconds"]),
-            duration(e["transfer-seconds"]),
-            f"{e['times-as-fast']:.1f}",
-            f"{e['latent-difference']:.1e}",
-            f"{e['loss-difference']:.1e}",
-            "yes" if e["equal"] else "**no**",
-        )
-        for e in part["entries"]
-    ]
-    yield table(head, rows_both)
+    rows_both = [(f"{e['users']:,}", *_both(e, "latent")) for e in part["entries"]]
+    yield table(("users", *SIDES, "latents", "losses", "equal"), rows_both)
     yield from _steps(part["entries"])
     yield from _gpu_egos(part)
     yield from gpu_alignment(part)
@@ -92,19 +80,18 @@ def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
         yield table(("ego-networks", "CPU, a round"), cpu_rows)
         return
     yield "**FedSCem's ego-networks**, the same rounds; compared are embeddings and losses."
-    rows = [
-        (
-            f"{e['clients']:,}",
-            f"{e['nodes']:,}",
-            duration(e["cpu-seconds"]),
-            duration(e["gpu-seconds"]),
-            duration(e["transfer-seconds"]),
-            f"{e['times-as-fast']:.1f}",
-            f"{e['embedding-difference']:.1e}",
-            f"{e['loss-difference']:.1e}",
-            "yes" if e["equal"] else "**no**",
-        )
-        for e in entries
-    ]
-    sides = ("CPU, a round", "GPU, a round", "transfer", "times as fast")
-    yield table(("clients", "nodes", *sides, "embeddings", "losses", "equal"), rows)
+    rows = [(f"{e['clients']:,}", f"{e['nodes']:,}", *_both(e, "embedding")) for e in entries]
+    yield table(("clients", "nodes", *SIDES, "embeddings", "losses", "equal"), rows)
+
+
+def _both(entry: dict[str, Any], compared: str) -> tuple[str, ...]:
+    """Write the times of both devices, and how far what is compared and the losses differ."""
+    return (
+        duration(entry["cpu-seconds"]),
+        duration(entry["gpu-seconds"]),
+        duration(entry["transfer-seconds"]),
+        f"{entry['times-as-fast']:.1f}",
+        f"{entry[f'{compared}-difference']:.1e}",
+        f"{entry['loss-difference']:.1e}",
+        "yes" if entry["equal"] else "**no**",
+    )
