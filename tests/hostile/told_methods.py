@@ -295,7 +295,7 @@ class World:
         return [
             name
             for name, view in views.items()
-            if not any(view(one) == view(other) for one, other in product(ones, others))
+            if not any(one == other for one, other in product(map(view, ones), map(view, others)))
         ]
 
     def _said(self, grid: TellsOtherwise) -> list[Any]:
