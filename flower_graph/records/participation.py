@@ -117,7 +117,7 @@ def account_for(
     local, online = failed or {}, set(connected)
     where, asker = _flat(asked)
     named = _distinct(where)
-    used = np.intersect1d(_integers(answered), named)
+    used = named[np.isin(named, _integers(answered))]
     otherwise, nodes = no_use or "its answer was not used", list(asked)
     silence = ~np.isin(where, used)
     lost = {
@@ -125,14 +125,17 @@ def account_for(
         for client, at in zip(where[silence].tolist(), asker[silence].tolist(), strict=True)
     }
     groups = {
-        reason: np.setdiff1d(clients, named) for reason, clients in _grouped(left_out or {}).items()
+        reason: _distinct(clients[~np.isin(clients, named)])
+        for reason, clients in _grouped(left_out or {}).items()
     }
     everyone, at = _last(*_flat(hosted))
     idle_ones = ~np.isin(everyone, np.concatenate([named, *groups.values()]))
     is_online = np.array([node in online for node in hosted], bool)[at]
     for reason, which in ((idle, is_online), (NOT_CONNECTED, ~is_online)):
         clients = everyone[idle_ones & which]
-        groups[reason] = np.union1d(groups[reason], clients) if reason in groups else clients
+        if reason in groups:
+            clients = np.sort(np.concatenate([groups[reason], clients]))
+        groups[reason] = clients
     return Participation(Numbers(used), lost, Reasons(groups))
 
 
@@ -152,7 +155,11 @@ def _is_ascending(clients: Integers) -> bool:
 
 
 def _distinct(clients: Integers) -> Integers:
-    return clients if _is_ascending(clients) else np.unique(clients)
+    """Sort clients, each once; ``np.unique`` takes a second for a million."""
+    if _is_ascending(clients):
+        return clients
+    result = np.sort(clients)
+    return result[np.diff(result, prepend=result[0] - 1) > 0]
 
 
 def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
