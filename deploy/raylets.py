@@ -115,13 +115,16 @@ class Raylet:
         self.kill()
         shutil.rmtree(self.folder)
 
+    def actors(self) -> list[str]:
+        """Name the processes of actors and tasks."""
+        names = [_name(one) for one in marked_processes(MARK, self.mark)]
+        return [n for n in names if n.startswith("ray::") and n[5:] not in RAYS_OWN]
+
     def left(self) -> list[str]:
         """Name the processes of actors and tasks, and the files outside Ray's own folder."""
-        names = [_name(one) for one in marked_processes(MARK, self.mark)]
-        actors = [n for n in names if n.startswith("ray::") and n[5:] not in RAYS_OWN]
         own = {self.folder / "ray", self._log}
         files = [p for p in self.folder.rglob("*") if not p.is_dir() and not own & {p, *p.parents}]
-        return [*actors, *map(str, files)]
+        return [*self.actors(), *map(str, files)]
 
 
 class Raylets:
@@ -144,7 +147,7 @@ class Raylets:
         # Addresses of its own: what listens at usual ports of one is in no other cluster's way. But
         # the GCS and the server of Ray's clients listen at all addresses.
         net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(0, 255)}"
-        self._port, self._clients = free_ports(2)
+        self._net, (self._port, self._clients) = net, free_ports(2)
         self.address = f"{net}.1:{self._port}"
         self.machines = [Raylet(f"{net}.{n}", c) for n, c in enumerate(cpus, start=1)]
 
@@ -155,14 +158,24 @@ class Raylets:
         try:
             head.begin(["--head", *ports, "--include-dashboard=false"], apart=False)
             head.wait()
-            for one in others:
-                one.begin([f"--address={self.address}"], apart=bool(_unshare()))
-            for one in others:
-                one.wait()
+            self._join(others)
         except BaseException:
             self.__exit__()
             raise
         return self
+
+    def add(self, cpus: int = 1) -> Raylet:
+        """Have another machine join."""
+        one = Raylet(f"{self._net}.{len(self.machines) + 1}", cpus)
+        self.machines.append(one)
+        self._join([one])
+        return one
+
+    def _join(self, others: Sequence[Raylet]) -> None:
+        for one in others:
+            one.begin([f"--address={self.address}"], apart=bool(_unshare()))
+        for one in others:
+            one.wait()
 
     def __exit__(self, *_: object) -> None:
         """End all of them, and remove what they wrote."""

@@ -10,12 +10,16 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
 from own_graphs import alike
 
 from deploy.raylets import Raylets
 from flower_graph.apps.cli.launch import flwr_run
+from flower_graph.apps.client_app import CLIENTS
 from flower_graph.apps.run import run
+from flower_graph.client.resident.on_ray import name_of
+from flower_graph.client.resident.ray_workers import OnRay, ray_workers
 from flower_graph.method.load import load_config
 
 pytestmark = [pytest.mark.flwr, pytest.mark.timeout(600)]
@@ -100,6 +104,19 @@ def test_a_method_gives_the_figures_of_one_process(
 
 
 @pytest.mark.release
+def test_each_machine_has_its_share_of_the_workers(cluster: Raylets, tmp_path: Path) -> None:
+    ray.init(cluster.address, _node_ip_address=cluster.machines[0].address, log_to_driver=False)
+    try:
+        for number in range(6):  # by chance it would be so once in 64
+            with ray_workers(OnRay(number, CLIENTS, NODES, tmp_path), {}):
+                spread = [ray.get_actor(name_of(number, n), name_of(number)) for n in range(2)]
+                ray.get([worker.__ray_ready__.remote() for worker in spread])
+                assert workers_on(cluster) == [1, 1]
+    finally:
+        ray.shutdown()
+
+
+@pytest.mark.release
 def test_runs_in_a_row_leave_nothing(cluster: Raylets, tmp_path: Path) -> None:
     for number in range(5):
         flwr_run("quickstart", SMALL, tmp_path / str(number), ray_address=cluster.address)
@@ -126,16 +143,48 @@ def test_a_machine_that_goes_costs_a_round_of_its_supernodes(every: int, tmp_pat
 
 @pytest.mark.release
 def test_a_driver_that_is_killed_leaves_nothing(cluster: Raylets, tmp_path: Path) -> None:
-    said: list[str] = []
-
-    def kill() -> None:
-        (driver,) = (p for p in psutil.Process().children(True) if "flwr-simulation" in p.name())
-        driver.kill()
-
-    settings, echo = [*SMALL, "rounds=1000"], once_said("round +2/", kill, said)
+    settings, echo = [*SMALL, "rounds=1000"], once_said("round +2/", kill_driver, [])
     with pytest.raises(RuntimeError):
         flwr_run("quickstart", settings, tmp_path, ray_address=cluster.address, echo=echo)
     assert cluster.left() == []
+
+
+@pytest.mark.release
+def test_a_machine_that_joins_late_is_used_once_the_run_is_resumed(tmp_path: Path) -> None:
+    """The resumed run ends as one that was never interrupted."""
+    out, settings = tmp_path / "out", [*SMALL, "rounds=40", "checkpoint_every=1"]
+    used: list[list[int]] = []
+    with Raylets([1]) as cluster:
+
+        def go(act: Callable[[], None], *, resume: bool) -> None:
+            echo, address = once_said("round +3[0-9]?/", act, []), cluster.address
+            flwr_run(
+                *("quickstart", settings, out),
+                supernodes=NODES,
+                ray_address=address,
+                resume=resume,
+                echo=echo,
+            )
+
+        with pytest.raises(RuntimeError):
+            go(kill_driver, resume=False)
+        cluster.add()
+        go(lambda: used.append(workers_on(cluster)), resume=True)
+    run(load_config("quickstart", settings), tmp_path / "whole", supernodes=NODES)
+    assert used == [[1, 1]]
+    for one, other in zip(lines_of(out), lines_of(tmp_path / "whole"), strict=True):
+        assert shared_by_runs(one) == shared_by_runs(other)
+
+
+def workers_on(cluster: Raylets) -> list[int]:
+    """Count the processes on each machine that keep clients."""
+    return [sum("RayWorker" in name for name in one.actors()) for one in cluster.machines]
+
+
+def kill_driver() -> None:
+    """Kill the process that has started or joined Ray."""
+    (driver,) = (p for p in psutil.Process().children(True) if "flwr-simulation" in p.name())
+    driver.kill()
 
 
 def once_said(pattern: str, act: Callable[[], None], said: list[str]) -> Callable[[str], None]:

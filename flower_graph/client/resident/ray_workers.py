@@ -153,7 +153,8 @@ def _actor(kind: type, machine: str, soft: bool = True, /, **more: object) -> Ac
     """Make the class of an actor that is on a machine, or once that has died on another."""
     placed = NodeAffinitySchedulingStrategy(machine, soft=soft)
     actor: Actor = ray.remote(kind)
-    return actor.options(num_cpus=0, max_restarts=-1, scheduling_strategy=placed, **more)
+    # Ray draws the machine of an actor that asks for nothing: so each asks for a byte of memory
+    return actor.options(num_cpus=0, memory=1, max_restarts=-1, scheduling_strategy=placed, **more)
 
 
 def _places(gpus: float) -> list[str]:
