@@ -19,9 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from flower_graph.ops.attention import attend, attention_graph
+from flower_graph.ops.dropout import dropout, relu_dropout_
 from flower_graph.ops.graph import (
     Adjacency,
     SortedEdges,
+    columns_of,
     csr_tensor,
     gcn_adjacency,
     mean_adjacency,
@@ -69,6 +71,7 @@ class SplitGCN(nn.Module):
     """
 
     takes_sorted = True  # a graph as `SortedEdges`, too
+    takes_nodes = True  # a third argument, too
 
     def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -78,13 +81,21 @@ class SplitGCN(nn.Module):
         self.linear = _glorot(nn.Linear(hidden, classes))
         self._graph = _GraphCache(gcn_adjacency)
 
-    def forward(self, x: Tensor, edge_index: Tensor | SortedEdges) -> Tensor:
-        """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, h]``."""
+    def forward(
+        self, x: Tensor, edge_index: Tensor | SortedEdges, nodes: Tensor | None = None
+    ) -> Tensor:
+        """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, h]``.
+
+        Of few ``nodes`` ``[m]`` the logits, and gradients by them, are the same to the bit without
+        a product over the whole graph; logits of others are then not to be used.
+        """
         graph = self._graph(edge_index, x.shape[0])
-        x = functional.dropout(x, self.dropout, self.training)
-        x = propagate(graph, x).add_(self.bias).relu_()  # in place: a large graph's tensors cost
-        x = functional.dropout(x, self.dropout, self.training)
-        return propagate(graph, x @ self.linear.weight.T).add_(self.linear.bias)
+        near = columns_of(graph.matrix, nodes) if nodes is not None else None
+        x = dropout(x, self.dropout, training=self.training)
+        # In place: a large graph's tensors cost
+        x = propagate(graph, x, near).add_(self.bias)
+        x = relu_dropout_(x, self.dropout, training=self.training) @ self.linear.weight.T
+        return propagate(graph, x, None if near is None else nodes).add_(self.linear.bias)
 
 
 class SplitGAT(nn.Module):

@@ -16,6 +16,9 @@ from flower_graph.ops.context import Saved
 WIDE = 32
 
 NODES_AT_A_TIME = 1 << 20
+# Rows that have at most this part of a matrix's entries are multiplied by themselves, if the whole
+# product would take more than a millisecond or two
+FEW, SMALL = 8, 1 << 17
 
 
 class Adjacency(NamedTuple):
@@ -222,10 +225,74 @@ class _SparseProduct(torch.autograd.Function):
         return _product(ctx.transpose, grads[0].contiguous()), None, None
 
 
-def propagate(graph: Adjacency, x: Tensor) -> Tensor:
-    """Sum the neighbours' vectors, weighted by the matrix."""
-    # x [n, h]
-    return _SparseProduct.apply(x.contiguous(), graph.matrix, graph.transpose)  # type: ignore[no-any-return, no-untyped-call]
+class _Parts(Saved):
+    matrix: Tensor
+    transpose: Tensor
+    rows: Tensor
+
+
+class _PartProduct(torch.autograd.Function):
+    """Some rows of ``A @ x``, to the bit those of the whole; the others are not to be used."""
+
+    @staticmethod
+    def forward(ctx: _Parts, x: Tensor, matrix: Tensor, transpose: Tensor, rows: Tensor) -> Tensor:
+        ctx.matrix, ctx.transpose, ctx.rows = matrix, transpose, rows
+        return _part_of_product(matrix, rows, x)
+
+    @staticmethod
+    def backward(ctx: _Parts, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        part = torch.zeros_like(grads[0])
+        part[ctx.rows] = grads[0][ctx.rows]
+        far = columns_of(ctx.matrix, ctx.rows)
+        if far is None:
+            return _product(ctx.transpose, part), None, None, None
+        return _part_of_product(ctx.transpose, far, part), None, None, None
+
+
+def _part_of_product(matrix: Tensor, rows: Tensor, x: Tensor) -> Tensor:
+    """Compute some rows of ``matrix @ x``, zeros in the others; or all, if they are not few."""
+    if not _is_few(matrix, rows):
+        return _product(matrix, x)
+    # rows [m]; every entry of a row counts, 0 or not: the order of its sum is the whole product's
+    entry, ptr = _entries(matrix, rows)
+    col, value = matrix.col_indices()[entry], matrix.values()[entry]
+    result = x.new_zeros(matrix.shape[0], x.shape[1])
+    result[rows] = _product(csr_tensor(ptr, col, value, (rows.numel(), matrix.shape[1])), x)
+    return result
+
+
+def _entries(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places of some rows' entries, and where each row of them begins."""
+    first = matrix.crow_indices()
+    count = (first[rows + 1] - first[rows]).long()
+    ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
+    place = torch.arange(int(ptr[-1]), device=rows.device)
+    return place + (first[rows].long() - ptr[:-1]).repeat_interleave(count), ptr.to(first.dtype)
+
+
+def _is_few(matrix: Tensor, rows: Tensor) -> bool:
+    """Whether rows have a small part of a large matrix's entries."""
+    first, size = matrix.crow_indices(), matrix.values().numel()
+    return size > SMALL and FEW * int((first[rows + 1] - first[rows]).sum()) <= size
+
+
+def columns_of(matrix: Tensor, rows: Tensor) -> Tensor | None:
+    """Return the columns in which some rows have entries, ascending; None if rows are not few."""
+    # rows [m]
+    if not _is_few(matrix, rows):
+        return None
+    is_there = torch.zeros(matrix.shape[1], dtype=torch.bool, device=rows.device)
+    is_there[matrix.col_indices()[_entries(matrix, rows)[0]].long()] = True
+    return is_there.nonzero().flatten()
+
+
+def propagate(graph: Adjacency, x: Tensor, rows: Tensor | None = None) -> Tensor:
+    """Sum the neighbours' vectors, weighted by the matrix; for some rows, the others not to use."""
+    # x [n, h], rows [m]
+    x = x.contiguous()
+    if rows is None:
+        return _SparseProduct.apply(x, graph.matrix, graph.transpose)  # type: ignore[no-any-return, no-untyped-call]
+    return _PartProduct.apply(x, graph.matrix, graph.transpose, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class LaplacianTerm(NamedTuple):
@@ -251,26 +318,31 @@ def laplacian_term(edge_index: Tensor | SortedEdges, n: int) -> LaplacianTerm:
     return LaplacianTerm(adjacency(edge_index, ones, n), ends[:, None], e + n)
 
 
+class _Around(_Transposed):
+    around: Tensor  # [n, h]; changed by the backward pass, which there can be one of
+
+
 class _LaplacianSum(torch.autograd.Function):
     """``sum_ij ||x_i - x_j||^2`` over the edges; three work tensors, where autograd takes nine."""
 
     @staticmethod
     def forward(
-        ctx: _Transposed, x: Tensor, degree: Tensor, matrix: Tensor, transpose: Tensor
+        ctx: _Around, x: Tensor, degree: Tensor, matrix: Tensor, transpose: Tensor
     ) -> Tensor:
-        around = matrix @ x
-        ctx.save_for_backward(x, degree, around)
+        ctx.around = matrix @ x
+        ctx.save_for_backward(x, degree)
         ctx.transpose = transpose
         work = degree * x
         squares = work.mul_(x).sum()
-        return squares - 2 * torch.mul(x, around, out=work).sum()
+        return squares - 2 * torch.mul(x, ctx.around, out=work).sum()
 
     @staticmethod
-    def backward(ctx: _Transposed, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x, degree, around = ctx.saved_tensors
+    def backward(ctx: _Around, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        x, degree = ctx.saved_tensors
         one, two = grads[0], -2 * grads[0]
+        grad = ctx.around.mul_(two)
+        del ctx.around
         work = two * x
-        grad = two * around
         grad += ctx.transpose @ work
         grad += torch.mul(degree, x, out=work).mul_(one)
         grad += torch.mul(x, one, out=work).mul_(degree)

@@ -67,12 +67,16 @@ class LinkRelayServer(RelayServer):
         self.num_classes = 2
         self.masks = {role: torch.zeros_like(self.present) for role in ROLES}
         self._all_edges = self.split.messages
-        self._refresh_graph()
+        self._forget_graph()
 
-    def _refresh_graph(self) -> None:
-        """Keep the edges between users that have answered; each once, when they are asked for."""
-        super()._refresh_graph()
+    def _forget_graph(self) -> None:
+        """Forget what was made of the edges between users that have answered."""
+        super()._forget_graph()
         self._own: Tensor | None = None
+
+    def _learnt_from(self, heard: Tensor) -> tuple[()]:
+        """Give no nodes: pairs are of all."""
+        return ()
 
     def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
         """Compute the cross-entropy of training edges, and of as many drawn pairs without one."""

@@ -21,6 +21,7 @@ from flower_graph.data.checked import server_graph
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import (
+    LaplacianTerm,
     SortedEdges,
     laplacian_regulariser,
     laplacian_term,
@@ -77,6 +78,10 @@ def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: in
 class RelayServer:
     """Everything that the server computes with."""
 
+    # Made of the edges between users that have answered, when it is needed
+    _graph: Tensor | SortedEdges | None
+    _term: LaplacianTerm | None
+
     def __init__(
         self,
         data: ServerData,
@@ -128,7 +133,7 @@ class RelayServer:
         self.latent = first_rows(latent.to(self.device), self.num_nodes)
         self.latent[~self.present] = 0
         self.known = first_rows(known.to(self.device), self.num_nodes) & self.present
-        self._refresh_graph()
+        self._forget_graph()
 
     def receive(self, users: Tensor, latent: Tensor) -> None:
         """Take in latent vectors ``[p, h]`` of some users ``[p]``."""
@@ -136,7 +141,7 @@ class RelayServer:
         self.latent[users] = latent.to(self.device)
         if not self.known[users].all():
             self.known[users] = True
-            self._refresh_graph()
+            self._forget_graph()
 
     def _take_edges(self, edge_index: Tensor) -> None:
         """Take all edges, in 32 bits if the model can use them so."""
@@ -149,13 +154,18 @@ class RelayServer:
         """The edges between users that have answered at least once, ``[2, e]``."""
         return self.graph.edge_index if isinstance(self.graph, SortedEdges) else self.graph
 
-    def _refresh_graph(self) -> None:
-        """Keep the edges between users that have answered at least once."""
-        # What the model is called with
-        self.graph: Tensor | SortedEdges = self._all_edges
-        if not self.known.all():
-            self.graph = _among(self._all_edges, self.known)
-        self._term = laplacian_term(self.graph, self.num_nodes) if self.reg_weight else None
+    @property
+    def graph(self) -> Tensor | SortedEdges:
+        """The same as the model is called with, made when it is needed."""
+        # Not as each SuperNode's first answer comes: there may be a million.
+        if self._graph is None:
+            all_known = bool(self.known.all())
+            self._graph = self._all_edges if all_known else _among(self._all_edges, self.known)
+        return self._graph
+
+    def _forget_graph(self) -> None:
+        """Forget what was made of the edges between users that have answered."""
+        self._graph, self._term = None, None
 
     def step(
         self, server_round: int, learning_rate: float, *, is_frozen: bool = False
@@ -181,7 +191,7 @@ class RelayServer:
         smooth = self._smoothness(latent)
         self.model.train()
         with seeded(self.device, self.seed, "server-dropout", server_round):
-            logits = self.model(latent, self.graph)
+            logits = self.model(latent, self.graph, *self._learnt_from(heard))
         entropy = self.entropy(logits, heard, server_round)
         loss = entropy.detach() + self.reg_weight * smooth
         if not torch.isfinite(loss):
@@ -193,10 +203,19 @@ class RelayServer:
         assert latent.grad is not None
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 
+    def _learnt_from(self, heard: Tensor) -> tuple[Tensor, ...]:
+        """Return the nodes ``[m]`` whose logits the loss needs, if the model can make use of it."""
+        # A GPU would have to be waited for.
+        if self.device.type != "cpu" or not getattr(self.model, "takes_nodes", False):
+            return ()
+        return ((self.masks["train"] & heard).nonzero().flatten(),)
+
     def _smoothness(self, latent: Tensor) -> Tensor:
         """Return the regulariser; add its gradient to the latent vectors'."""
-        if self._term is None:
+        if not self.reg_weight:
             return torch.zeros((), device=self.device)
+        if self._term is None:
+            self._term = laplacian_term(self.graph, self.num_nodes)
         smooth = laplacian_regulariser(self._term, latent)
         (self.reg_weight * smooth).backward()
         return smooth.detach()

@@ -142,9 +142,7 @@ EGOS, COHORT = (
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {
     # Losses, which go to the report, and sizes that depend on who has answered
-    "relay_server": {
-        f"{SERVER}:{f}" for f in ("gradients", "receive", "_refresh_graph", "entropy")
-    },
+    "relay_server": {f"{SERVER}:{f}" for f in ("gradients", "receive", "graph", "entropy")},
     "egos": {f"{EGOS}:_contrast_losses"},  # how many shared nodes each client has
     "structures": {
         "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory

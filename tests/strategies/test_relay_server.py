@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from flower_graph.data.graph import to_undirected
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
+from flower_graph.ops import graph as ops_graph
 from flower_graph.strategies.split_gradient_relay.messages import RelayReply
 from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, scheduled
 from flower_graph.strategies.split_gradient_relay.server_state import RelayServerState
@@ -160,6 +162,35 @@ def test_the_average_of_the_servers_weights_by_hand():
     assert again.model.scale.item() == course[-1] != pytest.approx(average)
     without = relay(Echo())
     assert without.eval_model is without.model and "average" not in without.state_dict()
+
+
+@pytest.mark.parametrize("few", [2, 8])  # 2: the rows next to the labelled ones are few, too
+def test_a_loss_of_few_nodes_has_the_gradients_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, few: int
+):
+    rng = torch.Generator().manual_seed(3)
+    pairs = torch.randint(400, (2, 500), generator=rng)
+    data, latent = graph(), torch.randn(400, 4, generator=rng)
+    data.edge_index = to_undirected(pairs, 400)
+    data.y = torch.arange(400) % C
+    data.train_mask = torch.arange(400) < 3
+    data.val_mask = data.test_mask = torch.zeros(400, dtype=torch.bool)
+    found, products = list[list[Tensor]](), list[int]()
+    count = ops_graph._product
+    monkeypatch.setattr(
+        ops_graph, "_product", lambda a, x: (products.append(a.shape[0]), count(a, x))[1]
+    )
+    monkeypatch.setattr(ops_graph, "FEW", few)
+    for least in (0, 1 << 17):  # entries
+        monkeypatch.setattr(ops_graph, "SMALL", least)
+        server = relay(
+            build_server_model("gcn", hidden=4, heads=1, classes=C, dropout=0.5, seed=7), data
+        )
+        server.receive(torch.arange(400), latent)
+        losses, gradient = server.step(1, RATE)
+        found.append([torch.tensor(losses.total), gradient, *server.model.state_dict().values()])
+    assert all(map(torch.equal, *found))
+    assert min(products) == 3 and products[-4:] == [400] * 4
 
 
 def test_nobody_with_a_label_has_answered():

@@ -1,0 +1,68 @@
+"""Dropout of large matrices, to the bit as PyTorch's: it keeps bits where that keeps floats.
+
+On a CPU PyTorch leaves a float32 matrix of noise to the backward pass, for each dropout.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from flower_graph.ops.context import Saved
+
+
+class _Scaled(Saved):
+    scale: float
+
+
+def dropout(x: Tensor, rate: float, *, training: bool) -> Tensor:
+    """Drop a share of the numbers, and scale the others up."""
+    if not (training and 0 < rate < 1 and x.is_cpu):
+        return functional.dropout(x, rate, training)
+    return _Dropout.apply(x, rate)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def relu_dropout_(x: Tensor, rate: float, *, training: bool) -> Tensor:
+    """Apply ReLU, then dropout, in place."""
+    if not (training and 0 < rate < 1 and x.is_cpu):
+        return functional.dropout(x.relu_(), rate, training)
+    return _ReluDropout.apply(x, rate)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Dropout(torch.autograd.Function):
+    """Leaves a bit of each number to the backward pass; a byte, since PyTorch has no bits."""
+
+    @staticmethod
+    def forward(ctx: _Scaled, x: Tensor, rate: float) -> Tensor:
+        kept, ctx.scale = _drawn(x, rate)
+        ctx.save_for_backward(kept)
+        return torch.mul(x, kept).mul_(ctx.scale)
+
+    @staticmethod
+    def backward(ctx: _Scaled, *grads: Tensor) -> tuple[Tensor, None]:
+        (kept,) = ctx.saved_tensors
+        return torch.mul(grads[0], kept).mul_(ctx.scale), None
+
+
+class _ReluDropout(torch.autograd.Function):
+    """Leaves its result alone to the backward pass: above 0 is what neither of the two took."""
+
+    @staticmethod
+    def forward(ctx: _Scaled, x: Tensor, rate: float) -> Tensor:
+        kept, ctx.scale = _drawn(x, rate)
+        x.relu_().mul_(kept).mul_(ctx.scale)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: _Scaled, *grads: Tensor) -> tuple[Tensor, None]:
+        (result,) = ctx.saved_tensors
+        return torch.mul(grads[0], result > 0).mul_(ctx.scale), None
+
+
+def _drawn(x: Tensor, rate: float) -> tuple[Tensor, float]:
+    """Draw which numbers stay, from the global generator, and what they are multiplied by."""
+    kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate)
+    return kept, torch.ones((), dtype=x.dtype).div_(1 - rate).item()
