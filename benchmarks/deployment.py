@@ -20,7 +20,7 @@ from socket import SHUT_WR, create_connection, socket
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
-from benchmarks.measure import say, summary
+from benchmarks.measure import keep_bytecode, say, summary
 from deploy.loopback import HOST, DeploymentError, Loopback
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.processes import termination_as_exit
@@ -162,6 +162,7 @@ def _steps(totals: list[int], exchanges: int) -> list[float]:
 def main() -> None:
     """Print the result as JSON."""
     quick = "--quick" in sys.argv
+    keep_bytecode()
     load = os.getloadavg()[0]
     cases, supernodes = ((QUICK,), 2) if quick else ((NFEDGNN, FEDGLS), 4)
     turns = [(case, tls) for case in cases for tls in (False, True)]

@@ -38,6 +38,11 @@ def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     return statistics.linear_regression(x, y).slope
 
 
+def keep_bytecode() -> None:
+    """Have processes that are started keep bytecode, as an installed package has it."""
+    os.environ["PYTHONDONTWRITEBYTECODE"] = ""
+
+
 def peak_bytes() -> int:
     """Return the most memory that this process has had so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from benchmarks.deployment import partitioned, watch
-from benchmarks.measure import say, summary
+from benchmarks.measure import keep_bytecode, say, summary
 from deploy.loopback import DeploymentError, Loopback
 from flower_graph.apps.cli.processes import termination_as_exit
 
@@ -212,6 +212,7 @@ def _entry(seconds: list[float], metrics: Path, exchanges: int) -> dict[str, Any
 def main() -> None:
     """Print the result as JSON."""
     quick = "--quick" in sys.argv
+    keep_bytecode()
     load = os.getloadavg()[0]
     with termination_as_exit():  # so that the deployment is ended in any case
         entries = [

@@ -23,7 +23,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from flower_graph.client.resident.app import load_app
 from flower_graph.client.resident.mirror import Folders, Mirror, TemporaryFolder
 from flower_graph.client.resident.on_ray import Actor, name_of
-from flower_graph.engine.machine import keep_freed_memory
 from flower_graph.errors import ConfigError
 from flower_graph.handed import take_over
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
@@ -85,6 +84,9 @@ class RayWorker:
     def __init__(
         self, run: OnRay, made: Mapping[str, object], base: Path, machine: str, folders: Actor
     ) -> None:
+        # Not at the top: Flower's actors load this class to call it, and need no PyTorch
+        from flower_graph.engine.machine import keep_freed_memory
+
         keep_freed_memory()  # the clients of all rounds share this process
         take_over(made)
         self._out, self._mirror = run.out, None
