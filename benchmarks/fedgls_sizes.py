@@ -20,7 +20,7 @@ from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.engine.machine import peak_memory
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import csr_tensor
-from flower_graph.ops.graph_learner import weighted_propagate
+from flower_graph.ops.graph_learner import Pattern, weighted_propagate
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.structure_fedavg.networks import (
@@ -61,8 +61,8 @@ def measure_learner(nodes: int) -> dict[str, Any]:
     chance = torch.Generator().manual_seed(0)
     x, slope = torch.randn(2, nodes, 16, generator=chance).unbind()
 
-    def loss(edges: Tensor, weight: Tensor) -> Tensor:
-        return (weighted_propagate(edges, weight, x) * slope).sum()
+    def loss(pattern: Pattern, weight: Tensor) -> Tensor:
+        return (weighted_propagate(pattern, weight, x) * slope).sum()
 
     def round_() -> None:
         learners.step(loss)

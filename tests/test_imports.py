@@ -26,6 +26,7 @@ PURE = (
     "strategies/procrustes_alignment/gat.py",
     "flower_graph/engine/stacked_weights.py",
     "strategies/structure_fedavg/cohort.py",
+    "strategies/structure_fedavg/losses.py",
     "strategies/structure_fedavg/networks.py",
     "flower_graph/ops/*.py",
 )

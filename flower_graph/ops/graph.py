@@ -178,6 +178,17 @@ def _replace(matrix: Tensor, first: int, block: Tensor) -> Tensor:
     )
 
 
+def leading_block(graph: Adjacency, n: int) -> Adjacency:
+    """Return the first block of a block-diagonal graph, of as many nodes."""
+
+    def cut(matrix: Tensor) -> Tensor:
+        ptr = matrix.crow_indices()[: n + 1]
+        end = int(ptr[-1])
+        return csr_tensor(ptr, matrix.col_indices()[:end], matrix.values()[:end], (n, n))
+
+    return Adjacency(*(cut(matrix) for matrix in graph))
+
+
 def mean_adjacency(edge_index: Tensor, n: int) -> Adjacency:
     """Average over the neighbours; zero for a node that has none."""
     # edge_index [2, e]

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flower_graph.ops.context import Saved
-from flower_graph.ops.graph import Adjacency, csr_tensor, pointers, propagate
+from flower_graph.ops.graph import Adjacency, csr_tensor, propagate
 from flower_graph.ops.grouped import group_sizes, grouped_linear
-from flower_graph.ops.similarity import SparseRows, order_of, sampled_products
+from flower_graph.ops.similarity import SparseRows, ordered, sampled_products
 
 
 def attentive_encode(x: SparseRows, weights: Tensor) -> SparseRows:
@@ -50,39 +50,51 @@ class Pattern(NamedTuple):
     # [2, 2nk + n] row and column, sorted by row, then by column. Every kept pair is there in both
     # directions, so twice in each if the two keep each other; and all self-loops
     edge_index: Tensor
-    kept: Tensor  # [2nk + n] number of the similarity, counted row by row; nk for a self-loop
-    num_nodes: int  # n
+    ptr: Tensor  # [n + 1] int32; the entries of row i are ptr[i] to ptr[i + 1]
+    kept: Tensor  # [2nk + n] place of each in [n, k + 1] similarities, the last for the self-loop
 
 
 def symmetric_pattern(neighbours: Tensor) -> Pattern:
     """Lay out the symmetric graph of each node's kept neighbours."""
+    # Sorting whole numbers takes a third of finding out what sorts them. So an entry is one number:
+    # row, column, the place of its similarity, and whether that is in the column's list.
     # neighbours [n, k]
     n, k = neighbours.shape
-    node = torch.arange(n, device=neighbours.device)
-    local, other = node.repeat_interleave(k), neighbours.reshape(-1)
-    number = torch.arange(n * k, device=neighbours.device)
-    row, col = torch.cat([node, local, other]), torch.cat([node, other, local])
-    kept = torch.cat([number.new_full((n,), n * k), number, number])
-    order = order_of(row * n + col)
-    return Pattern(torch.stack([row[order], col[order]]), kept[order], n)
+    bits, tag_bits = n.bit_length(), (2 * k).bit_length()
+    node = torch.arange(n, device=neighbours.device)[:, None]
+    tag = 2 * torch.arange(k + 1, device=neighbours.device)
+    own = ((node << bits | torch.cat([neighbours, node], 1)) << tag_bits) + tag
+    other = ((neighbours << bits | node) << tag_bits) + (tag[:k] + 1)
+    key = ordered(torch.cat([own.reshape(-1), other.reshape(-1)]))
+    tag = key & ((1 << tag_bits) - 1)
+    key >>= tag_bits
+    row, col = key >> bits, key & ((1 << bits) - 1)
+    keeper = row + (col - row) * (tag & 1)
+    ptr = torch.searchsorted(row, torch.arange(n + 1, device=row.device), out_int32=True)
+    return Pattern(torch.stack([row, col]), ptr, keeper * (k + 1) + (tag >> 1))
+
+
+def entries_of(values: Tensor, pattern: Pattern, loops: float) -> Tensor:
+    """Take each entry's kept value; self-loops have one of their own."""
+    # values [n, k]
+    return F.pad(values, (0, 1), value=loops).reshape(-1).index_select(0, pattern.kept)
 
 
 def learned_adjacency(values: Tensor, pattern: Pattern) -> Tensor:
     """Compute the entries of the normalised learned adjacency."""
     # values [n, k]
     row, col = pattern.edge_index
-    half = F.relu(values).reshape(-1) / 2
-    weight = torch.cat([half, half.new_ones(1)]).index_select(0, pattern.kept)
-    degree = weight.new_zeros(pattern.num_nodes).index_add(0, row, weight)
+    weight = entries_of(F.relu(values) / 2, pattern, loops=1)
+    degree = weight.new_zeros(pattern.ptr.numel() - 1).index_add(0, row, weight)
     root = degree.rsqrt()  # the self-loop keeps every degree above 0
     return weight * (root.index_select(0, row) * root.index_select(0, col))
 
 
-def weighted_propagate(edge_index: Tensor, weight: Tensor, x: Tensor) -> Tensor:
-    """Sum the neighbours' vectors over a symmetric graph whose weights have gradients."""
-    # edge_index [2, e], weight [e], x [n, h]
-    ptr, col = pointers(edge_index[0], x.shape[0]), edge_index[1].to(torch.int32)
-    return _WeightedProduct.apply(weight, x.contiguous(), ptr, col)  # type: ignore[no-any-return, no-untyped-call]
+def weighted_propagate(pattern: Pattern, weight: Tensor, x: Tensor) -> Tensor:
+    """Sum the neighbours' vectors over a learned graph whose weights have gradients."""
+    # weight [e], x [n, h]
+    col = pattern.edge_index[1].to(torch.int32)
+    return _WeightedProduct.apply(weight, x.contiguous(), pattern.ptr, col)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _WeightedProduct(torch.autograd.Function):
@@ -108,47 +120,46 @@ def _symmetric(ptr: Tensor, col: Tensor, weight: Tensor) -> Adjacency:
     return Adjacency(matrix, matrix)
 
 
-def to_adjacency(edge_index: Tensor, weight: Tensor, n: int) -> Adjacency:
+def to_adjacency(pattern: Pattern, weight: Tensor) -> Adjacency:
     """Make the constant operator of a learned graph, for ``propagate``."""
-    # edge_index [2, e], weight [e]
-    row, col = edge_index
-    return _symmetric(pointers(row, n), col.to(torch.int32), weight.detach())
+    # weight [e]
+    return _symmetric(pattern.ptr, pattern.edge_index[1].to(torch.int32), weight.detach())
 
 
 # Learned edges against the true ones
 
 
-def distinct_edges(edge_index: Tensor, weight: Tensor, n: int) -> Tensor:
+def distinct_edges(edge_index: Tensor, weight: Tensor) -> Tensor:
     """Return the edges of a learned graph, each direction once."""
     # edge_index [2, e], weight [e]
     row, col = edge_index
-    key = torch.unique_consecutive((row * n + col)[(weight > 0) & (row != col)])
-    return torch.stack([key // n, key % n])
+    bits = int(col.max() + 1).bit_length() if col.numel() else 1
+    key = (row << bits | col).masked_select((weight > 0) & (row != col)).unique_consecutive()
+    return torch.stack([key >> bits, key & ((1 << bits) - 1)])
 
 
 def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> dict[str, Tensor]:
     """Compare learned edges with true ones, client by client."""
     # learned, true [2, e], y [n]
     n, sizes = y.numel(), torch.tensor(group_sizes(ptr), device=y.device)
-    owner = torch.arange(sizes.numel(), device=y.device).repeat_interleave(sizes)
+    clients = sizes.numel()
+    owner = torch.arange(clients, device=y.device).repeat_interleave(sizes)
 
-    def count(edges: Tensor, *conditions: Tensor) -> Tensor:
-        """Count edges, and those that meet each condition, by client: ``[1 + conditions, c]``."""
-        marks = torch.stack([torch.ones_like(edges[0], dtype=torch.bool), *conditions])
-        sums = torch.zeros(len(marks), sizes.numel(), dtype=torch.float64, device=y.device)
-        return sums.index_add_(1, owner[edges[0]], marks.double())
-
-    def alike(edges: Tensor) -> tuple[Tensor, Tensor]:
-        """Say which edges join two nodes with labels, and which of these the same."""
-        one, other = y[edges[0]], y[edges[1]]
+    def count(edges: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Count edges by client, those between nodes with labels, and with the same."""
+        one, other = y.index_select(0, edges[0]), y.index_select(0, edges[1])
         is_labelled = (one >= 0) & (other >= 0)
-        return is_labelled, is_labelled & (one == other)
+        kind = 3 * place + is_labelled + (is_labelled & (one == other))
+        counts = torch.bincount(kind, minlength=3 * clients).view(clients, 3).double()
+        return counts.sum(1), counts[:, 1] + counts[:, 2], counts[:, 2]
 
     learned_key, true_key = (row * n + col for row, col in (learned, true))
     sentinel = learned_key.new_full((1,), n * n)  # larger than any key
     found_key = torch.cat([learned_key, sentinel])[torch.searchsorted(learned_key, true_key)]
-    result, found_known, found_alike = count(learned, *alike(learned))
-    wanted, true_known, true_alike, both = count(true, *alike(true), found_key == true_key)
+    true_owner = owner.index_select(0, true[0])
+    both = torch.bincount(true_owner[found_key == true_key], minlength=clients).double()
+    result, found_known, found_alike = count(learned, owner.index_select(0, learned[0]))
+    wanted, true_known, true_alike = count(true, true_owner)
     return {
         "precision": both / result,
         "recall": both / wanted,

@@ -23,6 +23,7 @@ DENSE_NUMBERS, DENSE_COLUMNS = 4_194_304, 64
 SQUARE_NUMBERS = 262_144  # pairs of nodes that may be held, all of a small client's
 # Similarities that the search holds at a time: few enough for a cache; and the nodes it takes.
 BLOCK_NUMBERS, BLOCK_ROWS = 65_536, 32
+GROUP = 8  # nodes of a group from which on it is quicker to look for the best groups first
 # A squared distance below this share of the squared lengths is the rounding of a zero.
 ZERO_SHARE = 1e-13
 
@@ -259,13 +260,15 @@ def _product_blocks(e: Rows, block: int) -> Iterator[tuple[int, Tensor]]:
 
 def _most(similarity: Tensor, k: int, begin: int) -> Tensor:
     """Return the k largest of each column by number, ``[b, k]``; column 0 is node ``begin``."""
-    # They lie in the k groups of neighbouring nodes that have the largest maxima: for whoever lies
-    # in another group, each of these k has one that is larger, or as large and earlier. So only few
-    # numbers need to be put in order.
     n, b = similarity.shape
     node = torch.arange(n, device=similarity.device)
     similarity[node[begin : begin + b], node[:b]] = -torch.inf  # the node itself
-    size = max(1, math.isqrt(n // k))
+    size = math.isqrt(n // k)
+    if size < GROUP:
+        return _top(similarity.T, node, k)
+    # They lie in the k groups of neighbouring nodes that have the largest maxima: for whoever lies
+    # in another group, each of these k has one that is larger, or as large and earlier. So only few
+    # numbers need to be put in order.
     groups = n // size
     largest = similarity[: groups * size].view(groups, size, b).amax(1)
     chosen = _top(largest.T, node[:groups], min(k, groups))
@@ -280,8 +283,8 @@ def _top(similarity: Tensor, number: Tensor, k: int) -> Tensor:
     # whose order is that of the floats if the order of the negative ones is turned round; below,
     # the number, counted from the end.
     last = 0xFFFFFFFF
-    bits = (similarity.float() + 0.0).view(torch.int32)  # + 0.0 makes 0 of -0
-    key = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    bits = (similarity.float().contiguous() + 0.0).view(torch.int32)  # + 0.0 makes 0 of -0
+    key = (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).long()
     key = key.bitwise_left_shift_(32).add_(last - number)
     return last - (largest_of(key, k) & last)
 
@@ -289,12 +292,12 @@ def _top(similarity: Tensor, number: Tensor, k: int) -> Tensor:
 # Sorting whole numbers: NumPy does it several times as fast as PyTorch on a CPU
 
 
-def order_of(key: Tensor) -> Tensor:
-    """Return what sorts some numbers."""
+def ordered(key: Tensor) -> Tensor:
+    """Sort some numbers."""
     # key [n]
     if key.device.type == "cpu":
-        return torch.from_numpy(np.argsort(key.numpy()))
-    return key.argsort()
+        return torch.from_numpy(np.sort(key.numpy()))
+    return key.sort().values
 
 
 def largest_of(key: Tensor, k: int) -> Tensor:

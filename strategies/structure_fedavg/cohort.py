@@ -26,16 +26,29 @@ from flower_graph.engine.graph_batch import (
     evaluate,
     log_shares,
     pack_graphs,
+    take_graphs,
     turn_of,
     with_dropout,
 )
 from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.contrast import nt_xent
-from flower_graph.ops.graph import Adjacency, gcn_adjacency, propagate, replace_block
-from flower_graph.ops.graph_learner import edge_agreement, to_adjacency, weighted_propagate
-from flower_graph.ops.grouped import group_sum, grouped_add, grouped_linear, one_thread
+from flower_graph.ops.graph import (
+    Adjacency,
+    gcn_adjacency,
+    leading_block,
+    propagate,
+    replace_block,
+)
+from flower_graph.ops.graph_learner import (
+    Pattern,
+    edge_agreement,
+    to_adjacency,
+    weighted_propagate,
+)
+from flower_graph.ops.grouped import grouped_add, grouped_linear, one_thread
 from flower_graph.ops.prototypes import class_sums, distance_to_means
 from flower_graph.rng import generator
+from flower_graph.strategies.structure_fedavg.losses import NodeLosses
 from flower_graph.strategies.structure_fedavg.networks import (
     ENCODER,
     GNN,
@@ -105,8 +118,11 @@ class StructureCohort:
         self.weights.start_from(*self.shared_models(), replace=False)
         self._graph: Adjacency | None = None
         self._compare_hidden()
-        self._distilled = torch.zeros(0)
         self._turn = turn_of(self.batch.x)
+        learned = settings.graphs == LEARNED
+        # Without encoders
+        self.own = take_graphs(self.batch, range(self.size)) if learned else self.batch
+        self._losses = NodeLosses(self.own, settings.num_classes, has_encoders=learned)
 
     @property
     def size(self) -> int:
@@ -143,7 +159,7 @@ class StructureCohort:
                     learning_rate=self.settings.learning_rate,
                     weight_decay=self.settings.weight_decay,
                 )
-        return Trained(contrast, self._distilled, self._diverged())
+        return Trained(contrast, self._losses.divergence(), self._diverged())
 
     def learn_structure(self) -> Tensor:
         """Step phi on ``L_c`` (equations 8 and 9), with theta and omega as the server gave them."""
@@ -161,9 +177,9 @@ class StructureCohort:
         x, sizes = lifted[self._nodes(places)], torch.tensor(ptr, device=self.device).diff()
         result: list[Tensor] = []
 
-        def loss(edges: Tensor, weight: Tensor) -> Tensor:
-            hidden = F.relu(grouped_add(weighted_propagate(edges, weight, x), gnn[0], ptr))
-            around = weighted_propagate(edges, weight, hidden)
+        def loss(pattern: Pattern, weight: Tensor) -> Tensor:
+            hidden = F.relu(grouped_add(weighted_propagate(pattern, weight, x), gnn[0], ptr))
+            around = weighted_propagate(pattern, weight, hidden)
             h = grouped_linear(around, gnn[1], gnn[2], ptr)
             every = torch.arange(ptr[-1], device=self.device)
             result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
@@ -219,7 +235,7 @@ class StructureCohort:
         """Measure accuracy and loss of the model that each client classifies with."""
         logits = self.logits() if logits is None else logits
         # Both are NaN if the loss is, since the largest logit is then meaningless.
-        accuracy, loss = (part[: self.size] for part in evaluate(self.batch, logits))
+        accuracy, loss = evaluate(self.own, logits)
         none = ~loss.isfinite()
         return Metrics(
             accuracy.masked_fill(none[:, None], torch.nan), loss.masked_fill(none, torch.nan)
@@ -227,10 +243,13 @@ class StructureCohort:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Return all networks' logits of all nodes, ``[n, k]``; the clients' own come first."""
+        """Return all nodes' logits by the networks that clients classify with, ``[n, k]``."""
         first, rest = self.weights.weights()
+        first, rest = first[: self.own.row_ptr[-1]], rest[: self.size]
         with one_thread(self._is_small):
-            return self._logits(self._hidden(first, rest), rest)
+            graph = leading_block(self._adjacency(), self.own.ptr[-1])
+            hidden = self._hidden(self.own.x, graph, first, rest)
+            return self._logits(graph, hidden, rest)
 
     @torch.no_grad()
     def class_sums(self, left_out: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -240,8 +259,8 @@ class StructureCohort:
         absent = [index for index, client in enumerate(self.clients) if client in left_out]
         gone = torch.isin(self.batch.node_client, torch.tensor(absent, device=self.device))
         rows = (self.batch.masks["train"] & ~gone).nonzero().flatten()
-        y, hidden = self.batch.y[rows], self._hidden(first, rest)[rows].double()
-        return class_sums(hidden, y, self.settings.num_classes)
+        hidden = self._hidden(self.batch.x, self._adjacency(), first, rest)[rows].double()
+        return class_sums(hidden, self.batch.y[rows], self.settings.num_classes)
 
     def structure(self) -> dict[str, Tensor] | None:
         """Compare the graphs that graphless clients use with their true ones."""
@@ -297,16 +316,15 @@ class StructureCohort:
         self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
     ) -> Tensor:
         """Return the sum of all networks' losses, with a step's dropout."""
-        hidden = self._hidden(first, rest, left.inputs)
-        shares = log_shares(
-            self._logits(hidden if left.hidden is None else hidden * left.hidden, rest)
-        )
-        total = self._classification(shares)
+        x, graph = self.batch.x, self._adjacency()
+        if left.inputs is not None:
+            x = with_dropout(x, self._turn, left.inputs)
+        hidden = self._hidden(x, graph, first, rest)
+        inner = hidden if left.hidden is None else hidden * left.hidden
+        shares = log_shares(self._logits(graph, inner, rest))
+        total = self._losses.total(shares)
         if prototypes is not None:
             total = total + self._prototype_loss(hidden, prototypes)
-        if self.settings.graphs == LEARNED:
-            distilled = self._distillation(shares)
-            self._distilled, total = distilled.detach(), total + distilled.sum()
         return total
 
     def _adjacency(self) -> Adjacency:
@@ -319,36 +337,22 @@ class StructureCohort:
             if self.settings.graphs == KNN:  # like a given graph: no weights
                 block = gcn_adjacency(self.learners.neighbours(), n)
             else:
-                block = to_adjacency(*self.learners.edges(), n)
+                block = to_adjacency(*self.learners.edges())
             self._graph = replace_block(self.batch.graph, nodes.start, block)
         return self._graph
 
-    def _hidden(self, first: Tensor, rest: Tensor, kept: Tensor | None = None) -> Tensor:
-        """First layer of all networks, ``[n, h]``; ``kept`` is dropout on the features."""
-        x = self.batch.x if kept is None else with_dropout(self.batch.x, self._turn, kept)
-        lifted = propagate(self._adjacency(), propagate(x, first))
-        return F.relu_(grouped_add(lifted, split_rest(rest, self.settings)[0], self.batch.ptr))
+    def _hidden(self, x: Adjacency, graph: Adjacency, first: Tensor, rest: Tensor) -> Tensor:
+        """First layer of the first networks or of all, ``[n, h]``."""
+        lifted, bias = propagate(graph, propagate(x, first)), split_rest(rest, self.settings)[0]
+        return F.relu_(grouped_add(lifted, bias, self.batch.ptr[: len(rest) + 1]))
 
-    def _logits(self, hidden: Tensor, rest: Tensor) -> Tensor:
+    def _logits(self, graph: Adjacency, hidden: Tensor, rest: Tensor) -> Tensor:
         """Second layer, ``H`` and ``Z``, ``[n, k]``."""
         _, weight, bias = split_rest(rest, self.settings)
         # Multiplying by the weights after the neighbours' sum gives the same, and includes the
         # bias.
-        return grouped_linear(propagate(self._adjacency(), hidden), weight, bias, self.batch.ptr)
-
-    def _classification(self, shares: Tensor) -> Tensor:
-        """Cross-entropy, mean over each client's training nodes, summed over clients (10)."""
-        nodes = self.batch.ptr[self.size]
-        y, share = self.batch.y[:nodes].clamp(min=0), self.batch.train_share[:nodes]
-        return -(shares[:, :nodes].gather(0, y[None])[0] @ share)
-
-    def _distillation(self, shares: Tensor) -> Tensor:
-        """``KL(softmax(H) || softmax(Z))`` with ``H`` fixed, ``[c]`` means over nodes (11)."""
-        nodes = self.batch.ptr[self.size]
-        teacher, student = shares[:, :nodes].detach(), shares[:, nodes:]
-        apart = (teacher.exp() * (teacher - student)).sum(0)
-        ptr = self.batch.ptr[: self.size + 1]
-        return group_sum(apart, ptr) / self.nodes.to(self.device)
+        ptr = self.batch.ptr[: len(rest) + 1]
+        return grouped_linear(propagate(graph, hidden), weight, bias, ptr)
 
     def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
         """Mean squared distance of training nodes to their class's prototype, over all clients."""

@@ -16,6 +16,7 @@ from flower_graph.ops.graph import Adjacency, csr_tensor, pointers
 from flower_graph.ops.graph_learner import (
     attentive_encode,
     distinct_edges,
+    entries_of,
     mlp_encode,
     symmetric_pattern,
 )
@@ -108,14 +109,13 @@ class GraphLearner(nn.Module):
     @torch.no_grad()
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return edges ``[2, e]``, both directions, without self-loops, and weights ``[e]``."""
-        n, e = x.shape[0], self._encode(x)
+        e = self._encode(x)
         near = nearest(e, self.neighbours, self.similarity)
         values = kept_similarity(e, near.neighbours, self.similarity, near.products)
         pattern = symmetric_pattern(near.neighbours)
-        half = functional.relu(values).reshape(-1) / 2
-        weight = torch.cat([half, half.new_zeros(1)])[pattern.kept]
+        weight = entries_of(functional.relu(values) / 2, pattern, loops=0)
         if not self.weighted:
-            return distinct_edges(pattern.edge_index, weight, n), None
+            return distinct_edges(pattern.edge_index, weight), None
         apart = pattern.edge_index[0] != pattern.edge_index[1]
         return pattern.edge_index[:, apart], weight[apart]
 

@@ -26,6 +26,7 @@ from flower_graph.ops.graph_learner import (
     Pattern,
     attentive_encode,
     distinct_edges,
+    entries_of,
     learned_adjacency,
     mlp_encode,
     symmetric_pattern,
@@ -212,16 +213,16 @@ class GraphLearners:
         """Return everything that lasts between rounds; changing a tensor changes the learners."""
         return self._state
 
-    def edges(self) -> tuple[Tensor, Tensor]:
-        """Return the graphs that the present weights make."""
+    def edges(self) -> tuple[Pattern, Tensor]:
+        """Return the graphs that the present weights make: where entries are, and their values."""
         learned = self._learned()
-        return learned.pattern.edge_index, learned.entries.detach()
+        return learned.pattern, learned.entries.detach()
 
-    def step(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def step(self, loss: Callable[[Pattern, Tensor], Tensor]) -> Tensor:
         """Take one Adam step at every client (FedGLS, equation 9)."""
         # A client whose weights become NaN is reset.
         learned = self._learned()
-        value = loss(learned.pattern.edge_index, learned.entries)
+        value = loss(learned.pattern, learned.entries)
         self._last = None  # a gradient can be taken once
         grads = torch.autograd.grad(value, list(learned.weights.values()))
         steps, rate = self._state["step"], self.settings.learning_rate
@@ -236,9 +237,8 @@ class GraphLearners:
     def neighbours(self) -> Tensor:
         """Return the edges of the learned graphs, ``[2, e]``: both directions, sorted."""
         learned = self._learned()
-        pattern, values = learned.pattern, learned.similarities.detach().reshape(-1)
-        weight = torch.cat([values, values.new_zeros(1)])[pattern.kept]
-        return distinct_edges(pattern.edge_index, weight, pattern.num_nodes)
+        weight = entries_of(learned.similarities.detach(), learned.pattern, loops=0)
+        return distinct_edges(learned.pattern.edge_index, weight)
 
     def _restart_diverged(self) -> None:
         """Reset weights and Adam's moments of clients whose weights are not finite."""

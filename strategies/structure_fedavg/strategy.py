@@ -147,7 +147,7 @@ class StructureClient(NumPyClient):
             train=train,
             val=val,
             test=test,
-            counts=count_batch(cohort.batch, logits, ~metrics.loss.isnan(), request.counting),
+            counts=count_batch(cohort.own, logits, ~metrics.loss.isnan(), request.counting),
             **{name.replace("-", "_"): values for name, values in graphs.items()},
         )
         return self._state.save_if_asked(config, measured.answer(), self._makers)

@@ -124,7 +124,7 @@ def test_learned_adjacency_equals_the_formula(case: tuple[Tensor, Tensor]):
     weight = learned_adjacency(values.gather(1, neighbours), pattern)
     found = matrix(pattern.edge_index, weight, n)
     torch.testing.assert_close(found, slow_adjacency(values, neighbours.tolist()))
-    graph = to_adjacency(pattern.edge_index, weight, n)
+    graph = to_adjacency(pattern, weight)
     for one in graph:
         torch.testing.assert_close(propagate(Adjacency(one, one), torch.eye(n).double()), found)
 
@@ -154,7 +154,7 @@ def test_weighted_propagate_equals_a_dense_product(case: tuple[Tensor, Tensor], 
     upstream = torch.linspace(-1, 1, n * h, dtype=torch.float64).view(n, h)
     results = []
     for found in (
-        weighted_propagate(pattern.edge_index, weight, x),
+        weighted_propagate(pattern, weight, x),
         matrix(pattern.edge_index, weight, n) @ x,
     ):
         results.append((found, *torch.autograd.grad((found * upstream).sum(), (weight, x))))
@@ -193,4 +193,4 @@ def test_edges_of_two_clients_by_hand():
 def test_distinct_edges_leave_out_loops_repeats_and_what_weighs_nothing():
     edge_index = torch.tensor([[0, 0, 1, 1, 2, 2, 1], [0, 1, 0, 0, 1, 0, 2]])
     weight = torch.tensor([1.0, 0.5, 0.2, 0.3, 0.0, 0.1, 0.0])
-    assert distinct_edges(edge_index, weight, 3).tolist() == [[0, 1, 2], [1, 0, 0]]
+    assert distinct_edges(edge_index, weight).tolist() == [[0, 1, 2], [1, 0, 0]]
