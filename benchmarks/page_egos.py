@@ -48,8 +48,8 @@ def fedscem_section(part: dict[str, Any]) -> Iterable[str]:
         "is the one above, run after every round with 1 and with 2 threads; the ratio is to the "
         "faster of the two. *Train* and *mask* are of the slowest SuperNode, *mask* with pads and "
         "encoding; *unmask* is the server taking the masks away; *rest* is the other SuperNodes, "
-        "the next round's keys and shares, and the messages. Clients of one SuperNode need no "
-        "masks against each other: with 100 SuperNodes every client has all of its own."
+        "the next round's keys and shares, and the messages. Masks are between SuperNodes: one "
+        "alone has none, and with 100 every client has all of its own."
     )
     head = ("run", "SuperNodes", "round", "range", "target", "", "train", "mask", "unmask", "rest")
     yield table(head, (_round_row(entry, targets["round"]) for entry in entries))
@@ -99,12 +99,11 @@ def _several(entries: list[dict[str, Any]], targets: dict[str, float]) -> Iterab
     if rows:
         yield (
             "**Several SuperNodes** in one process, in rounds with one; the *floor* is the same "
-            "with plain sums. What stands between: clients of different SuperNodes agree on a key "
-            "for each pair and round (X25519), seal their shares for each other and add a stream "
-            "a pair. Two SuperNodes with many clients could do with one key and one stream "
-            "between them, if a SuperNode, not each of its clients, shared its secrets; that is "
-            "not built. Where the floor is above a target, it is the training of many small "
-            "cohorts one after the other, which no faster sum removes."
+            "with plain sums. What stands between: each two partners, which are SuperNodes, agree "
+            "on a key in each round (X25519), seal their shares for each other and add a stream. "
+            "That is once for two SuperNodes, however many clients they host, and thousands of "
+            "times for a hundred. Where the floor is above a target, it is the training of many "
+            "small cohorts one after the other, which no faster sum removes."
         )
         head = ("run", "SuperNodes", "round", "in rounds with one", "floor", "target", "")
         yield table(head, rows)

@@ -12,13 +12,13 @@ SERVERS = {True: "trusted", False: "may lie"}
 
 
 def sum_section(part: Part) -> Iterable[str]:
-    """Lay out the rounds of one SuperNode, all tables."""
+    """Lay out the rounds of two SuperNodes, all tables."""
     targets, first = part["targets"], part["rounds"][0]
     yield "## Secure sum"
     yield (
-        f"**One SuperNode with {first['clients']} clients**, vectors of {first['length']:,} "
-        "numbers: all of prepare, mask and unmask, and the server's part. *State* is saving the "
-        "host and loading it again, which each message does."
+        f"**{first['clients']} clients at {first['supernodes']} SuperNodes**, vectors of "
+        f"{first['length']:,} numbers: all of prepare, mask and unmask, and the server's part. "
+        "*State* is saving a host and loading it again, which each message does."
     )
     rows = []
     for entry in part["rounds"]:
@@ -49,7 +49,7 @@ def trust_section(part: Part) -> Iterable[str]:
         )
         for entry, ratio, aim in _compared(part)
     ]
-    head = ("clients", "collude", "server", "partners", "threshold", *stages)
+    head = ("SuperNodes", "collude", "server", "partners", "threshold", *stages)
     yield table((*head, "a round", "times", "target"), rows)
     fits, growth = part["exponents"], targets["exponent"]
     yield "Growth without colluders under a trusted server, fitted:"
@@ -131,9 +131,8 @@ def short_trust(part: Part) -> Iterable[str]:
     yield (
         f"A tenth colluding among {many:,} costs a client {duration(took)}; it is the "
         f"server that pays: {through:.1f} GB go through it in a round, and it keeps {kept:.1f} GB "
-        "until the masks are off. To pay less, host several clients on a SuperNode (where the "
-        "server may lie, partners are counted in SuperNodes; where it is trusted, clients of one "
-        "SuperNode need no packets for each other), or lower `corrupt`. Not in these times: the "
+        "until the masks are off. To pay less, host several clients on a SuperNode, since partners "
+        "are SuperNodes, or lower `corrupt`. Not in these times: the "
         f"registry, read once in a process, {many:,} parties in {duration(registry)}; a deployed "
         "SuperNode has a process for each message."
     )

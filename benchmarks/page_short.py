@@ -104,8 +104,8 @@ def _flwr(part: Part) -> Iterable[str]:
         "In a simulation Flower's engine looks for messages every 0.1 s, and the cost of looking "
         f"grows with the number of SuperNodes: with {most['supernodes']} of them a round of "
         f"{most['users']} users takes {duration(most['round']['median'])}. That is why few "
-        "SuperNodes with large cohorts are the default. In FedSCem clients of one SuperNode need "
-        "no masks against each other, which saves most of the rest."
+        "SuperNodes with large cohorts are the default. In FedSCem masks are between "
+        "SuperNodes, so that few of them save most of the rest."
     )
 
 
@@ -123,7 +123,7 @@ def _secure(part: Part) -> Iterable[str]:
     word = part["rounds"][0]
     yield "## Parts"
     yield (
-        f"**Secure sum.** {word['clients']} clients at one SuperNode, vectors of "
+        f"**Secure sum.** {word['clients']} clients at {word['supernodes']} SuperNodes, vectors of "
         f"{word['length']:,} numbers: {duration(word['round']['median'])} a sum."
     )
 

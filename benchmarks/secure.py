@@ -1,4 +1,4 @@
-"""Secure sum: a round of 100 clients at one SuperNode, with the server's part.
+"""Secure sum: a round of 100 clients at two SuperNodes, with the server's part.
 
 Cost against the number of clients is in ``secure_clients``, whole sums of many in ``secure_whole``.
 Run alone: ``python -m benchmarks.secure [--quick]``.
@@ -29,17 +29,21 @@ STEPS = {32: 2.0**-16, 64: 2.0**-24}  # resolutions that need words of so many b
 ROUND, QUICK_ROUND = (100, 99_000, 12), (20, 1_000, 3)  # clients, numbers, rounds
 WARM_UP = 2
 TARGETS = {"round": 0.09, "state": 0.003}
-HOST = 0
+SUPERNODES = 2
 
 
 class Sum:
-    """A server and its only host; adds up what every step costs."""
+    """A server and its hosts, with as many clients each; adds up what every step costs."""
 
     def __init__(self, clients: int, length: int, word: int) -> None:
         self.server, self.length = SumServer(), length
         self.ring = Ring.fit(clients, LIMIT, STEPS[word])
-        self.host = SumClient(self.server.run_id, range(clients))
-        self.server.enroll(HOST, self.host.keys())
+        self.hosts = {
+            node: SumClient(self.server.run_id, range(node, clients, SUPERNODES))
+            for node in range(SUPERNODES)
+        }
+        for node, host in self.hosts.items():
+            self.server.enroll(node, host.keys())
         self.vector = self.ring.encode(np.random.default_rng(0).uniform(-1, 1, length))
         self.seconds: dict[str, float] = {}
 
@@ -48,12 +52,12 @@ class Sum:
         self.seconds = {}
         server, clients = self.server, self.server.clients
         opened = self._timed("server", lambda: server.open_round(number, clients))
-        self._stage(opened, self.host.prepare)
+        self._stage(opened, SumClient.prepare)
         length, word = self.length, self.ring.word
         asked = self._timed("server", lambda: server.mask_requests(number, length, word, TERMS))
         self._stage(asked, self._mask)
         shares = self._timed("server", lambda: server.unmask_requests(number))
-        self._stage(shares, self.host.unmask)
+        self._stage(shares, SumClient.unmask)
         result = self._timed("server", lambda: server.result(number))
         if isinstance(result, Skipped):
             raise RuntimeError(str(result.reason))
@@ -62,21 +66,22 @@ class Sum:
             raise RuntimeError("the sum is wrong")
 
     def restart(self, number: int) -> float:
-        """Prepare a round, so that the state is full; time saving the host and loading it."""
-        self.host.prepare(self.server.open_round(number, self.server.clients)[HOST])
+        """Prepare a round, so that the state is full; time saving a host and loading it."""
+        node, request = next(iter(self.server.open_round(number, self.server.clients).items()))
+        self.hosts[node].prepare(request)
         started = time.perf_counter()
-        self.host = SumClient.from_bytes(self.host.to_bytes())
+        self.hosts[node] = SumClient.from_bytes(self.hosts[node].to_bytes())
         return time.perf_counter() - started
 
-    def _mask(self, request: Any) -> MaskedReply:
+    def _mask(self, host: SumClient, request: Any) -> MaskedReply:
         present = request.clients.tolist()
-        return self.host.mask(
-            request, present, self.vector * self.vector.dtype.type(len(present)), TERMS
-        )
+        total = self.vector * self.vector.dtype.type(len(present))
+        return host.mask(request, present, total, TERMS)
 
-    def _stage(self, requests: dict[int, Any], answer: Callable[[Any], Any]) -> None:
-        reply = self._timed("host", lambda: answer(requests[HOST]))
-        self._timed("server", lambda: self.server.take(HOST, reply))
+    def _stage(self, requests: dict[int, Any], answer: Callable[[SumClient, Any], Any]) -> None:
+        for node, request in requests.items():
+            reply = self._timed("host", lambda n=node, r=request: answer(self.hosts[n], r))
+            self._timed("server", lambda n=node, r=reply: self.server.take(n, r))
 
     def _timed(self, who: str, call: Callable[[], Any]) -> Any:
         started = time.perf_counter()
@@ -86,7 +91,7 @@ class Sum:
 
 
 def measure_round(clients: int, length: int, rounds: int, word: int) -> dict[str, Any]:
-    """Time whole rounds of one SuperNode with all clients."""
+    """Time whole rounds: all that the SuperNodes do, and the server's part."""
     whole = Sum(clients, length, word)
     host, server, state = [], [], []
     for number in range(rounds + WARM_UP):
@@ -95,9 +100,10 @@ def measure_round(clients: int, length: int, rounds: int, word: int) -> dict[str
         host.append(whole.seconds["host"])
         server.append(whole.seconds["server"])
     both = [one + other for one, other in zip(host, server, strict=True)]
-    say(f"{clients} clients at one SuperNode, {whole.ring.word} bits: {min(both) * 1e3:.1f} ms")
+    say(f"{clients} clients, {whole.ring.word} bits: {min(both) * 1e3:.1f} ms")
     return {
         "clients": clients,
+        "supernodes": SUPERNODES,
         "length": length,
         "word": whole.ring.word,
         "round": summary(both[WARM_UP:]),

@@ -94,7 +94,7 @@ class Played:
         self.run, self.partners = RUN, np.arange(1, self.k + 1)
         self.minimum = max(2, self.threshold + 1, self.m - vanished)
         found = self.say("enroll", "sum_enroll", KeyRequest(RUN))
-        self.own_key = KeyReply.from_config(found).channel_keys[0].tobytes()
+        self.own_key = KeyReply.from_config(found).channel_key.tobytes()
         self.channels = [channel.new_key() for _ in range(self.k)]
 
     def say(self, what: str, action: str, *messages: Any, **more: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class Played:
             self.length,
             self.ring.word,
             one,
-            np.ones((1, self.k), np.bool_),
+            np.ones(self.k, np.bool_),
             rows_of([public for _, public in pairs], self.k, -1),
             rows_of(commitments, self.k, 2, -1),
             rows_of(packets, self.k, -1),

@@ -70,7 +70,7 @@ class Opened:
     def take(self, reply: UnmaskReply) -> None:
         """Note what a SuperNode's clients reveal, as they were asked."""
         local = self.round
-        rows = np.searchsorted(local.clients, reply.clients)
+        rows = np.searchsorted(local.parties, reply.clients)
         index, column = np.nonzero(reply.kinds)
         dealers = local.partners[rows[index], column].tolist()
         places = (local.partners.shape[1] - column).tolist()  # as their dealer numbers them, from 1
@@ -142,7 +142,7 @@ class SumDeviation(Deviation):
             self.rounds[number] = Opened(local)
             lies = {}
             for node, request in requests.items():
-                rows = np.searchsorted(local.clients, request.clients)
+                rows = np.searchsorted(local.parties, request.clients)
                 lies[node] = replace(request, kinds=self.story(local, rows))
             self.told += len(lies)
             return lies

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -76,25 +76,18 @@ def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
 
 
 class Agreements:
-    """Secrets that clients' channel keys agree on with others', kept for partners that return."""
+    """Secrets that a channel key agrees on with others', kept for partners that return."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], bytes] = {}
+        self._known: dict[bytes, bytes] = {}
 
-    def look_up(
-        self, privates: Mapping[int, bytes], pairs: Sequence[tuple[int, bytes]]
-    ) -> list[bytes]:
-        """Return the secrets of pairs of a client and a public key."""
-        fresh: dict[int, list[bytes]] = {}
-        for client, public in pairs:
-            if (client, public) not in self._known:
-                fresh.setdefault(client, []).append(public)
-        for client, publics in fresh.items():
-            for public, secret in zip(publics, agree(privates[client], publics), strict=True):
-                self._known[client, public] = secret
-        result = [self._known[pair] for pair in pairs]
+    def look_up(self, private: bytes, publics: Sequence[bytes]) -> list[bytes]:
+        """Return the secrets with some public keys."""
+        fresh = [public for public in publics if public not in self._known]
+        self._known |= zip(fresh, agree(private, fresh), strict=True)
+        result = [self._known[public] for public in publics]
         if len(self._known) > MAX_AGREEMENTS:
-            self._known = dict(zip(pairs, result, strict=True))
+            self._known = dict(zip(publics, result, strict=True))
         return result
 
 

@@ -84,7 +84,7 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
     world.prepare(0)
     local, reply = world.server._rounds[0], sent["reply"]
     victim, run = world.hosts[1000 + VICTIM], world.server.run_id
-    (secret,) = channel.agree(own, [victim.keys().channel_keys[0].tobytes()])
+    (secret,) = channel.agree(own, [victim.keys().channel_key.tobytes()])
     round_key, shares = reply.round_keys[0].tobytes(), []
     for holder, packet in zip(local.partners[VICTIM].tolist(), reply.packets, strict=True):
         what_for = channel.packet_context(run, 0, VICTIM, holder)
@@ -142,7 +142,7 @@ def test_who_was_ready_is_signed_too(tmp_path):
         names = ("round_keys", "packets", "share_commitments")
         fewer = {name: getattr(request, name)[kept] for name in names}
         if seen[place]:
-            lie = replace(request, live=kept[None], **fewer)
+            lie = replace(request, live=kept, **fewer)
             told = replace(ready, ready=seen, signatures=ready.signatures[kept])
             world.parties[node].receive(lie, told, TERMS.ring)
             replies[node] = world.parties[node].mask(world.words[place], TERMS, STATE)

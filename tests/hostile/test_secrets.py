@@ -80,11 +80,11 @@ class Collector:
 def secrets_of(part: Any) -> Iterator[bytes]:
     """Give all secrets of a host."""
     if isinstance(part, SumClient):
-        yield from (bytes(key) for key in part._channels.values())
+        yield part._private
         yield from part._agreed._known.values()
         for kept in part._rounds.values():
-            for rows in (kept.seeds, kept.private, kept.secrets):
-                yield from (row.tobytes() for row in rows)
+            for secret in (kept.seed, kept.private, *kept.secrets):
+                yield secret.tobytes()
             yield from (share.tobytes() for share in kept.held.reshape(-1, kept.held.shape[-1]))
     if isinstance(part, AlignmentClient):
         yield from (bytes(secret) for secret in part._secrets.values())

@@ -27,8 +27,8 @@ def accusing(world: World, *, times: int = 1, only: int | None = None) -> None:
         if node != LIAR or not isinstance(message, MaskedReply):
             return message
         kept = world.hosts[LIAR]._rounds[message.server_round]
-        row, column = np.nonzero(kept.is_foreign & kept.live)
-        pairs = np.stack([kept.clients[row], kept.partners[row, column]], 1)
+        partners = kept.partners[kept.live]
+        pairs = np.stack([np.zeros_like(partners), partners], 1)
         if only is not None:
             pairs = pairs[pairs[:, 1] == only]
         return replace(message, refused=np.repeat(pairs, times, 0))

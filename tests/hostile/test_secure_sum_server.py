@@ -9,7 +9,8 @@ import pytest
 from sum_helpers import TERMS, World
 
 from flower_graph.errors import RefusedError
-from flower_graph.secure.sum.messages import MASK_KEY, SEED
+from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import MASK_KEY, SEED, MaskRequest, PrepareRequest
 
 
 def masked(m: int, per_host: int = 1) -> World:
@@ -31,7 +32,7 @@ def test_nobody_believes_that_one_client_alone_survived(m):
     others = [client for client in range(m) if client != 3]
     for node, request in world.server.unmask_requests(0).items():
         host = world.hosts[node]
-        kinds = told(request.kinds, host._rounds[0].partners, others)
+        kinds = told(request.kinds, host._rounds[0].partners, others)[None]
         lie = replace(request, kinds=kinds, contributors=m)
         with pytest.raises(RefusedError, match="partners"):
             host.unmask(lie)
@@ -46,10 +47,10 @@ def test_different_stories_open_nobody(m):
     for node, request in world.server.unmask_requests(0).items():
         host = world.hosts[node]
         kept, threshold = host._rounds[0], host._rounds[0].threshold
-        partners = kept.partners[0]
+        partners = kept.partners
         # As many as this holder will believe to have vanished
         gone = draw.permutation(partners)[: partners.size - threshold].tolist()
-        kinds = told(request.kinds, kept.partners, gone)
+        kinds = told(request.kinds, partners, gone)[None]
         reply = host.unmask(replace(request, kinds=kinds, contributors=m))
         for kind in (SEED, MASK_KEY):
             shown[kind - SEED, partners[reply.kinds[0] == kind]] += 1
@@ -58,20 +59,18 @@ def test_different_stories_open_nobody(m):
 
 
 def test_terms_with_which_few_could_open_a_vector():
-    world = World.make(40, 4)
-    node, request = next(iter(world.server.open_round(0, range(40)).items()))
+    world = World.make(80, 2)
+    node, request = next(iter(world.server.open_round(0, range(80)).items()))
     host, k = world.hosts[node], request.partners.shape[1]
     assert 2 * request.threshold > k
     twice = request.partners.copy()
     twice[:, 1] = twice[:, 0]
     own = request.partners.copy()
     own[0, 0] = request.clients[0]
-    known = np.union1d(request.clients, request.partners).size
     for why, change in (
         ("threshold is 1 and minimum 2", {"threshold": 1, "minimum": 2}),
         (f"must be from {k // 2 + 1} to {k}", {"threshold": k // 2}),
         ("and above", {"minimum": request.threshold}),
-        ("and above", {"minimum": known // 2}),
         ("has one twice", {"partners": twice}),
         ("its own partner", {"partners": own}),
     ):
@@ -86,28 +85,44 @@ def test_what_contradicts_what_a_holder_knows():
     node, request = next(iter(world.server.unmask_requests(0).items()))
     host = world.hosts[node]
     kept = host._rounds[0]
-    row, column = np.argwhere(~kept.is_foreign)[0]
-    one, own = kept.partners[row, column], kept.partners == kept.partners[row, column]
-    assert one in host.clients
-    seen = np.unique(kept.partners).size
-    alone = request.kinds.copy()
-    alone[
-        np.unravel_index(np.flatnonzero(kept.partners == kept.partners[0, 0])[0], alone.shape)
-    ] = 0
+    gone = request.kinds.copy()
+    gone[0, : kept.partners.size - kept.threshold + 1] = MASK_KEY
     for why, change in (
-        (f"of our partners are said to be among {seen - 1}", {"contributors": seen - 1}),
-        ("not in the sum as we sent it", {"kinds": np.where(own, 2, request.kinds).astype("u1")}),
-        ("is said to be in and out", {"kinds": alone}),
+        ("39 clients contributed", {"contributors": kept.minimum - 1}),
+        ("of our partners are in the sum", {"kinds": gone}),
     ):
-        with pytest.raises(RefusedError, match=why):
+        with pytest.raises(RefusedError, match=why.replace("39", str(kept.minimum - 1))):
             host.unmask(replace(request, **change))
-    kept.live[0, 0] = False
+    kept.live = ~np.eye(1, kept.partners.size, dtype=bool)[0]
     with pytest.raises(RefusedError, match="took"):
         host.unmask(request)
-    kept.live[0, 0] = True
+    kept.live = np.ones_like(kept.live)
     assert host.unmask(request).kinds.all()
     with pytest.raises(RefusedError, match="round 0"):
         host.unmask(request)
+
+
+@pytest.mark.parametrize("hosted", [1, 3])
+def test_a_supernode_that_is_told_to_be_alone_sends_no_sum_of_fewer_than_the_minimum(hosted):
+    """Without partners there are no masks: one client is never a sum, nor are too few."""
+    host = SumClient(bytes(16), range(hosted))
+    none = np.zeros((1, 0), np.int64)
+    keys = np.zeros((0, 32), np.uint8)
+    for minimum in (0, 1):
+        with pytest.raises(RefusedError, match="above 1"):
+            host.prepare(PrepareRequest(bytes(16), 0, 0, minimum, np.array([0]), none, keys))
+    host.prepare(PrepareRequest(bytes(16), 0, 0, 2, np.array([0]), none, keys))
+    packets = np.zeros((0, 82), np.uint8)
+    commitments = np.zeros((0, 2, 32), np.uint8)
+    there = np.arange(hosted)
+    request = MaskRequest(bytes(16), 0, 6, 64, there, none[0] > 0, keys, commitments, packets)
+    total = np.arange(6, dtype="<u8")
+    with pytest.raises(RefusedError, match="nothing is sent"):
+        host.mask(request, [0], total, TERMS)
+    if hosted > 1:
+        assert (host.mask(request, [0, 2], total, TERMS).total == total).all()
+        with pytest.raises(RefusedError, match="masked already"):
+            host.mask(request, [0, 2], total, TERMS)
 
 
 def test_a_host_that_sent_nothing_reveals_nothing():
@@ -116,7 +131,7 @@ def test_a_host_that_sent_nothing_reveals_nothing():
     world.prepare(0)
     node, request = next(iter(world.server.mask_requests(0, 6, 64, TERMS).items()))
     host, live = world.hosts[node], request.live.copy()
-    live[:, 2:] = False
+    live[2:] = False
     pairs = ("round_keys", "packets", "share_commitments")
     two = {name: getattr(request, name)[:2] for name in pairs}
     with pytest.raises(RefusedError, match="fewer"):

@@ -28,12 +28,10 @@ def test_both_sides_agree_as_in_libsodium():
 
 
 def test_agreements_are_worked_out_once(monkeypatch: pytest.MonkeyPatch):
-    privates = {client: new_key()[0] for client in (1, 2)}
-    publics = [new_key()[1] for _ in range(3)]
-    pairs = [(1, publics[0]), (2, publics[0]), (1, publics[1])]
-    wanted = [agree(privates[client], [public])[0] for client, public in pairs]
+    private, publics = new_key()[0], [new_key()[1] for _ in range(3)]
+    wanted = agree(private, publics[:2])
     known = channel.Agreements()
-    assert known.look_up(privates, pairs) == wanted
+    assert known.look_up(private, publics[:2]) == wanted
     counted: list[bytes] = []
 
     def counting(private: bytes, publics: list[bytes]) -> list[bytes]:
@@ -41,14 +39,13 @@ def test_agreements_are_worked_out_once(monkeypatch: pytest.MonkeyPatch):
         return agree(private, publics)
 
     monkeypatch.setattr(channel, "agree", counting)
-    assert known.look_up(privates, pairs[::-1]) == wanted[::-1]
+    assert known.look_up(private, publics[1::-1]) == wanted[::-1]
     assert not counted
     monkeypatch.setattr(channel, "MAX_AGREEMENTS", 2)
-    # A client with a new key is another one.
-    known.look_up(privates, [(1, publics[2])])
-    assert counted == [publics[2]]
-    assert known.look_up(privates, pairs) == wanted
-    assert len(counted) == 1 + 3
+    known.look_up(private, publics[2:])
+    assert counted == publics[2:]
+    assert known.look_up(private, publics[:2]) == wanted
+    assert len(counted) == 1 + 2
 
 
 def test_keys_of_low_order_are_refused():

@@ -67,7 +67,7 @@ def ask(session: EgoSession, answers: dict[int, RecordDict], gone: int | None = 
 
 
 def keys_of(session: EgoSession, clients: list[int], handled: int | None = None) -> RecordDict:
-    public = np.frombuffer(b"".join(new_key()[1] for _ in clients), np.uint8).reshape(-1, 32)
+    public = np.frombuffer(new_key()[1], np.uint8)
     reply = KeyReply(session.sums.server.run_id, np.array(clients, np.int64), public)
     entries = reply.to_config() | ({} if handled is None else {HANDLED: handled})
     return RecordDict({"config": ConfigRecord(entries)})

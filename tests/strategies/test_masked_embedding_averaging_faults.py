@@ -209,7 +209,7 @@ def wrong_bytes(key: str) -> Change:
         ),
         # One word against another: it sits out one sum, then two, then four
         (
-            {(2, "hello", 1): wrong_bytes("sum-channel-keys")},
+            {(2, "hello", 1): wrong_bytes("sum-channel-key")},
             "cannot open what they seal for each other: it sits out 4 sums",
             [6, 0, 6, 6, 0, 6],
         ),

@@ -209,7 +209,7 @@ class PartyClient:
         index = epoch.index(self.party)
         epoch.check_present(ready.ready, "are ready")
         row = epoch.partners_of(index)
-        if not ready.ready[index] or not np.array_equal(request.live, ready.ready[row][None]):
+        if not ready.ready[index] or not np.array_equal(request.live, ready.ready[row]):
             raise RefusedError("the partners who are ready are not those of the list")
         if ready.signatures.shape[0] != request.round_keys.shape[0]:
             raise RefusedError("a partner's round key is not signed")

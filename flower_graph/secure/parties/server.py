@@ -267,6 +267,7 @@ class PartyServer:
             number,
             epoch.parties,
             nodes,
+            [[party] for party in epoch.parties.tolist()],
             rows_of(keys, len(keys), -1),
             epoch.partners,
             epoch.threshold,

@@ -1,10 +1,11 @@
-"""The client's side of the secure sum, for all clients that one SuperNode hosts.
+"""The client's side of the secure sum: a SuperNode with all clients that it hosts.
 
-Each client has a channel key for the run and, for each round, a seed and a mask key, both shared
-among its partners. What it adds to its vector is the stream of its seed, and for each partner *at
-another SuperNode* a stream that the two agree on and that one adds and the other takes away. Two
-clients of one SuperNode need no mask against each other: only their sum leaves it. For the same
-reason their shares do not travel.
+The SuperNode is the party: it has a channel key for the run and, for each round, a seed and a mask
+key, both shared among its partners, other SuperNodes. What it adds to the sum of its clients'
+vectors is the stream of its seed, and for each partner a stream that the two agree on and that one
+adds and the other takes away. Its clients need no masks against each other: only their sum leaves
+it. If all clients of a sum are here, there is nobody to hide it from but whom it is for, and it
+leaves as it is; clients fewer than the minimum send nothing.
 
 Every key is used once. A round is prepared once, masked once and unmasked once; the second time is
 refused, as is a round that is not newer than the last.
@@ -24,7 +25,7 @@ from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
-from flower_graph.secure.shamir import SECRET_BYTES, SHARE_BYTES, split_secrets
+from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
 from flower_graph.secure.sum.client_round import (
     ARRAYS,
     CHANGING,
@@ -58,11 +59,10 @@ class Received(NamedTuple):
 
     kept: ClientRound
     request: MaskRequest
-    rows: Integers  # [p] of the request's clients
-    is_present: NDArray[np.bool_]  # [p] who of them is to be in the sum
+    present: list[int]  # own clients that are to be in the sum
     held: Bytes  # as ``ClientRound`` has them
     has: NDArray[np.bool_]
-    refused: Integers  # [n, 2] own client and partner whose packet does not open
+    refused: Integers  # [n, 2] own number and that of a partner whose packet does not open
 
 
 class SumClient:
@@ -75,44 +75,44 @@ class SumClient:
         own: tuple[bytes, bytes] | None = None,
         least: int = 1,
     ) -> None:
-        # own: the private and public channel key of the only client, where it has one
+        # own: the private and public channel key, where the SuperNode has one already
         # least: contributors without whom nothing is revealed, whatever the server asks
         numbers = [int(client) for client in clients]
         if not numbers or len(set(numbers)) != len(numbers):
             raise ValueError(f"clients are {numbers!r:.60}, must be some, each there once")
-        pairs = [channel.new_key() for _ in numbers] if own is None else [own]
-        self.run_id, self._least = run_id, least
-        self._channels = {c: private for c, (private, _) in zip(numbers, pairs, strict=True)}
-        self._public = rows_of([public for _, public in pairs], -1, KEY_BYTES)
+        self.run_id, self.clients, self._least = run_id, numbers, least
+        self._private, self._public = channel.new_key() if own is None else own
         self._rounds: dict[int, ClientRound] = {}
         self._last = -1  # the newest round that was prepared
         self._agreed = channel.Agreements()
 
     @property
-    def clients(self) -> list[int]:
-        """Numbers of the hosted clients."""
-        return list(self._channels)
+    def party(self) -> int:
+        """The SuperNode's number in sums."""
+        return min(self.clients)
 
     def keys(self) -> KeyReply:
-        """Return the public channel keys."""
-        return KeyReply(self.run_id, np.array(self.clients, np.int64), self._public)
+        """Return the clients, and the public channel key."""
+        public = np.frombuffer(self._public, np.uint8)
+        return KeyReply(self.run_id, np.array(self.clients, np.int64), public)
 
     def prepare(self, request: PrepareRequest) -> PrepareReply:
         """Make the keys, shares and commitments of a round."""
         self._check_prepare(request)
-        is_foreign = ~np.isin(request.partners, request.clients)
-        kept = ClientRound.begin(request, is_foreign, self._agree(request, is_foreign))
+        publics = pieces(request.channel_keys)
+        agreed = self._agreed.look_up(self._private, publics)
+        kept = ClientRound.begin(request, rows_of(agreed, len(publics), KEY_BYTES))
         shares, share_commitments = self._share(kept)
-        kept.deliver(shares)
         self._last = kept.number
         older = sorted(self._rounds)[1 - KEPT_ROUNDS :]
         self._rounds = {number: self._rounds[number] for number in older} | {kept.number: kept}
+        seed = self.run_id, kept.number, self.party, kept.seed.tobytes()
         return PrepareReply(
             self.run_id,
             kept.number,
-            kept.clients,
-            kept.public,
-            self._commit_to_seeds(kept),
+            request.clients,
+            kept.public[None],
+            rows_of([channel.commit_to_seed(*seed)], 1, COMMITMENT_BYTES),
             share_commitments,
             self._seal(kept, shares),
         )
@@ -128,31 +128,34 @@ class SumClient:
         kept = self._round(request.run_id, request.server_round)
         if kept.is_masked:
             raise RefusedError(f"round {kept.number} is masked already: no mask is used twice")
-        rows = kept.rows(request.clients)
-        is_present = np.isin(request.clients, np.array(present, np.int64))
-        if not 0 < is_present.sum() == len(present):
+        asked, chosen = set(request.clients.tolist()) & set(self.clients), list(present)
+        if not chosen or len(set(chosen)) != len(chosen) or not asked.issuperset(chosen):
             raise RefusedError(f"present is {brief(present)}, must be some of the request's")
-        held, has, refused = self._receive(kept, request, rows)
-        few = is_present & (has[rows].sum(1) < kept.threshold)
-        if few.any():
+        if not kept.partners.size and len(chosen) < kept.minimum:
             raise RefusedError(
-                f"client {request.clients[few][0]}: fewer than {kept.threshold} of its partners "
-                f"take part in round {kept.number}"
+                f"{len(chosen)} clients would be a sum by themselves, at least {kept.minimum} must "
+                "be: nothing is sent"
             )
-        return Received(kept, request, rows, is_present, held, has, refused)
+        held, has, refused = self._receive(kept, request)
+        if has.sum() < kept.threshold:
+            raise RefusedError(
+                f"client {self.party}: fewer than {kept.threshold} of its partners take part in "
+                f"round {kept.number}"
+            )
+        return Received(kept, request, chosen, held, has, refused)
 
     def mask_received(self, came: Received, total: RingArray, terms: SumTerms) -> MaskedReply:
         """Mask a sum, as ``mask`` does, once what partners sealed is opened."""
         # total [L]
-        kept, request, rows, is_present = came.kept, came.request, came.rows, came.is_present
+        kept, request = came.kept, came.request
         terms.check_guard(kept.minimum)
         _check_total(request, total)
         kept.held, kept.has = came.held, came.has
-        kept.live[rows], kept.sent[rows] = request.live, is_present
+        kept.live, kept.is_masked = request.live, True
         masked = np.array(total)
         bound = terms.digest(request.length, request.word, kept.threshold, kept.minimum)
-        add_streams(masked, self._masks(kept, request, rows, rows[is_present], bound))
-        clients = request.clients[is_present]
+        add_streams(masked, self._masks(kept, request, bound))
+        clients = np.array(came.present, np.int64)
         return MaskedReply(self.run_id, kept.number, clients, masked, came.refused)
 
     def unmask_and_prepare(self, config: Config) -> Config:
@@ -173,15 +176,13 @@ class SumClient:
                 f"{request.contributors} clients contributed to round {kept.number}, at least "
                 f"{kept.minimum} must have: nothing is revealed"
             )
-        rows = kept.rows(request.clients)
-        if request.kinds.shape != (rows.size, kept.k) or request.kinds.max() > MASK_KEY:
+        if request.kinds.shape != (1, kept.partners.size) or request.kinds.max() > MASK_KEY:
             raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
         if kept.is_masked:
-            check_unmask(kept, request, rows)
-        shows = kept.has[rows] & kept.is_masked
-        kinds = np.where(shows, request.kinds, np.uint8(NOTHING))
-        row, column = np.nonzero(kinds)
-        shares = kept.held[rows[row], column, kinds[row, column] - SEED]
+            check_unmask(kept, request)
+        kinds = np.where(kept.has & kept.is_masked, request.kinds, np.uint8(NOTHING))
+        column = np.flatnonzero(kinds[0])
+        shares = kept.held[column, kinds[0, column] - SEED]
         del self._rounds[kept.number]
         return UnmaskReply(self.run_id, kept.number, request.clients, kinds, shares)
 
@@ -191,8 +192,7 @@ class SumClient:
             "run": np.frombuffer(self.run_id, np.uint8),
             "last": np.array([self._last]),
             "clients": np.array(self.clients, np.int64),
-            "channels": rows_of(self._channels.values(), -1, KEY_BYTES),
-            "public": self._public,
+            "channel": rows_of([self._private, self._public], 2, KEY_BYTES),
         }
         for number, kept in self._rounds.items():
             numbers = [getattr(kept, name) for name in NUMBERS]
@@ -209,14 +209,14 @@ class SumClient:
         try:
             arrays = load(state)
             for name in [name for name in arrays if name.endswith("/numbers")]:
-                head = number, *_ = arrays[name].tolist()
+                number, threshold, minimum, is_masked = arrays[name].tolist()
                 fixed = [arrays[f"{number}/{part}"] for part in ARRAYS]
                 changing = [arrays[f"{number}/{part}"].copy() for part in CHANGING]
-                host._rounds[number] = ClientRound(*head, *fixed, *changing)
+                kept = ClientRound(number, threshold, minimum, bool(is_masked), *fixed, *changing)
+                host._rounds[number] = kept
             host.run_id, host._last = arrays["run"].tobytes(), int(arrays["last"][0])
-            channels = zip(arrays["clients"].tolist(), arrays["channels"], strict=True)
-            host._channels = {client: private.tobytes() for client, private in channels}
-            host._public = arrays["public"].astype(np.uint8, copy=False)
+            host.clients = arrays["clients"].tolist()
+            host._private, host._public = pieces(arrays["channel"])
         except (SafetensorError, KeyError, ValueError, IndexError) as error:
             raise StateLostError(f"the state of the secure sum cannot be read: {error}") from error
         return host
@@ -244,113 +244,85 @@ class SumClient:
                 f"a sum of {request.minimum} clients may be opened, and here {LEAST_CLIENTS} is "
                 f"{self._least}"
             )
-        for client in request.clients.tolist():
-            if client not in self._channels:
-                raise RefusedError(f"client {client} is not hosted here")
-
-    def _agree(self, request: PrepareRequest, is_foreign: NDArray[np.bool_]) -> Bytes:
-        """Agree on a secret with every partner at another SuperNode, ``[f, 32]``."""
-        owners = request.clients[np.nonzero(is_foreign)[0]].tolist()
-        if len(owners) != request.channel_keys.shape[0]:
+        if request.clients.tolist() != [self.party]:
+            first = request.clients[0] if request.clients.size else None
+            raise RefusedError(f"client {first} is not the first of those hosted here")
+        if request.channel_keys.shape[0] != request.partners.shape[1]:
             raise RefusedError(
-                f"{request.channel_keys.shape[0]} channel keys for {len(owners)} foreign partners"
+                f"{request.channel_keys.shape[0]} channel keys for {request.partners.shape[1]} "
+                "partners"
             )
-        pairs = list(zip(owners, pieces(request.channel_keys), strict=True))
-        return rows_of(self._agreed.look_up(self._channels, pairs), -1, KEY_BYTES)
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
-        """Split secrets into shares ``[p, k, 2, 33]``; commit to some of them, ``[f, 2, 32]``."""
-        secrets = np.stack([kept.seeds, kept.private], 1).reshape(-1, SECRET_BYTES)
-        shares = split_secrets(secrets, kept.threshold, kept.k)  # [2 p, k, 33]
-        shares = np.moveaxis(shares.reshape(-1, 2, kept.k, SHARE_BYTES), 1, 2)
-        # To what stays here there is none: dealer and holder are one machine, at fault together.
-        commitments = []
-        for row, dealer in enumerate(kept.clients.tolist()):
-            contexts = channel.share_contexts(self.run_id, kept.number, dealer)
-            foreign = kept.is_foreign[row]
-            given = pieces(shares[row, foreign].reshape(-1, SHARE_BYTES))
-            for at, holder in enumerate(kept.partners[row, foreign].tolist()):
-                both = given[2 * at : 2 * at + 2]
-                name = channel.name_bytes(holder)
-                commitments += channel.commit_to_shares(contexts, name, both)
-        return np.ascontiguousarray(shares), rows_of(commitments, -1, 2, COMMITMENT_BYTES)
-
-    def _commit_to_seeds(self, kept: ClientRound) -> Bytes:
-        seeds = zip(kept.clients.tolist(), pieces(kept.seeds), strict=True)
-        result = [channel.commit_to_seed(self.run_id, kept.number, *seed) for seed in seeds]
-        return rows_of(result, -1, COMMITMENT_BYTES)
+        """Split both secrets into shares ``[k, 2, 33]``, and commit to each, ``[k, 2, 32]``."""
+        k = kept.partners.size
+        if not k:
+            return np.zeros((0, 2, SHARE_BYTES), np.uint8), rows_of([], 0, 2, COMMITMENT_BYTES)
+        split = split_secrets(np.stack([kept.seed, kept.private]), kept.threshold, k)  # [2, k, 33]
+        shares = np.ascontiguousarray(np.moveaxis(split, 0, 1))
+        contexts = channel.share_contexts(self.run_id, kept.number, self.party)
+        given, commitments = pieces(shares.reshape(-1, SHARE_BYTES)), []
+        for at, holder in enumerate(kept.partners.tolist()):
+            name, both = channel.name_bytes(holder), given[2 * at : 2 * at + 2]
+            commitments += channel.commit_to_shares(contexts, name, both)
+        return shares, rows_of(commitments, k, 2, COMMITMENT_BYTES)
 
     def _seal(self, kept: ClientRound, shares: Bytes) -> Bytes:
-        """Seal the shares of the partners at other SuperNodes, ``[f, 82]``."""
-        row, column = np.nonzero(kept.is_foreign)
-        parts = zip(
-            kept.clients[row].tolist(),
-            kept.partners[row, column].tolist(),
-            pieces(kept.secrets),
-            pieces(kept.public[row]),
-            pieces(shares[row, column].reshape(-1, 2 * SHARE_BYTES)),
-            strict=True,
-        )
+        """Seal the partners' shares, ``[k, 82]``."""
+        plain = pieces(shares.reshape(-1, 2 * SHARE_BYTES))
+        parts = zip(kept.partners.tolist(), pieces(kept.secrets), plain, strict=True)
+        own = kept.public.tobytes()
         packets = [
-            channel.seal(secret, self._packet(kept, dealer, holder), round_key, plain)
-            for dealer, holder, secret, round_key, plain in parts
+            channel.seal(secret, self._packet(kept, self.party, holder), own, both)
+            for holder, secret, both in parts
         ]
-        return rows_of(packets, -1, PACKET_BYTES)
+        return rows_of(packets, len(packets), PACKET_BYTES)
 
     def _receive(
-        self, kept: ClientRound, request: MaskRequest, rows: Integers
+        self, kept: ClientRound, request: MaskRequest
     ) -> tuple[Bytes, NDArray[np.bool_], Integers]:
         """Open the packets; return all shares, which of them came, and the pairs that failed."""
-        row, column = kept.foreign_pairs(request, rows)
-        secret_at = np.cumsum(kept.is_foreign).reshape(kept.is_foreign.shape) - 1
-        held, has = kept.held.copy(), np.zeros_like(kept.has)
-        has[rows] = request.live & ~kept.is_foreign[rows]
-        holders, dealers = kept.clients[row].tolist(), kept.partners[row, column].tolist()
+        column = kept.columns(request)
+        held, has, own = kept.held.copy(), np.zeros_like(kept.has), channel.name_bytes(self.party)
+        dealers = kept.partners[column].tolist()
         parts = zip(
-            holders,
             dealers,
-            pieces(kept.secrets[secret_at[row, column]]),
+            pieces(kept.secrets[column]),
             pieces(request.round_keys),
             pieces(request.packets),
             pieces(request.share_commitments.reshape(-1, 2 * COMMITMENT_BYTES)),
             strict=True,
         )
         opened = []
-        for holder, dealer, secret, round_key, packet, promised in parts:
-            plain = channel.unseal(secret, self._packet(kept, dealer, holder), round_key, packet)
+        for dealer, secret, round_key, packet, promised in parts:
+            what_for = self._packet(kept, dealer, self.party)
+            plain = channel.unseal(secret, what_for, round_key, packet)
             both = (plain[:SHARE_BYTES], plain[SHARE_BYTES:]) if plain else (b"", b"")
             contexts = channel.share_contexts(self.run_id, kept.number, dealer)
-            commitments = channel.commit_to_shares(contexts, channel.name_bytes(holder), both)
+            commitments = channel.commit_to_shares(contexts, own, both)
             opened.append(b"".join(both if b"".join(commitments) == promised else ()))
         good = np.array([plain != b"" for plain in opened], np.bool_)
-        held[row[good], column[good]] = rows_of(opened, -1, 2, SHARE_BYTES)
-        has[row[good], column[good]] = True
-        return held, has, np.stack([kept.clients[row], kept.partners[row, column]], 1)[~good]
+        held[column[good]] = rows_of(opened, int(good.sum()), 2, SHARE_BYTES)
+        has[column[good]] = True
+        refused = [[self.party, dealers[at]] for at in np.flatnonzero(~good).tolist()]
+        return held, has, np.array(refused, np.int64).reshape(-1, 2)
 
     def _packet(self, kept: ClientRound, dealer: int, holder: int) -> bytes:
         return channel.packet_context(self.run_id, kept.number, dealer, holder)
 
     def _masks(
-        self,
-        kept: ClientRound,
-        request: MaskRequest,
-        rows: Integers,
-        chosen: Integers,
-        terms: bytes,
+        self, kept: ClientRound, request: MaskRequest, terms: bytes
     ) -> list[tuple[bytes, int]]:
-        """Return the self masks, and the pair masks with live partners at other SuperNodes."""
-        number, run_id = kept.number, self.run_id
-        seeds = zip(pieces(kept.seeds[chosen]), kept.clients[chosen].tolist(), strict=True)
-        masks = [(channel.self_mask_key(seed, run_id, number, c, terms), 1) for seed, c in seeds]
-        row, column = kept.foreign_pairs(request, rows)
-        for own_row in np.intersect1d(chosen, row).tolist():
-            mine = row == own_row
-            local, private = int(kept.clients[own_row]), kept.private[own_row].tobytes()
-            others = kept.partners[own_row, column[mine]].tolist()
-            secrets = channel.agree(private, pieces(request.round_keys[mine]))
-            for other, secret in zip(others, secrets, strict=True):
-                key = channel.pair_mask_key(secret, run_id, number, local, other, terms)
-                masks.append((key, channel.pair_sign(local, other)))
+        """Return the self mask, and the pair masks with live partners; none without partners."""
+        number, run_id, party = kept.number, self.run_id, self.party
+        if not kept.partners.size:
+            return []
+        masks = [(channel.self_mask_key(kept.seed.tobytes(), run_id, number, party, terms), 1)]
+        others = kept.partners[kept.columns(request)].tolist()
+        secrets = channel.agree(kept.private.tobytes(), pieces(request.round_keys))
+        for other, secret in zip(others, secrets, strict=True):
+            key = channel.pair_mask_key(secret, run_id, number, party, other, terms)
+            masks.append((key, channel.pair_sign(party, other)))
         return masks
 
 

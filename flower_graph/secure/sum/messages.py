@@ -1,8 +1,9 @@
 """Messages of the secure sum: set up, and the three stages prepare, mask and unmask.
 
 Entries of different stages have different keys, so they may travel in one Flower message.
-Per-client things are blocks with a leading client axis. *Pairs* are (own client, foreign partner),
-row by row as in ``partners`` or ``live``; what concerns two clients of one SuperNode never travels.
+Whoever takes part is a SuperNode, a *party*: its number is the lowest of its clients', or the one
+that a registry has. Blocks have a leading axis of one party; *f* are its partners, or those that
+are live.
 
 Reading checks lengths and that numbers agree with each other. Whether clients, rounds and words
 are those that were asked for is checked by ``SumServer`` and ``SumClient``.
@@ -67,8 +68,8 @@ RING = Part(
 PrepareRun = Annotated[bytes, Raw("prepare-run", "the run")]
 MaskRun = Annotated[bytes, Raw("mask-run", "the run")]
 UnmaskRun = Annotated[bytes, Raw("unmask-run", "the run")]
-Prepared = Annotated[Integers, Clients("prepare-clients", "who takes part", shape="p")]
-Holders = Annotated[Integers, Clients("unmask-clients", "holders of shares", shape="p")]
+Prepared = Annotated[Integers, Clients("prepare-clients", "the party", shape="p")]
+Holders = Annotated[Integers, Clients("unmask-clients", "the party", shape="p")]
 Kinds = Annotated[
     Bytes,
     Block(
@@ -81,20 +82,19 @@ Kinds = Annotated[
 
 @dataclass
 class KeyRequest(Message, down="sum_enroll"):
-    """Server to client: make channel keys for a run."""
+    """Server to client: make a channel key for a run."""
 
     run_id: Annotated[bytes, Raw("sum-run", "the run; up: as asked")]  # fresh for the run
 
 
 @dataclass
 class KeyReply(Message, up="sum_enroll"):
-    """Client to server: who is here, and their public channel keys."""
+    """Client to server: who is here, and the SuperNode's public channel key."""
 
     run_id: Annotated[bytes, Raw("sum-run", "the run; up: as asked")]
     clients: Annotated[Integers, Clients("sum-clients", "who is here", shape="p")]
-    channel_keys: Annotated[
-        Bytes,
-        Block("sum-channel-keys", "their public channel keys (X25519)", shape=f"p {KEY_BYTES}"),
+    channel_key: Annotated[
+        Bytes, Block("sum-channel-key", "its public channel key (X25519)", shape=f"{KEY_BYTES}")
     ]
 
 
@@ -107,11 +107,10 @@ class PrepareRequest(Message, down="sum_unmask"):
     threshold: Annotated[int, Whole("prepare-threshold", "shares that give a secret back")]
     minimum: Annotated[
         int, Whole("prepare-minimum", "contributors without whom nothing is to be revealed")
-    ]
+    ]  # clients; under a server that may lie, parties
     clients: Prepared
     # In the server's mirrored order
     partners: Annotated[Integers, Exact("prepare-partners", "partners of each", shape="p k")]
-    # Of the partners at other SuperNodes, pair by pair
     channel_keys: Annotated[Bytes, Block("prepare-channel-keys", "theirs", shape=f"f {KEY_BYTES}")]
 
 
@@ -129,14 +128,10 @@ class PrepareReply(Message, up="sum_unmask"):
         Bytes,
         Block("prepare-seed-commitments", "to the seeds of the self masks", shape=f"p {CHECK}"),
     ]
-    # Of seed and mask key, for partners at other SuperNodes, pair by pair
+    # Of seed and mask key
     share_commitments: Annotated[
         Bytes,
-        Block(
-            "prepare-share-commitments",
-            "to the shares of partners at other SuperNodes",
-            shape=f"f 2 {CHECK}",
-        ),
+        Block("prepare-share-commitments", "to the partners' shares", shape=f"f 2 {CHECK}"),
     ]
     packets: Annotated[
         Bytes, Block("prepare-packets", "sealed shares for the partners", shape=f"f {PACKET_BYTES}")
@@ -151,20 +146,15 @@ class MaskRequest(Message, down="sum_mask"):
     server_round: Annotated[int, Whole("mask-round", "number of the sum")]
     length: Annotated[int, Whole("mask-length", "numbers of a vector")]
     word: Annotated[int, Whole("mask-word", "bits of a number")]
-    clients: Annotated[Integers, Clients("mask-clients", "who may contribute", shape="p")]
-    live: Annotated[NDArray[np.bool_], Flags("mask-live", "which partners take part", shape="p k")]
-    # Of the live partners at other SuperNodes, and their shares for our clients, pair by pair
+    clients: Annotated[Integers, Clients("mask-clients", "who may contribute", shape="c")]
+    live: Annotated[NDArray[np.bool_], Flags("mask-live", "which partners take part", shape="k")]
+    # Of these
     round_keys: Annotated[
-        Bytes,
-        Block(
-            "mask-round-keys",
-            "public mask keys of these at other SuperNodes",
-            shape=f"f {KEY_BYTES}",
-        ),
+        Bytes, Block("mask-round-keys", "their public mask keys", shape=f"f {KEY_BYTES}")
     ]
     share_commitments: Annotated[
         Bytes,
-        Block("mask-share-commitments", "to their shares for our clients", shape=f"f 2 {CHECK}"),
+        Block("mask-share-commitments", "to their shares for the party", shape=f"f 2 {CHECK}"),
     ]
     packets: Annotated[
         Bytes, Block("mask-packets", "these shares, sealed", shape=f"f {PACKET_BYTES}")
@@ -183,13 +173,14 @@ class MaskedReply(Message, up="sum_mask"):
         Integers,
         Exact(
             "mask-refused",
-            "own client and partner whose packet does not open; left out if there is none",
+            "the party and a partner whose packet does not open; left out if there is none",
             shape="n 2",
             optional=True,
         ),
     ] = field(default_factory=lambda: np.empty((0, 2), np.int64))
     left_out: Annotated[
-        dict[int, str], Reasons("mask-left-out", "`number:reason` for each that is not in the sum")
+        dict[int, str],
+        Reasons("mask-left-out", "`number:reason` for each client that is not in the sum"),
     ] = field(default_factory=dict)
 
 
@@ -199,7 +190,7 @@ class UnmaskRequest(Message, down="sum_unmask"):
 
     run_id: UnmaskRun
     server_round: Annotated[int, Whole("unmask-round", "number of the sum")]
-    contributors: Annotated[int, Whole("unmask-contributors", "clients in the sum")]
+    contributors: Annotated[int, Whole("unmask-contributors", "how many are in the sum")]
     clients: Holders
     # SEED of a partner in the sum, MASK_KEY of one that is missing
     kinds: Kinds

@@ -5,8 +5,9 @@ The round goes through three stages. *Prepare*: keys, commitments and sealed sha
 has vanished. *Unmask*: shares are collected, of the seed of each client in the sum, and of the mask
 key of each that vanished; with them the masks are computed again and taken away.
 
-Clients are rows here, in ascending order of their numbers. Partner lists are mirrored: whoever
-stands in column j of my row has me in column ``k - 1 - j`` of its own.
+Parties, the SuperNodes, are rows here, in ascending order of their numbers; each adds up some
+clients. Partner lists are mirrored: whoever stands in column j of my row has me in column
+``k - 1 - j`` of its own. A party that is alone has no partners, and no masks.
 """
 
 from __future__ import annotations
@@ -50,34 +51,34 @@ class SumRound:
         self,
         run_id: bytes,
         number: int,
-        clients: Integers,
+        parties: Integers,
         nodes: list[int],
+        hosted: list[list[int]],
         channel_keys: Bytes,
         partners: Integers,
         threshold: int,
         minimum: int,
         blame: Blame,
     ) -> None:
+        # hosted: the clients that each party adds up; minimum: so many of them must be in the sum
         m, k = partners.shape
-        self.run_id, self.number, self.clients = run_id, number, clients
+        self.run_id, self.number, self.parties = run_id, number, parties
         self.partners, self.threshold, self.minimum = partners, threshold, minimum
         self._channel_keys, self._blame = channel_keys, blame
-        numbers = {node: index for index, node in enumerate(dict.fromkeys(nodes))}
-        self._owner = owner = np.array([numbers[node] for node in nodes])
-        self._rows = {node: np.flatnonzero(owner == index) for node, index in numbers.items()}
-        self.is_foreign: NDArray[np.bool_] = owner[partners] != owner[:, None]
+        self._hosted, self._asked = [list(local) for local in hosted], sum(map(len, hosted))
+        self._rows = {node: row for row, node in enumerate(nodes)}
         self.round_keys = np.zeros((m, channel.KEY_BYTES), np.uint8)
         self.seed_commitments = np.zeros((m, channel.COMMITMENT_BYTES), np.uint8)
         self.share_commitments = np.zeros((m, k, 2, channel.COMMITMENT_BYTES), np.uint8)
         self._packets = np.zeros((m, k, PACKET_BYTES), np.uint8)
         self.live = np.zeros(m, np.bool_)  # prepared, and with enough prepared partners
         self.contributed = np.zeros(m, np.bool_)
-        self.kinds = np.zeros(m, np.uint8)  # what is to be revealed of each client
+        self.kinds = np.zeros(m, np.uint8)  # what is to be revealed of each party
         self.shares = np.zeros((m, k, SHARE_BYTES), np.uint8)  # by dealer and the holder's column
         self.has = np.zeros((m, k), np.bool_)
         # Whose packet a holder cannot open, as it says; by dealer and the holder's column
         self._refused = np.zeros((m, k), np.bool_)
-        self.suspects: Integers = np.zeros(0, np.int64)  # clients that are to sit out, unproven
+        self.suspects: Integers = np.zeros(0, np.int64)  # parties that are to sit out, unproven
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped: Reason | None = None
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
@@ -92,50 +93,49 @@ class SumRound:
     def prepare_requests(self) -> dict[int, PrepareRequest]:
         """Write the first request to each SuperNode."""
         requests = {}
-        for node, rows in self._rows.items():
-            partners = self.partners[rows]
+        for node, row in self._rows.items():
+            partners = self.partners[row]
             requests[node] = PrepareRequest(
                 self.run_id,
                 self.number,
                 self.threshold,
                 self.minimum,
-                self.clients[rows],
-                self.clients[partners],
-                self._channel_keys[partners[self.is_foreign[rows]]],
+                self.parties[[row]],
+                self.parties[partners][None],
+                self._channel_keys[partners],
             )
         return requests
 
     def take(self, node: int, reply: StageReply) -> None:
         """Process a SuperNode's reply of the present stage, whole or not at all."""
         self._check(node, reply)
-        rows = self._rows[node]
+        row = self._rows[node]
         if isinstance(reply, PrepareReply):
-            self._take_prepare(rows, reply)
+            self._take_prepare(row, reply)
         elif isinstance(reply, MaskedReply):
-            self._take_masked(rows[self.live[rows]], reply)
+            self._take_masked(row, reply)
         else:
-            self._take_shares(rows[self.live[rows]], reply)
+            self._take_shares(row, reply)
         self._open.remove(node)
 
-    def _take_prepare(self, rows: Integers, reply: PrepareReply) -> None:
+    def _take_prepare(self, row: int, reply: PrepareReply) -> None:
         """Store keys, commitments and packets."""
-        if not np.array_equal(reply.clients, self.clients[rows]):
+        party, k = int(self.parties[row]), self.partners.shape[1]
+        if reply.clients.tolist() != [party]:
             raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
-        index, column = np.nonzero(self.is_foreign[rows])
         came = reply.packets.shape[0], reply.share_commitments.shape[0]
-        if came != (index.size, index.size):
+        if came != (k, k):
             raise MalformedReplyError(
-                f"round {self.number}: {came[0]} packets and commitments to {came[1]}, expected "
-                f"{index.size}"
+                f"round {self.number}: {came[0]} packets and commitments to {came[1]}, expected {k}"
             )
-        for row in rows[channel.low_order_rows(reply.round_keys)].tolist():
+        if channel.low_order_rows(reply.round_keys).size:
             self._convict(row, "its round key is of low order")
-            raise MalformedReplyError(f"round key of client {self.clients[row]}: of low order")
-        self.round_keys[rows] = reply.round_keys
-        self.seed_commitments[rows] = reply.seed_commitments
-        self.share_commitments[rows[index], column] = reply.share_commitments
-        self._packets[rows[index], column] = reply.packets
-        self.live[rows] = True
+            raise MalformedReplyError(f"round key of client {party}: of low order")
+        self.round_keys[row] = reply.round_keys
+        self.seed_commitments[row] = reply.seed_commitments
+        self.share_commitments[row] = reply.share_commitments
+        self._packets[row] = reply.packets
+        self.live[row] = True
 
     def mask_requests(
         self, length: int, word: int, terms: SumTerms, out: Collection[int] = ()
@@ -145,8 +145,8 @@ class SumRound:
             raise ValueError(f"round {self.number}: masks were asked for already")
         self._stage = "mask"
         self.terms = terms.digest(length, word, self.threshold, self.minimum)
-        self.live &= ~np.isin(self.clients, list(out))
-        # Without enough partners a client's secrets could not be recovered; without it, its
+        self.live &= [not set(out).intersection(local) for local in self._hosted]
+        # Without enough partners a party's secrets could not be recovered; without it, its
         # partners may have too few in turn.
         while (few := self.live & (self.live[self.partners].sum(1) < self.threshold)).any():
             self.live &= ~few
@@ -154,49 +154,50 @@ class SumRound:
             return {}
         self.total = np.zeros(length, WORDS[word])
         requests = {}
-        for node, all_rows in self._rows.items():
-            if (rows := all_rows[self.live[all_rows]]).size:
-                requests[node] = self._mask_request(rows, length, word)
+        for node, row in self._rows.items():
+            if self.live[row]:
+                requests[node] = self._mask_request(row, length, word)
         self._open = set(requests)
         return requests
 
-    def _take_masked(self, rows: Integers, reply: MaskedReply) -> None:
+    def _take_masked(self, row: int, reply: MaskedReply) -> None:
         """Add a masked sum."""
-        local = self.clients[rows]
+        local = self._hosted[row]
         if (strangers := np.setdiff1d(reply.clients, local)).size:
             raise MalformedReplyError(f"round {self.number}: client {strangers[0]} was not asked")
+        if not reply.clients.size:
+            raise MalformedReplyError(f"round {self.number}: no client is in the sum")
         if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
             raise MalformedReplyError(
                 f"round {self.number}: the sum has shape {reply.total.shape} and type "
                 f"{reply.total.dtype}, expected {self.total.shape} and {self.total.dtype}"
             )
-        dealers, columns = self._read_refused(rows, reply.refused)
+        dealers, columns = self._read_refused(row, reply.refused)
         self.total += reply.total
-        self.contributed[rows[np.isin(local, reply.clients)]] = True
+        self.contributed[row] = True
         self._refused[dealers, columns] = True
-        for client in sorted(reply.left_out.keys() & set(local.tolist())):
+        self._hosted[row] = reply.clients.tolist()
+        for client in sorted(reply.left_out.keys() & set(local)):
             self._note(Cause.LEFT_OUT, client, one_line(reply.left_out[client]))
 
     def leave_out(self, row: int, total: RingArray, why: str) -> None:
-        """Take a client's masked sum out of the total again: it counts as vanished."""
+        """Take a party's masked sum out of the total again: it counts as vanished."""
         self.total -= total
         self.contributed[row] = False
-        self._note(Cause.LEFT_OUT, int(self.clients[row]), why)
+        self._note(Cause.LEFT_OUT, int(self.parties[row]), why)
 
-    def _read_refused(self, rows: Integers, pairs: Integers) -> tuple[Integers, Integers]:
-        """Find packets that holders say they cannot open; none twice, none that was not sent."""
-        index, column = np.nonzero(self.live[self.partners[rows]] & self.is_foreign[rows])
-        m, holders, count = self.clients.size, rows[index], pairs.shape[0]
-        dealers = self.partners[holders, column]
-        checked = pairs[: holders.size]  # more are wrong anyway, and not worth the memory
-        at = np.minimum(np.searchsorted(self.clients, checked), m - 1)
-        refused = np.isin(holders * m + dealers, at[:, 0] * m + at[:, 1])
-        if (self.clients[at] != checked).any() or refused.sum() != count:
+    def _read_refused(self, row: int, pairs: Integers) -> tuple[Integers, Integers]:
+        """Find packets that a holder says it cannot open; none twice, none that was not sent."""
+        partners, count = self.partners[row], pairs.shape[0]
+        column = np.flatnonzero(self.live[partners])
+        checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
+        refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
+        if (checked[:, 0] != self.parties[row]).any() or refused.size != count:
             raise MalformedReplyError(
-                f"round {self.number}: {count} packets do not open, of which only {refused.sum()} "
+                f"round {self.number}: {count} packets do not open, of which only {refused.size} "
                 "were sent, or some are named twice"
             )
-        return dealers[refused], self.partners.shape[1] - 1 - column[refused]
+        return partners[refused], partners.size - 1 - refused
 
     def unmask_requests(self) -> dict[int, UnmaskRequest]:
         """End the second stage; write the third request to each SuperNode of the second."""
@@ -205,41 +206,32 @@ class SumRound:
         self._stage = "unmask"
         if self.skipped or not self._enough(self.contributed, "sent their vectors"):
             return {}
-        has_masks = (self.contributed[self.partners] & self.is_foreign).any(1)
+        has_masks = self.contributed[self.partners].any(1)
         vanished = self.live & ~self.contributed & has_masks
         self.kinds[self.contributed], self.kinds[vanished] = SEED, MASK_KEY
         requests = {}
-        for node, all_rows in self._rows.items():
-            rows = all_rows[self.live[all_rows]]
-            kinds = self.kinds[self.partners[rows]]
-            if (kinds != NOTHING).any():
+        contributors = self._count(self.contributed)
+        for node, row in self._rows.items():
+            kinds = self.kinds[self.partners[[row]]]
+            if self.live[row] and (kinds != NOTHING).any():
                 requests[node] = UnmaskRequest(
-                    self.run_id,
-                    self.number,
-                    int(self.contributed.sum()),
-                    self.clients[rows],
-                    kinds,
+                    self.run_id, self.number, contributors, self.parties[[row]], kinds
                 )
         self._open = set(requests)
         return requests
 
-    def _take_shares(self, rows: Integers, reply: UnmaskReply) -> None:
+    def _take_shares(self, row: int, reply: UnmaskReply) -> None:
         """Check and store revealed shares."""
-        if not np.array_equal(reply.clients, self.clients[rows]):
+        if reply.clients.tolist() != [self.parties[row]]:
             raise MalformedReplyError(f"round {self.number}: shares of other clients than asked")
-        asked = self.kinds[self.partners[rows]]
+        asked = self.kinds[self.partners[[row]]]
         wrong_shape = reply.kinds.shape != asked.shape
         if wrong_shape or ((reply.kinds != NOTHING) & (reply.kinds != asked)).any():
             raise MalformedReplyError(f"round {self.number}: shares that were not asked for")
-        index, column = np.nonzero(reply.kinds)
-        holders = rows[index]
-        dealers, columns = self.partners[holders, column], self.partners.shape[1] - 1 - column
-        promised = self.share_commitments[dealers, columns, asked[index, column] - SEED]
-        # To shares between a SuperNode's own clients nobody committed. If one is wrong, so is the
-        # secret: the same SuperNode's fault.
-        far = self.is_foreign[holders, column]
-        good = ~far
-        good[far] = self._verify(dealers[far], holders[far], reply.shares[far], promised[far])
+        column = np.flatnonzero(reply.kinds[0])
+        dealers, columns = self.partners[row, column], self.partners.shape[1] - 1 - column
+        promised = self.share_commitments[dealers, columns, asked[0, column] - SEED]
+        good = self._verify(dealers, row, reply.shares, promised)
         self.shares[dealers[good], columns[good]] = reply.shares[good]
         self.has[dealers[good], columns[good]] = True
 
@@ -250,27 +242,28 @@ class SumRound:
         self._stage, self._open = "over", set()
         for row in np.flatnonzero(self._refused.any(1)):
             # The holders' word against the dealer's: noted, not proven.
-            holders = self.clients[self.partners[row, self._refused[row]]]
+            holders = self.parties[self.partners[row, self._refused[row]]]
             why = f"its packet does not open, says client {holders.min()}"
             more = f" and {holders.size - 1} more" if holders.size > 1 else ""
-            self._note(Cause.DISPUTED, int(self.clients[row]), why + more)
+            self._note(Cause.DISPUTED, int(self.parties[row]), why + more)
         if self.skipped is None:
             self._take_masks_away()
         if self.skipped is not None:
             return Skipped(self.skipped)
-        return SumResult(self.total, self.clients[self.contributed])
+        there = [self._hosted[row] for row in np.flatnonzero(self.contributed).tolist()]
+        return SumResult(self.total, np.sort(np.concatenate(there)))
 
-    def _mask_request(self, rows: Integers, length: int, word: int) -> MaskRequest:
-        partners = self.partners[rows]
+    def _mask_request(self, row: int, length: int, word: int) -> MaskRequest:
+        partners = self.partners[row]
         live = self.live[partners]
-        index, column = np.nonzero(live & self.is_foreign[rows])
-        dealers, mirrored = partners[index, column], partners.shape[1] - 1 - column
+        column = np.flatnonzero(live)
+        dealers, mirrored = partners[column], partners.size - 1 - column
         return MaskRequest(
             self.run_id,
             self.number,
             length,
             word,
-            self.clients[rows],
+            np.array(self._hosted[row], np.int64),
             live,
             self.round_keys[dealers],
             self.share_commitments[dealers, mirrored],
@@ -278,27 +271,22 @@ class SumRound:
         )
 
     def _verify(
-        self, dealers: Integers, holders: Integers, shares: Bytes, promised: Bytes
+        self, dealers: Integers, holder: int, shares: Bytes, promised: Bytes
     ) -> NDArray[np.bool_]:
-        """Check shares against their commitments, and blame the holders of wrong ones."""
-        heads = {
-            dealer: channel.share_contexts(self.run_id, self.number, int(self.clients[dealer]))[
-                self.kinds[dealer] - SEED
-            ]
-            for dealer in np.unique(dealers).tolist()
-        }
-        names = {row: channel.name_bytes(int(self.clients[row])) for row in set(holders.tolist())}
-        pairs = zip(dealers.tolist(), holders.tolist(), channel.pieces(shares), strict=True)
-        result = [channel.commitment(heads[d] + names[h], share) for d, h, share in pairs]
-        good: NDArray[np.bool_] = (channel.rows_of(result, *promised.shape) == promised).all(1)
-        for row in np.unique(holders[~good]).tolist():
-            self._convict(row, "it sent a wrong share")
+        """Check a holder's shares against their commitments, and blame it if one is wrong."""
+        name, found = channel.name_bytes(int(self.parties[holder])), []
+        for dealer, share in zip(dealers.tolist(), channel.pieces(shares), strict=True):
+            heads = channel.share_contexts(self.run_id, self.number, int(self.parties[dealer]))
+            found.append(channel.commitment(heads[self.kinds[dealer] - SEED] + name, share))
+        good: NDArray[np.bool_] = (channel.rows_of(found, *promised.shape) == promised).all(1)
+        if not good.all():
+            self._convict(holder, "it sent a wrong share")
         return good
 
     def _convict(self, row: int, why: str) -> None:
-        """Blame a client whose fault is proven, and its SuperNode."""
-        node = next(node for node, rows in self._rows.items() if row in rows)
-        self._blame(Reason(Cause.PROVEN, why, int(self.clients[row]), self.number), node)
+        """Blame a party whose fault is proven, and its SuperNode."""
+        node = next(node for node, at in self._rows.items() if at == row)
+        self._blame(Reason(Cause.PROVEN, why, int(self.parties[row]), self.number), node)
 
     def _note(self, kind: Cause, client: int, text: str) -> None:
         """Blame a client whose fault is not proven."""
@@ -320,30 +308,42 @@ class SumRound:
         if node not in self._open:
             raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
 
+    def _count(self, present: NDArray[np.bool_]) -> int:
+        """Count the clients of some parties."""
+        return sum(len(self._hosted[row]) for row in np.flatnonzero(present).tolist())
+
     def _enough(self, present: NDArray[np.bool_], what: str) -> bool:
-        if (count := int(present.sum())) < self.minimum:
+        """Skip the sum if too few clients are there, or a party has too few partners."""
+        if (count := self._count(present)) < self.minimum:
             self.skip(
-                f"{count} of {self.clients.size} clients {what}, at least {self.minimum} must; "
-                "nothing is revealed"
+                f"{count} of {self._asked} clients {what}, at least {self.minimum} must; nothing "
+                "is revealed"
+            )
+        elif (present[self.partners[present]].sum(1) < self.threshold).any():
+            self.skip(
+                f"{present.sum()} of {present.size} SuperNodes {what}, which are too few to take "
+                "each other's masks away; nothing is revealed"
             )
         return self.skipped is None
 
     def _take_masks_away(self) -> None:
         """Reconstruct and check all secrets, and subtract the masks from ``total``; or skip."""
+        if not self.partners.size:
+            return  # nobody to hide the sum from but whom it is for
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
             self.suspects = self._most_disputed()
             self.skip(
                 f"too few shares came for {few.size} clients (the first is "
-                f"{self.clients[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
+                f"{self.parties[few[0]]}: {self.has[few[0]].sum()} of {self.threshold})"
             )
             return
         wrong = [row for row in needed.tolist() if not self._recover(row)]
         for row in wrong:
             self._convict(row, "its shares do not give the secret that it committed to")
         if wrong:
-            self.skip(f"client {self.clients[wrong[0]]} shared wrongly")
+            self.skip(f"client {self.parties[wrong[0]]} shared wrongly")
             return
         masks: list[tuple[bytes, int]] = []
         for row in needed.tolist():
@@ -351,21 +351,19 @@ class SumRound:
         add_streams(self.total, masks)
 
     def _most_disputed(self) -> Integers:
-        """Return the clients of the one SuperNode that disputes packets with most others."""
+        """Return the one party that disputes packets with most others."""
         # Honest SuperNodes dispute packets with liars only: if there is one liar, with it alone.
         dealers, columns = np.nonzero(self._refused)
-        pair = self._owner[np.stack([dealers, self.partners[dealers, columns]])]
+        pair = np.stack([dealers, self.partners[dealers, columns]])
         sides = np.unique(np.concatenate([pair, pair[::-1]], 1), axis=1)[0]
         odds = np.bincount(sides, minlength=1)
         if odds.max() < 2 or (odds == odds.max()).sum() > 1:
             return self.suspects
-        return np.array(self.clients[self._owner == odds.argmax()])
+        return np.array(self.parties[[odds.argmax()]])
 
     def _recover(self, row: int) -> bool:
-        """Reconstruct one client's secret; return whether it is what the client committed to."""
-        came = np.flatnonzero(self.has[row])
-        far = self.is_foreign[row, came]  # that were committed to: these first
-        came = np.concatenate([came[far], came[~far]])[: self.threshold]
+        """Reconstruct one party's secret; return whether it is what the party committed to."""
+        came = np.flatnonzero(self.has[row])[: self.threshold]
         held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
         if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
             self._secrets[row] = secret
@@ -373,28 +371,27 @@ class SumRound:
 
     def secret_of(self, row: int, kind: int, shares: Mapping[int, bytes]) -> bytes | None:
         """Reconstruct a secret from its holders' shares; None if it was not committed to."""
-        chosen, client = sorted(shares)[: self.threshold], int(self.clients[row])
+        chosen, party = sorted(shares)[: self.threshold], int(self.parties[row])
         try:
             secret = combine_shares(chosen, [shares[holder] for holder in chosen])
         except ValueError:
             return None
         if kind == SEED:
-            commitment = channel.commit_to_seed(self.run_id, self.number, client, secret)
+            commitment = channel.commit_to_seed(self.run_id, self.number, party, secret)
             return secret if commitment == self.seed_commitments[row].tobytes() else None
         return secret if channel.public_key(secret) == self.round_keys[row].tobytes() else None
 
     def _self_mask(self, row: int) -> tuple[bytes, int]:
-        client = int(self.clients[row])
-        seed, number = self._secrets[row], self.number
-        return channel.self_mask_key(seed, self.run_id, number, client, self.terms), -1
+        seed, number, party = self._secrets[row], self.number, int(self.parties[row])
+        return channel.self_mask_key(seed, self.run_id, number, party, self.terms), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
-        """Return what the partners of a vanished client at other SuperNodes added for it."""
+        """Return what the partners of a vanished party added for it."""
         partners = self.partners[row]
-        present = partners[self.is_foreign[row] & self.contributed[partners]]
+        present = partners[self.contributed[partners]]
         secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[present]))
-        other, masks = int(self.clients[row]), []
-        for local, secret in zip(self.clients[present].tolist(), secrets, strict=True):
+        other, masks = int(self.parties[row]), []
+        for local, secret in zip(self.parties[present].tolist(), secrets, strict=True):
             key = channel.pair_mask_key(secret, self.run_id, self.number, local, other, self.terms)
             masks.append((key, -channel.pair_sign(local, other)))
         return masks

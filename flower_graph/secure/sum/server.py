@@ -1,9 +1,12 @@
 """The server's side of the secure sum: the enrolled clients, and the rounds that are open.
 
 The server is trusted to follow the protocol, not to look away. It draws the partners and carries
-what the clients seal for each other. From a round it learns who took part and the sum, and nothing
-about a single vector as long as fewer than ``corrupt`` of the clients tell it what they hold. Who
-shares secrets with whom is in ``partners.py``.
+what the SuperNodes seal for each other. From a round it learns who took part and the sum, and
+nothing about a SuperNode's sum as long as fewer than ``corrupt`` of them tell it what they hold.
+Who shares secrets with whom is in ``partners.py``.
+
+The parties of the protocol are the SuperNodes; callers are told of clients. A party has the lowest
+number of its clients.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import numpy as np
 from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.channel import low_order_rows, rows_of
+from flower_graph.secure.channel import is_low_order, rows_of
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     KeyReply,
@@ -60,6 +63,7 @@ class Send(Protocol):
 
 
 ANYBODY = -1  # in place of a client's number: whoever is new
+ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
 
 
 class Waits:
@@ -90,7 +94,15 @@ class Waits:
 
 
 class SumServer:
-    """Carries out secure sums over clients that SuperNodes host."""
+    """Carries out secure sums over clients that SuperNodes host.
+
+    Parameters
+    ----------
+    dropout : float
+        Share of the clients, and of the SuperNodes, that may vanish during a sum.
+    corrupt : float
+        Share of them that may tell the server all they hold.
+    """
 
     # A round is ``open_round``, ``mask_requests``, ``unmask_requests``, after each of them ``take``
     # for every reply, and ``result``. Two rounds may be open at once, so the next can be prepared
@@ -174,8 +186,8 @@ class SumServer:
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         clients = reply.clients.tolist()
-        for row in low_order_rows(reply.channel_keys):
-            raise MalformedReplyError(f"the channel key of client {clients[row]} is of low order")
+        if is_low_order(reply.channel_key.tobytes()):
+            raise MalformedReplyError(f"the channel key of client {clients[0]} is of low order")
         if (home := self.node_of(clients[0])) is not None and self.knows(home, reply):
             return  # it goes on
         begun = [client for client in clients if client in self._begun]
@@ -197,11 +209,11 @@ class SumServer:
     def enroll(self, node: int, reply: Keys, gone: Collection[int] = ()) -> None:
         """Enrol a SuperNode's clients; if it enrols again, its new keys replace the old."""
         self.check_keys(node, reply)
-        result = {}
-        for client, key in zip(reply.clients.tolist(), reply.channel_keys, strict=True):
+        clients = reply.clients.tolist()
+        for client in clients:
             if (owner := self._members.get(client, (node,))[0]) != node and owner not in gone:
                 raise MalformedReplyError(f"client {client} belongs to node {owner}")
-            result[client] = node, key.tobytes()
+        result = dict.fromkeys(clients, (node, reply.channel_key.tobytes()))
         for old in gone:
             self.forget(old)
         self._members |= result
@@ -216,10 +228,9 @@ class SumServer:
         self._members = {c: entry for c, entry in self._members.items() if entry[0] != node}
 
     def knows(self, old: int, reply: Keys) -> bool:
-        """Tell whether a SuperNode enrolled with exactly these clients and keys."""
+        """Tell whether a SuperNode enrolled with exactly these clients and this key."""
         local = {c: key for c, (node, key) in self._members.items() if node == old}
-        keys = [key.tobytes() for key in reply.channel_keys]
-        return local == dict(zip(reply.clients.tolist(), keys, strict=True))
+        return local == dict.fromkeys(reply.clients.tolist(), reply.channel_key.tobytes())
 
     def move(self, old: int, node: int) -> None:
         """Register a SuperNode under another id: it was restarted and has kept its keys."""
@@ -241,14 +252,18 @@ class SumServer:
         self._warn_of_differences()
         self.tick()
         self._keep_newest()
-        m = len(chosen)
-        if m - math.floor(self.corrupt * m) < 2:
-            few = f"{m} clients, a sum needs at least 2 that do not collude"
-            why = f"{few} (corrupt {self.corrupt:g})"
+        parties = len({self.node_of(client) for client in chosen})
+        if self._honest(len(chosen)) < 2 or self._honest(parties) < min(parties, 2):
+            few = f"{len(chosen)} clients, a sum needs at least 2 that do not collude"
+            why = f"{few}, of {min(parties, 2)} SuperNodes (corrupt {self.corrupt:g})"
             self._unopened[server_round] = Skipped(Reason(Cause.SKIPPED, why, round=server_round))
             return {}
         opened = self._rounds[server_round] = self._begin(server_round, chosen)
         return opened.prepare_requests()
+
+    def _honest(self, count: int) -> int:
+        """Return how many of so many do not collude."""
+        return count - math.floor(self.corrupt * count)
 
     def tick(self) -> None:
         """Count a round, for clients that must wait for some."""
@@ -284,7 +299,7 @@ class SumServer:
         if server_round in self._unopened:
             return self._unopened.pop(server_round)
         result = self._round(server_round).result()
-        suspects = self._rounds.pop(server_round).suspects.tolist()
+        suspects = self._beside(self._rounds.pop(server_round).suspects.tolist())
         self._sitting_out.add(suspects, server_round)
         for client in suspects:
             rest = self._sitting_out.until(client) - server_round
@@ -294,21 +309,34 @@ class SumServer:
         return result
 
     def _begin(self, server_round: int, chosen: list[int]) -> SumRound:
-        m = len(chosen)
-        k, threshold, vanished = plan(m, self.dropout, self.corrupt)
+        local: dict[int, list[int]] = {}
+        for client in chosen:
+            local.setdefault(self._members[client][0], []).append(client)
+        first = dict[int, int]()
+        for client in sorted(self._members):
+            first.setdefault(self._members[client][0], client)
+        nodes = sorted(local, key=first.__getitem__)
+        m, fewest = len(nodes), len(chosen) - math.floor(self.dropout * len(chosen))
+        k, threshold, vanished = ALONE if m == 1 else plan(m, self.dropout, self.corrupt)
         seed = int.from_bytes(self.run_id, "little")
-        members = [self._members[client] for client in chosen]
+        graph = partners(np.arange(m), k, seed, server_round) if k else np.zeros((1, 0), np.int64)
         return SumRound(
             self.run_id,
             server_round,
-            np.array(chosen, np.int64),
-            [node for node, _ in members],
-            rows_of((key for _, key in members), m, -1),
-            partners(np.arange(m), k, seed, server_round),
+            np.array([first[node] for node in nodes], np.int64),
+            nodes,
+            [local[node] for node in nodes],
+            rows_of((self._members[first[node]][1] for node in nodes), m, -1),
+            graph,
             threshold,
-            max(2, threshold + 1, m - vanished),
+            max(2, threshold + 1, m - vanished, fewest),
             self._blame,
         )
+
+    def _beside(self, clients: Collection[int]) -> list[int]:
+        """Return all clients of the SuperNodes of some, ascending."""
+        nodes = {self.node_of(client) for client in clients}
+        return sorted(client for client, (node, _) in self._members.items() if node in nodes)
 
     def _warn_of_differences(self) -> None:
         """Say, when the first sum begins, that a trusted server keeps no sums apart."""
