@@ -103,7 +103,9 @@ class StrategyConfig(RobustSection, OpenedSums):
         help="step of a masked sum's fixed-point numbers (2^-12), above 0 and at most "
         "`strategy.limit`; where models are shared at most 2^-20",
     )
-    dropout: float = setting(0.3, BORNE, help="share of the clients that may vanish in a round")
+    dropout: float = setting(
+        0.3, BORNE, help="share of the clients, and of the SuperNodes, that may vanish in a round"
+    )
     block_cap: int = setting(
         MOST_BLOCK,
         at_least(16),
