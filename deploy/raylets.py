@@ -28,7 +28,7 @@ from flower_graph.storage.files import STATE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "FLOWER_GRAPH_TEST_RAYLET"
-START = 60.0  # seconds that a raylet may take to start on a busy machine
+START = 180.0  # seconds that a raylet may take to start on a busy machine
 LEFT_WAIT = 20.0  # seconds after a run in which Ray ends its actors
 STORE = 100 * 2**20  # bytes of an object store
 STARTED = "Ray runtime started"

@@ -137,7 +137,8 @@ class Mirror:
         before = self._here.stamps()
         self._known.discard(supernode)  # if it fails, what it has changed counts for nothing
         result = answer()
-        ray.get(self._there.write.remote(self._here.changes(before)))
+        if changes := self._here.changes(before):
+            ray.get(self._there.write.remote(changes))
         # A client that has lost its state asks for its checkpoint: then they are fetched again
         self._here.drop_checkpoints()
         self._known.add(supernode)
