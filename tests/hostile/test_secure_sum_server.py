@@ -10,7 +10,13 @@ from sum_helpers import TERMS, World
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import MASK_KEY, SEED, MaskRequest, PrepareRequest
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    SEED,
+    MaskRequest,
+    PrepareRequest,
+    UnmaskRequest,
+)
 
 
 def masked(m: int, per_host: int = 1) -> World:
@@ -123,6 +129,8 @@ def test_a_supernode_that_is_told_to_be_alone_sends_no_sum_of_fewer_than_the_min
         assert (host.mask(request, [0, 2], total, TERMS).total == total).all()
         with pytest.raises(RefusedError, match="masked already"):
             host.mask(request, [0, 2], total, TERMS)
+        shares = UnmaskRequest(bytes(16), 0, 2, np.array([0]), np.zeros((1, 0), np.uint8))
+        assert not host.unmask(shares).shares.size  # there is nothing to reveal
 
 
 def test_a_host_that_sent_nothing_reveals_nothing():

@@ -176,7 +176,7 @@ class SumClient:
                 f"{request.contributors} clients contributed to round {kept.number}, at least "
                 f"{kept.minimum} must have: nothing is revealed"
             )
-        if request.kinds.shape != (1, kept.partners.size) or request.kinds.max() > MASK_KEY:
+        if request.kinds.shape != (1, kept.partners.size) or (request.kinds > MASK_KEY).any():
             raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
         if kept.is_masked:
             check_unmask(kept, request)

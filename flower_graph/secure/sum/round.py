@@ -145,7 +145,8 @@ class SumRound:
             raise ValueError(f"round {self.number}: masks were asked for already")
         self._stage = "mask"
         self.terms = terms.digest(length, word, self.threshold, self.minimum)
-        self.live &= [not set(out).intersection(local) for local in self._hosted]
+        gone = set(out)
+        self.live &= [gone.isdisjoint(local) for local in self._hosted]
         # Without enough partners a party's secrets could not be recovered; without it, its
         # partners may have too few in turn.
         while (few := self.live & (self.live[self.partners].sum(1) < self.threshold)).any():
