@@ -68,9 +68,10 @@ def _methods(found: dict[str, Any], targets: dict[str, float]) -> Iterable[str]:
         f"**FedGLS beside Fed-GNN**, {found['data']}, as shipped: whole rounds in process, a few "
         "of each in turn. FedGLS trains two networks a client where Fed-GNN trains one, and a "
         "graph learner at half of the clients. *Learner* is its step and the new graph. The last "
-        "column is the ratio of what is left without it: two networks in the place of one. So the "
-        "target is within reach only of a learner that costs next to nothing, such as one that "
-        "looks for a node's neighbours among few candidates, with other results."
+        "column is the ratio of what is left without it: two networks in the place of one. Most "
+        "of the learner is products of all pairs of a client's nodes, in the search for neighbours "
+        "and in NT-Xent, and their gradients: with fewer pairs, such as of few candidates, results "
+        "would be others."
     )
     rows = []
     for run in found["runs"]:

@@ -95,9 +95,11 @@ def alignment_section(part: Part) -> Iterable[str]:
     yield (
         "What a verified point costs besides: a multiplication for each key-holder's proof, and "
         "four to check three of them, at the client and, so that a liar is replaced, at the "
-        "server. A further exchange would lift it: key-holders that prove under weights common to "
-        "all, once all answers are there, are checked with two multiplications a point. So would "
-        "products of many points at once, which libsodium's Python bindings do not have."
+        "server: 16 multiplications, where the blinded form has 5. A further exchange would make "
+        "it 12: key-holders that prove under weights common to all, once all answers are there, "
+        "are checked with two multiplications a point; and 10 if the server checked only what a "
+        "client refuses. Products of many points at once would lift all of them, which libsodium's "
+        "Python bindings do not have."
     )
 
 

@@ -283,10 +283,11 @@ def _top(similarity: Tensor, number: Tensor, k: int) -> Tensor:
     # whose order is that of the floats if the order of the negative ones is turned round; below,
     # the number, counted from the end.
     last = 0xFFFFFFFF
-    bits = (similarity.float().contiguous() + 0.0).view(torch.int32)  # + 0.0 makes 0 of -0
-    key = (bits ^ (bits >> 31).bitwise_and_(0x7FFFFFFF)).long()
-    key = key.bitwise_left_shift_(32).add_(last - number)
-    return last - (largest_of(key, k) & last)
+    rows = torch.empty(similarity.shape, dtype=torch.float32, device=similarity.device)
+    bits = rows.copy_(similarity).add_(0.0).view(torch.int32)  # + 0.0 makes 0 of -0
+    bits ^= (bits >> 31).bitwise_and_(0x7FFFFFFF)
+    key = bits.long().bitwise_left_shift_(32).add_(last - number)
+    return last - largest_of_(key, k).bitwise_and_(last)
 
 
 # Sorting whole numbers: NumPy does it several times as fast as PyTorch on a CPU
@@ -300,11 +301,11 @@ def ordered(key: Tensor) -> Tensor:
     return key.sort().values
 
 
-def largest_of(key: Tensor, k: int) -> Tensor:
-    """Return the largest numbers of each row."""
+def largest_of_(key: Tensor, k: int) -> Tensor:
+    """Return the largest numbers of each row, and leave the rows in disorder."""
     # key [b, n]
     if key.device.type != "cpu":
         return key.topk(k, dim=1).values
-    below = key.shape[1] - k
-    kept = np.partition(key.numpy(), below, axis=1)[:, below:]
-    return torch.from_numpy(np.sort(kept, axis=1)).flip(1)
+    rows, below = key.numpy(), key.shape[1] - k
+    rows.partition(below, axis=1)
+    return torch.from_numpy(np.sort(rows[:, below:], axis=1)).flip(1)

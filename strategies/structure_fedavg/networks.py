@@ -32,7 +32,7 @@ from flower_graph.ops.graph_learner import (
     symmetric_pattern,
 )
 from flower_graph.ops.grouped import group_sizes, group_sum
-from flower_graph.ops.similarity import Rows, SparseRows, kept_similarity, nearest
+from flower_graph.ops.similarity import Rows, SparseRows, comparable, kept_similarity, nearest
 from flower_graph.rng import generator
 
 if TYPE_CHECKING:
@@ -282,6 +282,8 @@ class GraphLearners:
             weights = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
             e, k = self._encode(weights), self.settings.neighbours
             similarity = self.settings.similarity
+            if similarity == "cosine":  # the inner product of unit vectors, made for all at once
+                e, similarity = comparable(e, similarity), "inner"
             clients = self._pieces(e, list(range(len(self._own.ptr))))
             result = [nearest(local, k, similarity) for _, local in clients]
             products = torch.cat([one.products for one in result])
