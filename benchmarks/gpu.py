@@ -24,6 +24,7 @@ from torch import Tensor
 
 from benchmarks.bandwidth import settle, step_beside_triad, transfer_seconds
 from benchmarks.ego_round import Overlap, engine_round
+from benchmarks.gpu_engines import Attention, Communities
 from benchmarks.ppfl_server import FORMS, Size, embeddings
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.sources.generators import csbm
@@ -47,6 +48,10 @@ QUICK = ((300, 64, 4),)
 # Ego-network clients, nodes of the graph that they are cut out of
 EGO_SIZES, EGO_QUICK = ((100, 5_000), (1_000, 20_000)), ((8, 200),)
 EGO_DEGREE, EGO_FEATURES, EGO_ACTIVE = 5.0, 500, 20
+# The engines of the other two methods: clients, nodes of each
+ENGINES = {"FedGLS": Communities, "PPFL-GNN's GAT": Attention}
+ENGINE_SIZES = {"FedGLS": ((100, 100), (400, 100)), "PPFL-GNN's GAT": ((10, 500), (10, 2_000))}
+ENGINE_QUICK = {name: ((2, 40),) for name in ENGINES}
 # Clients whose embeddings of common nodes PPFL-GNN's server aligns
 ALIGNED = {"pairs": (Size(100), Size(300)), "consensus": (Size(100), Size(1_000))}
 ALIGNED_QUICK = {form: (Size(5, 40, 4),) for form in ALIGNED}
@@ -185,6 +190,29 @@ def compare_egos(size: tuple[int, int], gpu: torch.device | None) -> dict[str, A
     return entry | differences
 
 
+def run_engine(name: str, size: tuple[int, int], device: torch.device) -> Run:
+    """Run rounds of one size; the figures are losses, what is sent, and seconds."""
+    engine, losses, seconds = ENGINES[name](*size, device), [], []
+    for number in range(1, ROUNDS + 1):
+        started = time.perf_counter()
+        losses.append(engine.round(number))
+        settle(device)
+        seconds.append(time.perf_counter() - started)
+    sent = engine.sent()
+    return Run(losses, sent.cpu(), statistics.median(seconds[WARM_UP:]), transfer_seconds(sent))
+
+
+def compare_engine(name: str, size: tuple[int, int], gpu: torch.device | None) -> dict[str, Any]:
+    """Run one size of an engine on the CPU and, where there is one, on the GPU."""
+    cpu = run_engine(name, size, torch.device("cpu"))
+    entry = {"engine": name, "clients": size[0], "nodes": size[1], "cpu-seconds": cpu.seconds}
+    if gpu is None:
+        return entry
+    differences = compare_runs(cpu, run_engine(name, size, gpu))
+    differences["sent-difference"] = differences.pop("latent-difference")
+    return entry | differences
+
+
 def run_alignment(form: str, size: Size, device: torch.device) -> Run:
     """Align again and again; the figures are the means that go back, and seconds."""
     x, seconds = embeddings(size).to(device), []
@@ -219,13 +247,16 @@ def main() -> int:
         print("No CUDA GPU was found: CPU only, nothing to compare", file=sys.stderr)
     sizes = QUICK if quick else SIZES if gpu is None else GPU_SIZES
     entries = [compare(size, gpu) for size in sizes]
-    name = None if gpu is None else torch.cuda.get_device_name(gpu)
+    card = None if gpu is None else torch.cuda.get_device_name(gpu)
     egos = [compare_egos(size, gpu) for size in (EGO_QUICK if quick else EGO_SIZES)]
     wanted = ALIGNED_QUICK if quick else ALIGNED
     aligned = [compare_alignment(form, size, gpu) for form in wanted for size in wanted[form]]
-    found = {"gpu": name, "rounds": ROUNDS, "tolerance": TOLERANCE}
-    print(json.dumps(found | {"entries": entries, "ego-entries": egos, "aligned": aligned}))
-    return int(not all(entry.get("equal", True) for entry in entries + egos + aligned))
+    tried = ENGINE_QUICK if quick else ENGINE_SIZES
+    engines = [compare_engine(name, size, gpu) for name in tried for size in tried[name]]
+    found = {"gpu": card, "rounds": ROUNDS, "tolerance": TOLERANCE}
+    parts = {"entries": entries, "ego-entries": egos, "engines": engines, "aligned": aligned}
+    print(json.dumps(found | parts))
+    return int(not all(entry.get("equal", True) for part in parts.values() for entry in part))
 
 
 if __name__ == "__main__":

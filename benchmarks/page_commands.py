@@ -58,9 +58,10 @@ def engine_start_section(part: dict[str, Any]) -> Iterable[str]:
         "the command to the end of round 1, in turn with a Flower app that imports nothing but "
         "Flower, asks each of as many SuperNodes for one reply and is over. The command looks at "
         "the data while the engine starts, and the ServerApp imports PyTorch and reads them while "
-        "Ray does. What comes after both is that Ray starts the workers in which clients live, "
-        "and that they import PyTorch, which no process of Ray's has before: a worker that Ray "
-        "forks from one that has it would lift that."
+        "Ray does. What is left is that the ServerApp and each of the workers in which clients "
+        "live import PyTorch and this library, in processes of their own on the same cores. "
+        "Workers that one process forks, and Ray started by the command while Flower's SuperLink "
+        "starts, would lift that."
     )
     ratio, target = part["ratio"], part["target"]
     row = [f(part[name]) for name in ("empty", "ours") for f in (_median, spread)]

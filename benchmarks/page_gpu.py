@@ -25,6 +25,7 @@ def gpu_section(part: dict[str, Any]) -> Iterable[str]:
         yield table(("users", "CPU, a round"), rows)
         yield from _steps(part["entries"])
         yield from _gpu_egos(part)
+        yield from _engines(part)
         yield from gpu_alignment(part)
         return
     yield f"GPU: {part['gpu']}."
@@ -36,6 +37,7 @@ def gpu_section(part: dict[str, Any]) -> Iterable[str]:
     yield table(("users", *SIDES, "latents", "losses", "equal"), rows_both)
     yield from _steps(part["entries"])
     yield from _gpu_egos(part)
+    yield from _engines(part)
     yield from gpu_alignment(part)
 
 
@@ -82,6 +84,24 @@ def _gpu_egos(part: dict[str, Any]) -> Iterable[str]:
     yield "**FedSCem's ego-networks**, the same rounds; compared are embeddings and losses."
     rows = [(f"{e['clients']:,}", f"{e['nodes']:,}", *_both(e, "embedding")) for e in entries]
     yield table(("clients", "nodes", *SIDES, "embeddings", "losses", "equal"), rows)
+
+
+def _engines(part: dict[str, Any]) -> Iterable[str]:
+    """Write the rounds of FedGLS's engine and of PPFL-GNN's GAT, if they were measured."""
+    if not (entries := part.get("engines")):
+        return
+    own = [(e["engine"], f"{e['clients']:,}", f"{e['nodes']:,}") for e in entries]
+    head = ("engine", "clients", "nodes of each")
+    if part["gpu"] is None:
+        times = (duration(e["cpu-seconds"]) for e in entries)
+        yield table((*head, SIDES[0]), [(*row, time) for row, time in zip(own, times, strict=True)])
+        return
+    yield (
+        "**FedGLS and PPFL-GNN**, the same rounds; compared are what is sent (mean models, "
+        "embeddings) and losses."
+    )
+    rows = [(*row, *_both(e, "sent")) for row, e in zip(own, entries, strict=True)]
+    yield table((*head, *SIDES, "sent", "losses", "equal"), rows)
 
 
 def _both(entry: dict[str, Any], compared: str) -> tuple[str, ...]:

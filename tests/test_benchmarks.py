@@ -146,6 +146,7 @@ def test_gpu_script_needs_pytorch_alone(tmp_path: Path):
     found = json.loads(done.stdout)
     assert [entry["users"] for entry in found["entries"]] == [300]
     assert [entry["clients"] for entry in found["ego-entries"]] == [8]
+    assert [entry["engine"] for entry in found["engines"]] == ["FedGLS", "PPFL-GNN's GAT"]
     assert [entry["form"] for entry in found["aligned"]] == ["pairs", "consensus"]
     assert found["gpu"] is not None or "CPU only" in done.stderr
 
@@ -157,15 +158,16 @@ def test_gpu_rounds_are_compared_with_a_device_that_stands_in():
     aligned = [
         gpu.compare_alignment(form, gpu.ALIGNED_QUICK[form][0], there) for form in gpu.ALIGNED
     ]
-    for entry in entries + egos + aligned:
+    engines = [gpu.compare_engine(name, gpu.ENGINE_QUICK[name][0], there) for name in gpu.ENGINES]
+    for entry in entries + egos + aligned + engines:
         assert entry["equal"] and entry["transfer-seconds"] > 0
     (step,) = (entry["gpu-step"] for entry in entries)
     assert step["weights"] == 300 * 4 * 16 and step["bytes"] == step["weights"] * 28
     bound = step["bandwidth"] / step["bytes-per-second"]
     assert step["times-bound"] == pytest.approx(bound)
     shown = {"gpu": "stand-in", "tolerance": 1e-4, "entries": entries, **WHEN}
-    text = page_of(gpu=shown | {"ego-entries": egos, "aligned": aligned})
-    assert text.count("| transfer |") == 3
+    text = page_of(gpu=shown | {"ego-entries": egos, "engines": engines, "aligned": aligned})
+    assert text.count("| transfer |") == 4
     assert text.count("| 300 | CPU |") == text.count("| 300 | GPU |") == 1
 
 
