@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,6 @@ class Membership:
         self.admission = Admission()  # who may enrol
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
-        self._homes: dict[int, int] = {}  # SuperNode of each client
         # Of each SuperNode: the list of its clients, and the same as an array
         self._arrays: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
         self._lost: set[int] = set()
@@ -97,7 +97,7 @@ class Membership:
                 "node %d does not say which clients it hosts: it takes part as one unknown client",
                 node,
             )
-        elif answer.handled == 0 and self.absent & set(answer.clients):
+        elif answer.handled == 0 and not self.absent.isdisjoint(answer.clients):
             LOG.warning("node %d has no state of this run: its clients begin anew", node)
         if answer.most_examples is not None:
             self.examples[node] = answer.most_examples
@@ -130,10 +130,11 @@ class Membership:
             answers |= {entry.node_id: unasked for entry in silent}
         refused = [entry for entry in replies.rejected if entry.node_id not in answers]
         order = self.in_order(answers)
-        reasons = self._refused(order, set(connected))
+        homes = self._homes(answer for _, answer in order)
+        reasons = self._refused(order, set(connected), homes)
         self.strangers = set(reasons)
         for node, answer in order:
-            if reason := reasons.get(node) or self._enrol(node, answer):
+            if reason := reasons.get(node) or self._enrol(node, answer, homes):
                 LOG.warning("node %d takes no part: %s", node, reason)
                 refused.append(Rejected(node, reason))
         self._warn_of_weight()
@@ -208,8 +209,6 @@ class Membership:
         self._arrays.pop(node, None)
         self.examples.pop(node, None)
         self.absent |= set(local)
-        for client in local:
-            del self._homes[client]
 
     def forget_all(self) -> None:
         """Forget all SuperNodes, so that all are asked again."""
@@ -217,7 +216,10 @@ class Membership:
             self.forget(node)
 
     def _refused(
-        self, answers: list[tuple[int, Answered]], connected: Collection[int]
+        self,
+        answers: list[tuple[int, Answered]],
+        connected: Collection[int],
+        homes: Mapping[int, int],
     ) -> dict[int, str]:
         """Return the newcomers that take no part: by the list, as duplicates, or as too many."""
         claims, refused = dict[int, list[int]](), dict[int, str]()
@@ -232,14 +234,24 @@ class Membership:
             ):  # otherwise it claims no clients, and its enrolment says why
                 claims[node] = clients
         is_first = not self.clients
-        holders = {client: at for client, at in self._homes.items() if at in connected}
+        holders = {client: at for client, at in homes.items() if at in connected}
         back = {
             c: node for node, local in claims.items() for c in local if self.bound.get(c) == node
         }
         refused |= sorted_out(claims, back | holders, is_first=is_first, remedy=REMEDY)
         return refused | self._too_many(
-            {node: local for node, local in claims.items() if node not in refused}, connected
+            {node: local for node, local in claims.items() if node not in refused},
+            connected,
+            homes,
         )
+
+    def _homes(self, answers: Iterable[Answered]) -> dict[int, int]:
+        """Return the SuperNode of each client that newcomers claim, if one hosts it."""
+        # There may be ten million clients: no second mapping of all of them is kept.
+        if not self.clients:
+            return {}
+        claimed = {c for one in answers for c in np.asarray(one.clients, np.int64).tolist()}
+        return {c: n for n, local in self.clients.items() for c in local if c in claimed}
 
     def _together(self) -> set[frozenset[int]]:
         """Return the clients of each SuperNode together."""
@@ -249,12 +261,15 @@ class Membership:
         return set(map(frozenset, by_node.values()))
 
     def _too_many(
-        self, claims: Mapping[int, list[int]], connected: Collection[int]
+        self,
+        claims: Mapping[int, list[int]],
+        connected: Collection[int],
+        homes: Mapping[int, int],
     ) -> dict[int, str]:
         """Return the newcomers beyond the limit."""
         if (most := self.admission.most) is None:
             return {}
-        replaced = {self._homes.get(c) for local in claims.values() for c in local}
+        replaced = {homes.get(c) for local in claims.values() for c in local}
         # A SuperNode without client numbers is known by its id alone
         enrolled = {node for node, local in self.clients.items() if local or node in connected}
         strangers = {n for n, c in claims.items() if not c or not self.bound.keys() >= set(c)}
@@ -263,19 +278,19 @@ class Membership:
             raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
         return refused
 
-    def _enrol(self, node: int, answer: Answered) -> str:
+    def _enrol(self, node: int, answer: Answered, homes: Mapping[int, int]) -> str:
         """Enrol a SuperNode's clients; return why it takes no part, or an empty string."""
         if reason := self.refusal(answer):
             return reason
         clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
-        for other in {self._homes[client] for client in clients if client in self._homes}:
-            self.replaced(other, node, answer)
+        for other in {homes[client] for client in clients if client in homes}:
+            if other in self.clients:  # not replaced by another newcomer
+                self.replaced(other, node, answer)
         self.enrolled(node, answer)
         self.clients[node] = clients
         self._returning.pop(node, None)
-        self._homes |= dict.fromkeys(clients, node)
-        self.bound |= dict.fromkeys(clients, node)
-        self.absent -= set(clients)
+        self.bound.update(zip(clients, repeat(node)))  # no set or dict of its own: clients are many
+        self.absent.difference_update(clients)
         return ""
 
     def _warn_of_weight(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from itertools import chain
+
+import numpy as np
 
 from flower_graph.errors import MembershipError
 
@@ -39,6 +42,8 @@ def sorted_out(
     MembershipError
         If two claim one client at the first enrolment; it names both.
     """
+    if not holders and _each_once(claims.values()):
+        return {}
     refused = {}
     for node, clients in claims.items():
         taken = [client for client in clients if holders.get(client, node) != node]
@@ -59,3 +64,9 @@ def sorted_out(
                 raise MembershipError(words)
             doubles |= {other: words, node: words}
     return refused | doubles
+
+
+def _each_once(claims: Iterable[Collection[int]]) -> bool:
+    """Whether no client is claimed twice: the usual case, also of millions."""
+    clients = np.sort(np.fromiter(chain.from_iterable(claims), np.int64))
+    return bool((clients[1:] > clients[:-1]).all())
