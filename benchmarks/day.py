@@ -7,6 +7,7 @@ Run alone: ``python -m benchmarks.population --case '["day", "own", 1000000, 1]'
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from numpy.typing import NDArray
 from safetensors.torch import save
 
@@ -48,6 +49,8 @@ from flower_graph.strategies.split_gradient_relay.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
+from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.keys import CONFIG, USERS
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 HOURS = 24.0
@@ -115,8 +118,10 @@ def drawn(day: Day, seed: int) -> There:
 class DayGrid(InProcessGrid):
     """SuperNodes that are there in some rounds only; who leaves in the middle does not train."""
 
-    def __init__(self, day: Day, there: There) -> None:
+    def __init__(self, day: Day, there: There, *, shares: bool = True) -> None:
         layers: dict[int, int] = {}
+        self._each, self._shares = day.each, shares  # shares: whether equal answers are made once
+        self._answers: dict[tuple[object, ...], RecordDict] = {}
         app = make_client_app(lambda context: Quiet(context, day.each, layers))
         super().__init__(app, num_supernodes=1)
         self._there = there
@@ -149,12 +154,38 @@ class DayGrid(InProcessGrid):
         if leaves and message.metadata.message_type.startswith("train"):
             return Message(Error(ErrorCode.NODE_UNAVAILABLE, "it has left"), reply_to=message)
         started = time.process_time()
-        context = Context(self.run.run_id, number, {}, RecordDict(), {})
-        reply = self._handle(message, context)
+        asked = self._asked(message)
+        if asked in self._answers:
+            reply = Message(self._answer(asked, number), reply_to=message)
+        else:
+            context = Context(self.run.run_id, number, {}, RecordDict(), {})
+            reply = self._handle(message, context)
+            if reply.has_error():  # of this file: it is to end the run
+                raise RuntimeError(reply.error.reason)
+            if asked:
+                self._answers[asked] = reply.content
         self.client_seconds += time.process_time() - started
-        if reply.has_error():  # of this file: it is to end the run
-            raise RuntimeError(reply.error.reason)
         return reply
+
+    def _asked(self, message: Message) -> tuple[object, ...]:
+        """Return what an answer depends on, but for its users' numbers; nothing if on more."""
+        kind, config = message.metadata.message_type, message.content.config_records[CONFIG]
+        if not self._shares or "measured" in config or kind not in ("query", "train"):
+            return ()
+        if kind == "query":
+            return (kind,)
+        users = config[USERS]
+        assert isinstance(users, bytes)
+        return kind, message.metadata.group_id, len(users), config["send-weights"]
+
+    def _answer(self, asked: tuple[object, ...], number: int) -> RecordDict:
+        """Give the answer that others gave; an enrolment has the SuperNode's own users."""
+        content = self._answers[asked]
+        if asked != ("query",):
+            return content
+        users = np.arange(number * self._each, (number + 1) * self._each)
+        given = dict(content.config_records[CONFIG]) | {USERS: pack_integers(users)}
+        return RecordDict({CONFIG: ConfigRecord(given)})
 
     def _count(self, direction: str, message: Message) -> None:
         if message.has_content():
@@ -262,6 +293,7 @@ def simulate(form: str, day: Day, there: There) -> Counted:
 
     def on_round(report: RoundReport) -> None:
         reports.append(report)
+        gc.collect()
         grid.round = min(report.round, day.rounds - 1)
         if report.round == day.rounds:
             answered = sum(one.answered for one in reports)
@@ -270,6 +302,8 @@ def simulate(form: str, day: Day, there: There) -> Counted:
             wire = strategy.session.ledger.wire
             ended.append(Counted(dict(grid.messages), wire, answered, voided, spent))
 
+    gc.freeze()
+    gc.disable()  # within a round, where each collection would look at all open messages
     # One round more, so that the last of the day is one like the others.
     strategy.start(
         grid,
@@ -277,4 +311,5 @@ def simulate(form: str, day: Day, there: There) -> Counted:
         on_round=on_round,
         should_stop=lambda number, _: number >= day.rounds,
     )
+    gc.enable()
     return ended[0]

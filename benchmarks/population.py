@@ -161,7 +161,8 @@ def measure_open(supernodes: int, each: int) -> list[float]:
     logging.disable(logging.WARNING)
     day = Day(supernodes, each, rounds=1, share=1.0)
     everybody: NDArray[np.bool_] = np.ones((1, supernodes), np.bool_)
-    grid, strategy = DayGrid(day, There(everybody, everybody)), strategy_of("own", day)
+    grid = DayGrid(day, There(everybody, everybody), shares=False)  # each message's own memory
+    strategy = strategy_of("own", day)
     tracemalloc.start()
     strategy.session.open(grid, 600.0, 1)
     strategy.session.gather(1)

@@ -47,8 +47,7 @@ class Membership:
         self.admission = Admission()  # who may enrol
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
-        # Of each SuperNode: the list of its clients, and the same as an array
-        self._arrays: dict[int, tuple[list[int], NDArray[np.int64]]] = {}
+        self._arrays: dict[int, NDArray[np.int64]] = {}  # the same as ``clients``
         self._lost: set[int] = set()
         # Of the lost, those that are not enrolled again yet: the last checkpoint that each is in
         self._returning: dict[int, Resume | None] = {}
@@ -198,10 +197,11 @@ class Membership:
 
     def numbers(self) -> dict[int, NDArray[np.int64]]:
         """Return the clients of every SuperNode as arrays, made once."""
-        for node, local in self.clients.items():
-            if node not in self._arrays or self._arrays[node][0] is not local:
-                self._arrays[node] = local, np.array(local, np.int64)
-        return {node: self._arrays[node][1] for node in self.clients}
+        if len(self._arrays) < len(self.clients):
+            for node, local in self.clients.items():
+                if node not in self._arrays:
+                    self._arrays[node] = np.array(local, np.int64)
+        return self._arrays
 
     def forget(self, node: int) -> None:
         """Forget a SuperNode; its clients count as absent."""
