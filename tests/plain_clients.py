@@ -98,7 +98,7 @@ def ego_app(nodes_of: dict[int, list[int]], embedding: np.ndarray) -> ClientApp:
         said = {
             "sum-run": message.content["config"]["sum-run"],
             "sum-clients": integers([here(context)]),
-            "sum-channel-keys": np.random.default_rng(here(context)).bytes(32),
+            "sum-channel-key": np.random.default_rng(here(context)).bytes(32),
         }
         return reply(message, config=said)
 
