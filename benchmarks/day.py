@@ -49,7 +49,7 @@ from flower_graph.strategies.split_gradient_relay.messages import (
     RelayRequest,
 )
 from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
-from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.arrays import pack_integers, record_of
 from flower_graph.wire.keys import CONFIG, USERS
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
@@ -169,7 +169,8 @@ class DayGrid(InProcessGrid):
 
     def _asked(self, message: Message) -> tuple[object, ...]:
         """Return what an answer depends on, but for its users' numbers; nothing if on more."""
-        kind, config = message.metadata.message_type, message.content.config_records[CONFIG]
+        kind = message.metadata.message_type
+        config = record_of(message.content, CONFIG, ConfigRecord) or ConfigRecord()
         if not self._shares or "measured" in config or kind not in ("query", "train"):
             return ()
         if kind == "query":
@@ -184,7 +185,8 @@ class DayGrid(InProcessGrid):
         if asked != ("query",):
             return content
         users = np.arange(number * self._each, (number + 1) * self._each)
-        given = dict(content.config_records[CONFIG]) | {USERS: pack_integers(users)}
+        record = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
+        given = dict(record) | {USERS: pack_integers(users)}
         return RecordDict({CONFIG: ConfigRecord(given)})
 
     def _count(self, direction: str, message: Message) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from flower_graph import __version__
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.server.admission import REMEDY, Admission, too_many
+from flower_graph.wire.arrays import record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.claims import sorted_out
 from flower_graph.wire.client_errors import Kind
@@ -321,7 +322,7 @@ class OneClientEach(Membership):
 def other_version(content: RecordDict) -> str:
     """Return the version of the node that answered a ``query``; empty if it is the server's."""
     # A plain ClientApp sends no version, which is fine.
-    answer = content.config_records.get(CONFIG, ConfigRecord())
+    answer = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
     if MESSAGE_FORMAT not in answer:
         return ""
     version = one_line(answer.get(VERSION, "?"), 40)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -25,6 +25,7 @@ from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METR
 
 FloatArray = NDArray[np.floating]
 IntArray = NDArray[np.integer]
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 MAX_ITEM = 8  # bytes of a number
 HEADERS = 256  # heads of arrays in the cache: most heads of a round are alike
 MAX_HEADER = 10_016  # bytes of a head; NumPy reads no longer ones
@@ -119,7 +120,7 @@ def read_array(
     limit: float | None = MAX_NUMBER,
 ) -> NDArray[np.generic]:
     """Read one array of a reply and check it."""
-    arrays = content.array_records.get(record)
+    arrays = record_of(content, record, ArrayRecord)
     if arrays is None or key not in arrays:
         raise MalformedReplyError(f"the array {record}/{key} is missing")
     try:
@@ -149,6 +150,13 @@ def read_array(
 def largest_size(values: NDArray[np.generic]) -> float:
     """Return the largest absolute value; values are not empty."""
     return max(float(values.max()), -float(values.min()))
+
+
+def record_of(content: RecordDict, name: str, kind: type[R]) -> R | None:
+    """Return the record of a name, if it is of a kind."""
+    # ``content.array_records`` would leave a circle, which holds all arrays until it is collected.
+    record = content.get(name)
+    return record if isinstance(record, kind) else None
 
 
 def own_records(content: RecordDict) -> RecordDict:

@@ -35,7 +35,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
-from flower_graph.wire.arrays import encode_array, read_array
+from flower_graph.wire.arrays import encode_array, read_array, record_of
 from flower_graph.wire.keys import ARRAY_NAMES, ARRAYS, CONFIG, MAX_NUMBER, METRICS
 from flower_graph.wire.numpy_client import Answer, Parameters
 
@@ -369,9 +369,10 @@ class Message:
     @classmethod
     def read(cls, content: RecordDict, **known: object) -> Self:
         """Read and check a reply; ``known`` are sizes by their letters and values by names."""
-        config = content.config_records.get(CONFIG, ConfigRecord())
+        config = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
         is_query = "query" in cls.up  # a ``query``, whose answer has one record
-        metrics = config if is_query else content.metric_records.get(METRICS, MetricRecord())
+        sent = None if is_query else record_of(content, METRICS, MetricRecord)
+        metrics = config if is_query else sent or MetricRecord()
         return cls._read(Reading(config, metrics, content, known))
 
     @classmethod

@@ -198,8 +198,12 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         self.session.must_have(server_round, replies)
         answered = {node: self.requests[node] for node in replies.values}
         for node, reply in replies.values.items():
-            latent = torch.tensor(reply.latent, dtype=torch.float32)
-            self.server.receive(torch.from_numpy(answered[node].users), latent)
+            request = answered[node]
+            self.server.receive(
+                torch.from_numpy(request.users), torch.tensor(reply.latent, dtype=torch.float32)
+            )
+            # Of a million users neither is to take room while the server steps.
+            reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         is_frozen = self.users.roster.is_alone(server_round)
         rate = scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
         losses, gradient = self.server.step(server_round, rate, is_frozen=is_frozen)
