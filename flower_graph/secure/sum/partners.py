@@ -1,15 +1,15 @@
 """Who shares secrets with whom in a secure sum, and how many shares reconstruct a secret.
 
-The graph of partners is random, and every client has the same few. With all pairs, cost would grow
-with the number of clients (Bonawitz et al., CCS 2017); Bell et al. (CCS 2020) show that some random
-partners are enough. The graph is a circle of the clients in random order in which each is joined to
-its k/2 neighbours on either side.
+The parties are the SuperNodes. Their graph of partners is random, and every party has the same few.
+With all pairs, cost would grow with their number (Bonawitz et al., CCS 2017); Bell et al. (CCS
+2020) show that some random partners are enough. The graph is a circle of the parties in random
+order in which each is joined to its k/2 neighbours on either side.
 
-Why a threshold above half of the partners, and by how much: whoever asks the holders of a client's
+Why a threshold above half of the partners, and by how much: whoever asks the holders of a party's
 secrets may tell them different stories. An honest holder gives out one of the two secrets, the seed
 or the mask key; one that colludes gives both. With t shares needed of either, both secrets can be
 had if 2 t is at most the partners plus those who collude among them. And whoever names the k/2
-clients on one side of somebody as vanished leaves it k/2 partners, and those who collude among the
+parties on one side of somebody as vanished leaves it k/2 partners, and those who collude among the
 k/2 that it has lost: if these were t, the circle could be cut there, and at a second place, and two
 small sums would come out in place of a large one.
 """
@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from flower_graph.secure.node_config import whole_number
 
-# Chance that the secrets of some client cannot be recovered although no more clients than agreed
-# vanished: the round is skipped. Chance that those who collude learn a client's vector.
+# Chance that the secrets of some party cannot be recovered although no more parties than agreed
+# vanished: the round is skipped. Chance that those who collude learn a party's sum.
 LOST, BROKEN = 2.0**-20, 2.0**-40
-# Below this many partners a client takes all others: few partners are no saving, and a threshold
+# Below this many partners a party takes all others: few partners are no saving, and a threshold
 # of one or two would put a secret into one or two hands.
 FEWEST = 12
 LEAST_CLIENTS = "least-clients"  # of the node config
@@ -55,57 +55,57 @@ def check_shares(dropout: float, corrupt: float) -> None:
 
 @lru_cache(maxsize=256)
 def plan(
-    num_clients: int, dropout: float, corrupt: float, broken: float = BROKEN
+    num_parties: int, dropout: float, corrupt: float, broken: float = BROKEN
 ) -> tuple[int, int, int]:
-    """Return the number of partners, the threshold of shares, and how many clients may vanish."""
-    # A share of few clients is a whole number of them, which may be one too many: of five a share
+    """Return the number of partners, the threshold of shares, and how many parties may vanish."""
+    # A share of few parties is a whole number of them, which may be one too many: of five a share
     # of 0.4 is two, too many; of four it is one. So fewer may vanish than asked for where no
     # choice stands as many: who leaves or joins must not end what the others could go on with.
-    if num_clients < 2:
-        raise ValueError(f"num_clients is {num_clients}, must be at least 2")
+    if num_parties < 2:
+        raise ValueError(f"num_parties is {num_parties}, must be at least 2")
     check_shares(dropout, corrupt)
-    colluding = math.floor(corrupt * num_clients)
+    colluding = math.floor(corrupt * num_parties)
     # Fewer than two contributors make no sum, so more than m - 2 need not be borne.
-    for vanished in range(min(math.floor(dropout * num_clients), num_clients - 2), -1, -1):
-        if chosen := _search(num_clients, vanished, colluding, broken):
+    for vanished in range(min(math.floor(dropout * num_parties), num_parties - 2), -1, -1):
+        if chosen := _search(num_parties, vanished, colluding, broken):
             return *chosen, vanished
     raise ValueError(
-        f"with {num_clients} clients no choice of partners stands {colluding} that collude "
+        f"with {num_parties} SuperNodes no choice of partners stands {colluding} that collude "
         f"(corrupt {corrupt:g}), even if none vanishes; lower it"
     )
 
 
 def _search(
-    num_clients: int, vanished: int, colluding: int, broken: float
+    num_parties: int, vanished: int, colluding: int, broken: float
 ) -> tuple[int, int] | None:
     """Return the number of partners and the threshold that stand so many; None if none do."""
     # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
-    # the chance that any client has fewer than t surviving partners is at most 2^-20, and t is
+    # the chance that any party has fewer than t surviving partners is at most 2^-20, and t is
     # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
-    # ``broken``. So any client's k partners have at most twice as many who collude. That
-    # vanished and colluding clients cut the circle in two has at most the chance ``broken`` too.
+    # ``broken``. So any party's k partners have at most twice as many who collude. That
+    # vanished and colluding parties cut the circle in two has at most the chance ``broken`` too.
     # Of the possible t the largest is taken.
-    others = num_clients - 1
+    others = num_parties - 1
     for k in [*range(FEWEST, others, 2), others]:
         thresholds = np.arange(1, k + 1)
         survivors = _chances(others, others - vanished, k)[:-1].cumsum()
-        # A whole graph has no circle to cut: there only the two secrets of a client count.
-        extra = colluding if k == others else 2 * _most(num_clients, colluding, k // 2, broken)
-        good = (num_clients * survivors <= LOST) & (2 * thresholds > k + extra)
-        cut = -math.inf if k == others else _log_cut(num_clients, vanished + colluding, k)
+        # A whole graph has no circle to cut: there only the two secrets of a party count.
+        extra = colluding if k == others else 2 * _most(num_parties, colluding, k // 2, broken)
+        good = (num_parties * survivors <= LOST) & (2 * thresholds > k + extra)
+        cut = -math.inf if k == others else _log_cut(num_parties, vanished + colluding, k)
         if good.any() and cut <= math.log(broken):
             return k, int(thresholds[good][-1])
     return None
 
 
-def partners(clients: NDArray[np.int64], k: int, seed: int, server_round: int) -> NDArray[np.int64]:
+def partners(parties: NDArray[np.int64], k: int, seed: int, server_round: int) -> NDArray[np.int64]:
     """Draw the graph of one round."""
-    # clients [m]
-    m = clients.size
+    # parties [m]
+    m = parties.size
     if not 1 <= k < m or (k % 2 and k != m - 1):
         raise ValueError(f"k is {k}, must be even and below {m - 1}, or {m - 1}")
     hashed = hashlib.shake_256(f"partners {seed} {server_round}".encode())
-    result: NDArray[np.int64] = clients[circle(order_by(hashed.digest(8 * m)), k)]
+    result: NDArray[np.int64] = parties[circle(order_by(hashed.digest(8 * m)), k)]
     return result
 
 
@@ -124,15 +124,15 @@ def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
 
 
 def steps(m: int, k: int) -> NDArray[np.int64]:
-    """Return how far along a circle of m positions a client's k partners are."""
+    """Return how far along a circle of m positions a party's k partners are."""
     # The nearest k/2 ahead, then the nearest k/2 behind.
     return np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
 
 
-def _most(num_clients: int, colluding: int, places: int, broken: float) -> int:
+def _most(num_parties: int, colluding: int, places: int, broken: float) -> int:
     """Return the most colluders among ``places`` neighbours on the circle, but by a rare chance."""
-    at_least = _chances(num_clients, colluding, places)[:0:-1].cumsum()[::-1]
-    return int((num_clients * at_least > broken).sum())
+    at_least = _chances(num_parties, colluding, places)[:0:-1].cumsum()[::-1]
+    return int((num_parties * at_least > broken).sum())
 
 
 def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
