@@ -94,11 +94,11 @@ def test_the_page_has_the_plan():
     table = {
         row[0]: [int(cell.replace(",", "")) for cell in row[1:]]
         for row in rows
-        if row and row[0].split(",")[0] in ("clients", "partners", "threshold")
+        if row and row[0].split(",")[0] in ("SuperNodes", "partners", "threshold")
     }
     for who, corrupt in (("with a tenth colluding", 0.1), ("without", 0.0)):
         pairs = zip(table[f"partners, {who}"], table[f"threshold, {who}"], strict=True)
-        assert list(pairs) == [plan(m, 0.3, corrupt)[:2] for m in table["clients"]]
+        assert list(pairs) == [plan(m, 0.3, corrupt)[:2] for m in table["SuperNodes"]]
 
 
 def test_most_who_collude_by_hand():
@@ -107,7 +107,7 @@ def test_most_who_collude_by_hand():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match=r"num_clients.*1"):
+    with pytest.raises(ValueError, match=r"num_parties.*1"):
         plan(1, 0.3, 0.1)
     with pytest.raises(ValueError, match=r"dropout.*1"):
         plan(5, 1.0, 0.1)
