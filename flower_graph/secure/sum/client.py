@@ -171,6 +171,7 @@ class SumClient:
         """Reveal one share about each partner that the server asks about; never two."""
         # Of a round in which nothing left this SuperNode, it has nothing to give.
         kept = self._round(request.run_id, request.server_round)
+        self._check_party(request.clients)
         if request.contributors < kept.minimum:
             raise RefusedError(
                 f"{request.contributors} clients contributed to round {kept.number}, at least "
@@ -232,6 +233,11 @@ class SumClient:
         if run_id != self.run_id:
             raise RefusedError(f"run {run_id.hex()}, expected {self.run_id.hex()}")
 
+    def _check_party(self, clients: Integers) -> None:
+        if clients.tolist() != [self.party]:
+            first = clients[0] if clients.size else None
+            raise RefusedError(f"client {first} is not the first of those hosted here")
+
     def _check_prepare(self, request: PrepareRequest) -> None:
         self._check_run(request.run_id)
         if request.server_round <= self._last:
@@ -244,9 +250,7 @@ class SumClient:
                 f"a sum of {request.minimum} clients may be opened, and here {LEAST_CLIENTS} is "
                 f"{self._least}"
             )
-        if request.clients.tolist() != [self.party]:
-            first = request.clients[0] if request.clients.size else None
-            raise RefusedError(f"client {first} is not the first of those hosted here")
+        self._check_party(request.clients)
         if request.channel_keys.shape[0] != request.partners.shape[1]:
             raise RefusedError(
                 f"{request.channel_keys.shape[0]} channel keys for {request.partners.shape[1]} "
