@@ -36,12 +36,11 @@ EVER = range(1, 5)  # rounds
 
 
 def claiming(*numbers: int) -> Any:
-    """Claim client numbers besides the own ones, with keys for them."""
+    """Claim client numbers besides the own ones."""
 
     def change(content: RecordDict) -> None:
         config: Any = content.config_records["config"]
         config["sum-clients"] += pack_integers(np.array(numbers))
-        config["sum-channel-keys"] += b"".join(bytes([9]) + os.urandom(31) for _ in numbers)
 
     return change
 

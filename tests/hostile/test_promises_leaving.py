@@ -90,7 +90,7 @@ def test_a_partys_secrets_are_in_no_log_and_in_no_text_of_an_object(
     party = world.parties[1000]
     assert party.sums is not None
     kept = party.sums._rounds[1]
-    secrets = [party._private, kept.seeds[0].tobytes(), kept.private[0].tobytes()]
+    secrets = [party._private, kept.seed.tobytes(), kept.private.tobytes()]
     secrets.append(party.trust.identity._key.private_bytes_raw())
     objects = (party, party.trust, party.trust.identity, party.epoch, party.sums, kept)
     texts = [caplog.text, *map(repr, objects), *map(str, objects)]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import pack_graphs
+from flower_graph.ops.graph_learner import Pattern
 from flower_graph.strategies.structure_fedavg import networks
 from flower_graph.strategies.structure_fedavg.networks import GraphLearners, LearnerSettings
 
@@ -65,13 +66,14 @@ def wish(client: int) -> Tensor:
 def learn(cohort: GraphLearners, clients: list[int], steps: int) -> None:
     goal = torch.block_diag(*(wish(client) for client in clients))
     for _ in range(steps):
-        cohort.step(lambda edges, weight: (goal[edges[0], edges[1]] * weight).sum())
+        cohort.step(lambda pattern, weight: (goal[tuple(pattern.edge_index)] * weight).sum())
 
 
 def graphs(cohort: GraphLearners, clients: list[int]) -> list[Tensor]:
     """Return each client's adjacency; nothing joins two clients."""
     sizes = [SIZES[client] for client in clients]
-    whole = matrix(*cohort.edges(), sum(sizes))
+    pattern, weight = cohort.edges()
+    whole = matrix(pattern.edge_index, weight, sum(sizes))
     parts = [w.split(sizes, dim=1)[i] for i, w in enumerate(whole.split(sizes))]
     assert torch.equal(whole, torch.block_diag(*parts))
     return parts
@@ -97,7 +99,7 @@ def test_equals_a_dense_learner_for_each_client(settings: LearnerSettings):
 def test_a_step_returns_the_loss_before_it():
     cohort = learners([0, 1], ATTENTIVE)
     total = cohort.edges()[1].sum()
-    assert cohort.step(lambda edges, weight: weight.sum()) == total
+    assert cohort.step(lambda _, weight: weight.sum()) == total
     assert cohort.edges()[1].sum() < total
 
 
@@ -117,7 +119,8 @@ def test_a_client_whose_weights_are_no_numbers_begins_anew(settings: LearnerSett
     learn(sound, [0, 1, 2], 3)
     n = SIZES[0]
 
-    def loss(edges: Tensor, weight: Tensor) -> Tensor:
+    def loss(pattern: Pattern, weight: Tensor) -> Tensor:
+        edges = pattern.edge_index
         goal = torch.block_diag(*(wish(client) for client in range(3)))
         inside = (edges[0] >= n) & (edges[0] < n + SIZES[1])
         return (goal[edges[0], edges[1]] * weight * torch.where(inside, torch.nan, 1.0)).sum()
@@ -174,7 +177,7 @@ def test_neighbours_are_the_edges_that_weigh_something():
     cohort = alone(x, ATTENTIVE._replace(similarity="inner"))
     assert cohort.neighbours().tolist() == [[0, 1], [1, 0]]
     cohort = learners([0, 1, 2], ATTENTIVE)
-    edges, found = cohort.edges()[0], cohort.neighbours()
+    edges, found = cohort.edges()[0].edge_index, cohort.neighbours()
     pairs = {(a, b) for a, b in edges.T.tolist() if a != b}
     assert found.T.tolist() == [list(pair) for pair in sorted(pairs)]
 
@@ -184,6 +187,6 @@ def test_a_round_holds_no_matrix_of_nodes_times_nodes(settings: LearnerSettings)
     n = 4000
     cohort = alone(features(0, n), settings)
     with Largest() as largest:
-        cohort.step(lambda edges, weight: weight.square().sum())
+        cohort.step(lambda _, weight: weight.square().sum())
         cohort.edges()
     assert n * FEATURES <= largest.numbers <= n * n // 50
