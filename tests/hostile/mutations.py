@@ -326,7 +326,7 @@ def _all_large(array: Array) -> Array:
 # Client numbers, accusations, proofs -------------------------------------------------------------
 
 WHO = ("users", "clients", "sum-clients", "align-clients", "mask-clients", "present")
-FIXED = ("-run", "flower-graph", "weight-shape")  # not one for each client
+FIXED = ("-run", "flower-graph", "weight-shape", "sum-channel-key")  # not one for each client
 OFTEN = 900_000  # bytes: fewer than any reply may have
 
 
