@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import repeat
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -30,6 +30,7 @@ from flower_graph.wire.numpy_client import Scalar
 # What ``read`` returned. Any: each method's is another; all have ``clients`` and ``handled``.
 Answered = Any
 LOG = logging.getLogger(__name__)
+T = TypeVar("T")
 MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the log
 
 
@@ -204,6 +205,11 @@ class Membership:
                     self._arrays[node] = np.array(local, np.int64)
         return self._arrays
 
+    def move(self, old: int, node: int) -> None:
+        """Register a SuperNode under another id."""
+        self.clients = renamed(self.clients, old, node)
+        self._arrays.pop(old, None)
+
     def forget(self, node: int) -> None:
         """Forget a SuperNode; its clients count as absent."""
         local = self.clients.pop(node)
@@ -317,6 +323,11 @@ class OneClientEach(Membership):
             return ""
         hosts = f"hosts {count} clients" if count else "does not say which client it hosts"
         return f"it {hosts}, and each is answered with its own model: it needs a SuperNode for each"
+
+
+def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
+    """Return the same mapping with a SuperNode's new id, in the same order."""
+    return {node if at == old else at: one for at, one in by_node.items()}
 
 
 def other_version(content: RecordDict) -> str:

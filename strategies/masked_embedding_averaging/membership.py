@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from flwr.app import RecordDict
 
@@ -19,7 +18,7 @@ from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import entries_of
-from flower_graph.server.membership import Membership
+from flower_graph.server.membership import Membership, renamed
 from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
 from flower_graph.strategies.masked_embedding_averaging.messages import VERIFIED, EgoEnrolment
 from flower_graph.wire.fields import Resume, read_handled
@@ -27,7 +26,6 @@ from flower_graph.wire.fields import Resume, read_handled
 LOG = logging.getLogger(__name__)
 # Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
 MOST_CLAIMED = MAX_CLIENTS // 2
-T = TypeVar("T")
 
 
 class Keys(NamedTuple):
@@ -92,8 +90,8 @@ class EgoMembership(Membership):
             return
         self.sums.move(old, node)
         self.aligner.move(old, node)
-        self.clients = _renamed(self.clients, old, node)
-        self.unsent = _renamed(self.unsent, old, node)
+        self.move(old, node)
+        self.unsent = renamed(self.unsent, old, node)
         self.new = [node if at == old else at for at in self.new]
 
     def enrolled(self, node: int, answer: Keys) -> None:
@@ -128,8 +126,3 @@ class EgoMembership(Membership):
         self.aligner.forget(self.clients[node])
         self.new = [at for at in self.new if at != node]
         super().forget(node)
-
-
-def _renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
-    """Return the same mapping with a SuperNode's new id, in the same order."""
-    return {node if at == old else at: one for at, one in by_node.items()}

@@ -74,6 +74,17 @@ class Answers:
         return Replies(self.values)
 
 
+def test_a_supernode_under_another_id_has_its_clients_arrays() -> None:
+    members = Asked()
+    members.hear({11: [0, 2], 12: [1]})
+    assert {node: one.tolist() for node, one in members.numbers().items()} == members.clients
+    members.move(11, 13)
+    assert members.clients == {13: [0, 2], 12: [1]}
+    assert {node: one.tolist() for node, one in members.numbers().items()} == members.clients
+    members.forget(13)
+    assert {node: one.tolist() for node, one in members.numbers().items()} == {12: [1]}
+
+
 def test_who_has_lost_its_state_is_asked_to_go_on_from_its_last_checkpoint() -> None:
     members, lost = Asked(), [Rejected(2, "its state is gone", Kind.STATE_LOST)]
     members.hear({1: [0], 2: [1]})
