@@ -55,14 +55,6 @@ def is_low_order(public: bytes) -> bool:
     return public[:31] + bytes([public[31] & 127]) in LOW_ORDER
 
 
-def low_order_rows(publics: Bytes) -> NDArray[np.intp]:
-    """Return the rows of public keys ``[n, 32]`` that are of low order."""
-    same = np.zeros(len(publics), np.bool_)
-    for key in LOW_ORDER:
-        same |= (publics[:, :31] == [*key[:31]]).all(1) & (publics[:, 31] & 127 == key[31])
-    return np.flatnonzero(same)
-
-
 def agree(private: bytes, publics: Iterable[bytes]) -> list[bytes]:
     """Return the X25519 secrets of a private key and some public keys."""
 

@@ -128,7 +128,7 @@ class SumRound:
             raise MalformedReplyError(
                 f"round {self.number}: {came[0]} packets and commitments to {came[1]}, expected {k}"
             )
-        if channel.low_order_rows(reply.round_keys).size:
+        if channel.is_low_order(reply.round_keys.tobytes()):
             self._convict(row, "its round key is of low order")
             raise MalformedReplyError(f"round key of client {party}: of low order")
         self.round_keys[row] = reply.round_keys
