@@ -77,6 +77,7 @@ def test_terms_with_which_few_could_open_a_vector():
         ("threshold is 1 and minimum 2", {"threshold": 1, "minimum": 2}),
         (f"must be from {k // 2 + 1} to {k}", {"threshold": k // 2}),
         ("and above", {"minimum": request.threshold}),
+        ("and above", {"minimum": (k + 1) // 2}),  # half of the SuperNodes that it knows of
         ("has one twice", {"partners": twice}),
         ("its own partner", {"partners": own}),
     ):

@@ -77,9 +77,10 @@ class ClientRound:
 def check_terms(request: PrepareRequest) -> None:
     """Refuse a threshold, a minimum or partners with which too few could open a sum."""
     # With more than half of the partners, no two groups of holders that were told different things
-    # can give back both secrets of a party. Without partners there are no secrets.
+    # can give back both secrets of a party. Without partners there are no secrets. The
+    # minimum, which is larger, is more than half of the parties that are known here.
     k, threshold, minimum = request.partners.shape[1], request.threshold, request.minimum
-    fewest, above = min(k, k // 2 + 1), max(threshold, (k + 1) // 2, 1)
+    fewest, above = min(k, k // 2 + 1), max(threshold, 1)
     if not fewest <= threshold <= k or minimum <= above:
         raise RefusedError(
             f"threshold is {threshold} and minimum {minimum}; for {k} partners they must be from "
