@@ -133,11 +133,11 @@ def compare(size: tuple[int, int, int], gpu: torch.device | None) -> dict[str, A
     if gpu is None:
         return entry
     other = run(size, gpu)
-    return entry | compare_runs(cpu, other) | {"gpu-step": other.step}
+    return entry | compare_runs(cpu, other, "latent") | {"gpu-step": other.step}
 
 
-def compare_runs(cpu: Run, other: Run) -> dict[str, Any]:
-    """Compare the GPU's run with the CPU's."""
+def compare_runs(cpu: Run, other: Run, what: str) -> dict[str, Any]:
+    """Compare the GPU's run with the CPU's; ``what`` names its figures."""
     latent = ((other.latent - cpu.latent).norm() / cpu.latent.norm()).item()
     pairs = zip(cpu.losses, other.losses, strict=True)
     loss = max((abs(a - b) / abs(a) for a, b in pairs), default=0.0)
@@ -145,7 +145,7 @@ def compare_runs(cpu: Run, other: Run) -> dict[str, Any]:
         "gpu-seconds": other.seconds,
         "transfer-seconds": other.transfer,
         "times-as-fast": cpu.seconds / other.seconds,
-        "latent-difference": latent,
+        f"{what}-difference": latent,
         "loss-difference": loss,
         "equal": max(latent, loss) <= TOLERANCE,
     }
@@ -185,9 +185,7 @@ def compare_egos(size: tuple[int, int], gpu: torch.device | None) -> dict[str, A
     entry: dict[str, Any] = {"clients": size[0], "nodes": nodes, "cpu-seconds": cpu.seconds}
     if gpu is None:
         return entry
-    differences = compare_runs(cpu, run_egos(size, gpu))
-    differences["embedding-difference"] = differences.pop("latent-difference")
-    return entry | differences
+    return entry | compare_runs(cpu, run_egos(size, gpu), "embedding")
 
 
 def run_engine(name: str, size: tuple[int, int], device: torch.device) -> Run:
@@ -208,9 +206,7 @@ def compare_engine(name: str, size: tuple[int, int], gpu: torch.device | None) -
     entry = {"engine": name, "clients": size[0], "nodes": size[1], "cpu-seconds": cpu.seconds}
     if gpu is None:
         return entry
-    differences = compare_runs(cpu, run_engine(name, size, gpu))
-    differences["sent-difference"] = differences.pop("latent-difference")
-    return entry | differences
+    return entry | compare_runs(cpu, run_engine(name, size, gpu), "sent")
 
 
 def run_alignment(form: str, size: Size, device: torch.device) -> Run:
@@ -231,9 +227,8 @@ def compare_alignment(form: str, size: Size, gpu: torch.device | None) -> dict[s
     entry: dict[str, Any] = {"form": form, **size._asdict(), "cpu-seconds": cpu.seconds}
     if gpu is None:
         return entry
-    differences = compare_runs(cpu, run_alignment(form, size, gpu))
+    differences = compare_runs(cpu, run_alignment(form, size, gpu), "means")
     del differences["loss-difference"]
-    differences["means-difference"] = differences.pop("latent-difference")
     return entry | differences
 
 
