@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flower_graph.errors import MembershipError
 
@@ -42,7 +43,7 @@ def sorted_out(
     MembershipError
         If two claim one client at the first enrolment; it names both.
     """
-    if not holders and _each_once(claims.values()):
+    if not holders and each_once(np.fromiter(chain.from_iterable(claims.values()), np.int64)):
         return {}
     refused = {}
     for node, clients in claims.items():
@@ -66,7 +67,6 @@ def sorted_out(
     return refused | doubles
 
 
-def _each_once(claims: Iterable[Collection[int]]) -> bool:
-    """Whether no client is claimed twice: the usual case, also of millions."""
-    clients = np.sort(np.fromiter(chain.from_iterable(claims), np.int64))
-    return bool((clients[1:] > clients[:-1]).all())
+def each_once(clients: NDArray[np.int64]) -> bool:
+    """Whether no client is there twice; ``np.unique`` takes a second for a million."""
+    return bool(np.diff(np.sort(clients)).all())
