@@ -101,9 +101,12 @@ class WorkerHome:
         folder = default_folder() / f"run-{context.run_id}"
         name = f"resident-{context.node_id}-{self._owner}"
         for _ in range(ATTEMPTS):
-            own_folder(folder)
+            try:
+                own_folder(folder)
+            except FileNotFoundError:  # it was removed just now, as its last worker ended
+                continue
             with locked(folder) as handle:
-                if handle is None:  # it was removed just now, as its last worker ended
+                if handle is None:  # likewise
                     continue
                 connection = self._connected(handle, name)
                 if connection is None:
