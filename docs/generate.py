@@ -1,15 +1,12 @@
 """Make the tables of the pages of ``docs/reference/`` from what code and tests declare.
 
-    python docs/generate.py error-messages
-
 A page's prose is written by hand. Its tables stand between ``<!-- generated: NAME -->`` and
 ``<!-- end -->``: they are filled in when the site is built (``make docs``), and are not in the
-repository, but for the page of messages that a person can meet, so that a change of them is read.
+repository.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -19,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import code_tables
-import error_messages
 
 from flower_graph.config.app_keys import SETTINGS
 from flower_graph.config.common import RunConfig
@@ -258,13 +254,9 @@ PAGES: dict[str, Callable[[str], str]] = {
     "api": code_tables.names,
     "command-line": code_tables.commands,
     "configuration": configuration,
-    "error-messages": error_messages.table,
     "messages": messages,
     "promises": promises,
 }
-
-
-COMMITTED = ("error-messages",)
 
 
 def filled(page: str, text: str) -> str:
@@ -277,18 +269,3 @@ def filled(page: str, text: str) -> str:
 def generate(page: str) -> str:
     """Give a page of this folder with its tables."""
     return filled(page, (REFERENCE / f"{page}.md").read_text(encoding="utf-8"))
-
-
-def main() -> None:
-    """Write pages whose tables are in the repository."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("pages", nargs="+", choices=PAGES, metavar="PAGE")
-    for page in parser.parse_args().pages:
-        if page in COMMITTED:
-            (REFERENCE / f"{page}.md").write_text(generate(page), encoding="utf-8")
-        else:
-            print(f"{page}: its tables are made with the site, by `make docs`")
-
-
-if __name__ == "__main__":
-    main()

@@ -34,16 +34,12 @@ def generator() -> Iterator[ModuleType]:
         yield importlib.import_module("generate")
 
 
-def test_tables_can_be_made_and_those_in_the_repository_are_current(generator: ModuleType) -> None:
+def test_tables_can_be_made_and_are_not_committed(generator: ModuleType) -> None:
     for page in generator.PAGES:
         text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
         made = generator.generate(page)
-        if page in generator.COMMITTED:
-            assert made == text, f"python docs/generate.py {page}"
-        else:
-            empty = generator.MARKED.sub(r"\1\3", made)
-            assert text == empty, f"{page}: tables are not committed"
-            assert len(made) > len(text) + 1000
+        assert text == generator.MARKED.sub(r"\1\3", made)
+        assert len(made) > len(text) + 1000
 
 
 def test_every_public_name_and_command_is_on_its_page(generator: ModuleType) -> None:
@@ -54,28 +50,6 @@ def test_every_public_name_and_command_is_on_its_page(generator: ModuleType) -> 
     assert names.count(".. automodule:: ") == len(modules)
     shown = set(re.findall(r"^## flower-graph ([\w-]+)", commands, re.MULTILINE))
     assert shown == set(_COMMANDS)
-
-
-def test_messages_are_read_through_names_conditions_and_functions(generator: ModuleType) -> None:
-    collected = generator.error_messages
-    source = """
-def _broken(file, why):
-    return DataError(f"{file}: is damaged ({why})")
-
-def read(file, cut):
-    hint = f"; did you mean {near}?" if near else ""
-    LOG.warning("%s is gone", file)
-    if cut:
-        raise _broken(file, "it is cut short")
-    raise ConfigError(f"{file.name}: unknown{hint}")
-"""
-    found = collected.collect([collected.Module("a.py", source)])
-    assert [(one.kind, one.words) for one in found] == [
-        ("warning", "%s is gone"),
-        ("DataError", "{file}: is damaged (it is cut short)"),
-        ("ConfigError", "{file.name}: unknown; did you mean {near}?"),
-        ("ConfigError", "{file.name}: unknown"),
-    ]
 
 
 def test_the_configuration_page_has_every_key_of_every_method_and_no_other(

@@ -182,10 +182,10 @@ class HeldGraph(Protocol):
         """Which nodes train, boolean ``[n]``; likewise the other two."""
 
     @property
-    def val_mask(self) -> Tensor: ...  # noqa: D102
+    def val_mask(self) -> Tensor: ...
 
     @property
-    def test_mask(self) -> Tensor: ...  # noqa: D102
+    def test_mask(self) -> Tensor: ...
 
     @property
     def called(self) -> tuple[str, ...] | None:

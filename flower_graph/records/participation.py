@@ -25,13 +25,13 @@ class Numbers(Set[int]):
     def __init__(self, clients: Integers) -> None:
         self.array = clients  # ascending, none twice
 
-    def __contains__(self, client: object) -> bool:  # noqa: D105
+    def __contains__(self, client: object) -> bool:
         return client in self.array
 
-    def __iter__(self) -> Iterator[int]:  # noqa: D105
+    def __iter__(self) -> Iterator[int]:
         return iter(self.array.tolist())
 
-    def __len__(self) -> int:  # noqa: D105
+    def __len__(self) -> int:
         return self.array.size
 
     @classmethod
@@ -49,13 +49,13 @@ class Reasons(Mapping[int, str]):
     def _each(self) -> dict[int, str]:
         return {c: reason for reason, clients in self.groups.items() for c in clients.tolist()}
 
-    def __getitem__(self, client: int) -> str:  # noqa: D105
+    def __getitem__(self, client: int) -> str:
         return self._each[client]
 
-    def __iter__(self) -> Iterator[int]:  # noqa: D105
+    def __iter__(self) -> Iterator[int]:
         return iter(self._each)
 
-    def __len__(self) -> int:  # noqa: D105
+    def __len__(self) -> int:
         return sum(clients.size for clients in self.groups.values())
 
 

@@ -51,7 +51,7 @@ Enrolment = tuple[str, Callable[[bytes], Message], type[Message]]  # action, req
 class Send(Protocol):
     """Sends a message to each of some SuperNodes and reads their replies, as ``Session.send``."""
 
-    def __call__(  # noqa: D102  # it has no more to say
+    def __call__(  # it has no more to say
         self,
         requests: Mapping[int, RecordDict],
         server_round: int,
