@@ -79,9 +79,14 @@ docs: $(STAMP)
 deploy-demo: $(STAMP)
 	@$(BIN)/python deploy/demo.py
 
-# What goes to PyPI, into dist/: built, checked by twine, and tried where no checkout is.
+# What goes to PyPI, into dist/: built, checked by twine, and tried where no checkout is. Beside it the
+# versions of constraints.txt, with the hashes of their files on the package index.
 dist: docs
-	@rm -rf dist
+	@rm -rf dist && mkdir dist
+	@test -x build/uv/bin/uv || { $(BIN)/python -m venv build/uv && build/uv/bin/pip install --quiet uv; }
+	build/uv/bin/uv pip compile --quiet pyproject.toml --all-extras --constraint constraints.txt \
+		--python-version 3.11 --generate-hashes --no-header --no-annotate \
+		--output-file dist/constraints-hashes.txt
 	@! grep -q '^repository = ""' pyproject.toml || \
 		echo "pyproject.toml names no repository: the README loses its links (docs/release.md)" >&2
 	FLOWER_GRAPH_DIST="$$PWD/dist" $(BIN)/python -m pytest tests/test_wheel.py

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
@@ -68,17 +67,6 @@ def test_where_to_look_names_files_and_functions_that_are_there() -> None:
         for function, name in re.findall(r"`(\w+)` in `([\w/]+\.py)`", row):
             path = next(p for p in (ROOT / name, ROOT / "flower_graph" / name) if p.is_file())
             assert f"def {function}(" in path.read_text("utf-8"), row
-
-
-def test_what_the_changelog_says_has_moved_is_there() -> None:
-    table = (ROOT / "CHANGELOG.md").read_text("utf-8").partition("| 0.1.0 | now |")[2]
-    rows = [row.split("|")[1:3] for row in table.partition("\n\n")[0].splitlines()[2:]]
-    assert len(rows) > 20
-    for old, new in rows:
-        modules = re.findall(r"`(flower_graph[\w.]+)`", new)
-        names = re.findall(r"`([A-Za-z]\w+)`", new) or re.findall(r"`([A-Za-z]\w+)`", old)
-        found = [importlib.import_module(module) for module in modules]
-        assert found and all(any(hasattr(one, name) for one in found) for name in names), new
 
 
 def test_every_guide_is_in_the_contents_of_the_site() -> None:

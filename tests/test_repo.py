@@ -23,8 +23,6 @@ TEXT = {".py", ".toml", ".yaml", ".md", ".txt", ".json", ".in", ".cfg", ""}
 # Folders that only one machine has. `/tmp` is common to all, so code may name it on its own.
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(home|root|work|Users|mnt|tmp)/(?!\*)[\w.-]+")
 MOST_ANY = 400  # words "Any" in the package, comments about it among them
-# A line of `constraints.txt`
-PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s\\;]+)", re.MULTILINE)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -179,24 +177,3 @@ def test_bundled_data_is_the_same_in_a_flower_app_bundle_as_in_a_wheel() -> None
     folder = ROOT / "flower_graph" / "data" / "cora_linqs"
     text = json.loads((folder / "cora.npz.json").read_text(encoding="utf-8"))
     assert base64.b64decode(text["base64"]) == (folder / "cora.npz").read_bytes()
-
-
-def pins(name: str) -> dict[str, str]:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    return {re.sub(r"[._-]+", "-", m[1]).lower(): m[2] for m in PIN.finditer(text)}
-
-
-def test_hashes_are_those_of_the_pinned_versions() -> None:
-    plain, hashed = pins("constraints.txt"), pins("constraints-hashes.txt")
-    assert len(plain) > 100
-    assert {name: hashed.get(name) for name in plain} == plain
-    # What else is there comes with the build of torch for NVIDIA's devices.
-    more = [name for name in hashed.keys() - plain.keys()]
-    assert [name for name in more if not re.match(r"nvidia-|cuda-|triton", name)] == []
-
-
-def test_every_pin_has_a_hash() -> None:
-    text = (ROOT / "constraints-hashes.txt").read_text(encoding="utf-8")
-    blocks = re.split(r"\n(?=[A-Za-z0-9])", text)[1:]
-    assert len(blocks) == len(pins("constraints-hashes.txt"))
-    assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", block) for block in blocks)
