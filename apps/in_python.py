@@ -24,6 +24,7 @@ def run(
     *,
     seed: int | Sequence[int] | None = None,
     out: Path | str | None = None,
+    overwrite: bool = False,
     supernodes: int | None = None,
     quiet: bool = False,
     on_round: Callable[[RoundReport], None] | None = None,
@@ -43,6 +44,8 @@ def run(
         Of the run, or of several; default: the config's.
     out : Path or str, optional
         A new folder for all outputs; default: ``runs/CONFIG-TIME``.
+    overwrite : bool
+        Whether a run that is in ``out`` is deleted first; any other folder with files is refused.
     supernodes : int, optional
         SuperNodes that the clients are assigned over.
     quiet : bool
@@ -75,6 +78,7 @@ def run(
         overrides=words,
         seeds=None if seeds is None else list(seeds),
         out=None if out is None else Path(out),
+        overwrite=overwrite,
         supernodes=supernodes,
         quiet=quiet,
         on_round=on_round,

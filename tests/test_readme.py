@@ -68,7 +68,8 @@ def test_its_python_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    space = run_blocks(README, 1)
+    run_blocks(README, 1)
+    space = run_blocks(README, 1)  # again, in the folders of the first
     said = capsys.readouterr().out
     assert "difference" in said and "client 3, test nodes: 0." in said
     assert space["found"].client.tolist() == [3] * len(space["right"])

@@ -174,6 +174,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="continue the run in this folder from its last checkpoint",
     )
+    help_overwrite = "delete the run that is in DIR first; any other folder with files is refused"
+    parser.add_argument("--overwrite", action="store_true", help=help_overwrite)
     parser.add_argument(
         "--engine",
         choices=("in-process", "flwr"),

@@ -22,6 +22,7 @@ from flower_graph.config.foreign import Trust
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.method.registry import method_of
+from flower_graph.outputs.old_run import clear_runs, runs_to_clear
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_result, summarise
 from flower_graph.storage.files import holds_something, new_folder, remove_empty
@@ -41,6 +42,7 @@ class Options:
     seeds: Sequence[int] | None = None
     out: Path | None = None
     resume: Path | None = None
+    overwrite: bool = False
     every: str | None = None
     supernodes: int | None = None
     engine: str = "in-process"
@@ -95,19 +97,30 @@ def run_all(args: Options) -> tuple[Path, list[Job], dict[str, object]]:
         raise ConfigError(f"--ray-address {args.ray_address}: needs --engine flwr")
     if args.log_every < 1:
         raise ConfigError(f"--log-every {args.log_every}: at least 1 is needed")
+    if args.overwrite and args.resume is not None:
+        raise ConfigError("--overwrite: a run that goes on (--resume) is kept")
     top, jobs = _plan(args)
+    if args.overwrite:
+        runs_to_clear(top)  # another folder is told before data are read
+        if is_file_name(jobs[0].name) and top in Path(jobs[0].name).absolute().parents:
+            raise ConfigError(f"CONFIG {jobs[0].name}: --overwrite would delete it; copy it first")
     done = {job.config.seed: _done(job) for job in jobs if args.resume is not None}
-    with new_folder(top, may_exist=args.resume is not None):
+    may_exist = args.resume is not None or args.overwrite
+    with new_folder(top, may_exist=may_exist):
         pass  # one that cannot be written is told before data are read
     todo = [job for job in jobs if not done.get(job.config.seed)]
     check = partial(check_all, todo, args)
-    if args.engine != "flwr":  # which takes as long to start, and is ended if jobs are refused
+    # Flower's engine takes as long to start, and is ended if jobs are refused.
+    is_beside = args.engine == "flwr" and not args.overwrite
+    if not is_beside:
         check()
+    if args.overwrite:
+        clear_runs(top)
     results: list[dict[str, object]] = []
-    with _folders(top, jobs, args.resume is not None):
+    with _folders(top, jobs, may_exist):
         for job in jobs:
             try:
-                first = check if todo[:1] == [job] else None
+                first = check if is_beside and todo[:1] == [job] else None
                 results.append(done.get(job.config.seed) or _run(job, args, first))
             except KeyboardInterrupt as stop:
                 stop.add_note(_interrupted(job, top))

@@ -128,6 +128,11 @@ def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Gen
     return masks_of(num_nodes, parts)
 
 
+def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
+    """Whether there are so many labels that ``labelled_split`` has one for each share."""
+    return all(map(len, cut_by_shares((y >= 0).nonzero(), ratios)))
+
+
 def labelled_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
     """Draw three shares of the nodes with a label, whatever their class."""
     labelled = (y >= 0).nonzero().flatten()

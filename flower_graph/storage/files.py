@@ -38,8 +38,8 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
             out.mkdir(parents=True, exist_ok=True)
             if not may_exist and holds_something(out):
                 raise OutputError(
-                    f"output folder {out}: exists and is not empty; choose another, or resume its "
-                    "run"
+                    f"output folder {out}: exists and is not empty; choose another; for a run "
+                    "that is in it, --overwrite or --resume"
                 )
             _probe(out / ".probe")
         except OSError:

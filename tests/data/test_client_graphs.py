@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import sys
@@ -37,6 +38,7 @@ from flower_graph.data.partition.communities import (
     DRAWS,
     LEAST_NODES,
     dirichlet,
+    joined,
     louvain,
     metis,
     metis_overlapping,
@@ -101,6 +103,18 @@ def test_louvain_without_a_resolution_finds_one_that_gives_all_clients_something
         louvain(CLIQUES, 8, clients=9, resolution=None, seed=0)
 
 
+def test_louvain_without_a_resolution_finds_communities_that_are_large_enough() -> None:
+    def sizes(least: int) -> list[int]:
+        def fits(nodes: Tensor) -> bool:
+            return nodes.numel() >= least
+
+        how: dict[str, Any] = {"clients": 60, "resolution": None, "seed": 0, "every_node": True}
+        return [part.numel() for part in louvain(NOISY, 600, **how, fits=fits)]
+
+    assert min(sizes(0)) < 8 <= min(sizes(8))
+    assert sizes(11) == sizes(0)  # 60 times 11 are more nodes than there are
+
+
 def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay() -> None:
     random.seed(1)
     first = lists(louvain(NOISY, 600, clients=6, resolution=1.0, seed=3))
@@ -115,6 +129,18 @@ def test_the_seed_alone_decides_and_random_numbers_of_python_and_igraph_stay() -
         random.seed(9)
         drawn.append(igraph.Graph.Erdos_Renyi(n=50, m=60).get_edgelist())
     assert drawn[0] == drawn[1]
+
+
+def test_a_part_that_is_too_small_is_joined_to_that_with_most_edges_to_it() -> None:
+    parts = [torch.tensor(nodes) for nodes in ([0, 2, 4, 6], [1, 3], [5], [7])]
+
+    def joined_to(least: int) -> list[list[int]]:
+        return lists(joined(parts, CLIQUES, 8, lambda nodes: nodes.numel() >= least))
+
+    assert joined_to(1) == lists(parts)
+    # 5 has two edges to 1 and 3, and one to 6; 7, which has none, joins the smallest
+    assert joined_to(2) == [[0, 2, 4, 6], [1, 3, 5, 7]] == joined_to(4)
+    assert joined_to(5) == [list(range(8))] == joined_to(9)
 
 
 # --- METIS
@@ -285,6 +311,21 @@ def test_every_way_to_cut_gives_clients_that_share_no_node(method: str) -> None:
     nodes = torch.cat([client.nodes for client in clients])
     assert nodes.unique().numel() == nodes.numel()
     assert method == "louvain" or nodes.numel() == 200
+
+
+@pytest.mark.parametrize("method", ["louvain", "metis"])
+def test_communities_that_cannot_be_split_are_joined(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    y = large().y.clone()
+    y[::2] = -1
+    caplog.set_level(logging.INFO, "flower_graph.data")
+    cut = partition_graph(
+        large(y=y), settings(clients=40, method=method, resolution=30.0), 0.0, seed=0
+    )
+    assert 1 < len(cut) < 40 and [client.client for client in cut] == list(range(len(cut)))
+    assert all(all(role) for role in map(roles, cut))
+    assert f"{len(cut)} clients" in caplog.text
 
 
 def test_alpha_and_resolution_reach_the_cut() -> None:

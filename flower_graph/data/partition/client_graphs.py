@@ -7,7 +7,7 @@ and test.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,6 +24,7 @@ from flower_graph.config.partition import (
     RANDOM,
     PartitionSection,
 )
+from flower_graph.data.description import tell
 from flower_graph.data.edge_weights import WEIGHT
 from flower_graph.data.features import CHANGES
 from flower_graph.data.graph import (
@@ -39,6 +40,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
 from flower_graph.data.partition.overlapping import overlapping_parts
 from flower_graph.data.splits import (
     Masks,
+    can_be_split,
     check_roles,
     labelled_split,
     stratified_split,
@@ -150,20 +152,12 @@ def partition_graph(
             graph = fewer_trained(graph, partition.train_share, seed)
             check_client_graph(graph, getattr(data, "treatment", None))
         except DataError as error:
-            raise DataError(f"{error}; {_remedy(graph, partition)}") from error
+            raise DataError(
+                f"{error}; use fewer than partition.clients = {partition.clients}, another "
+                "partition.method or another partition.seed"
+            ) from error
         graphs.append(graph)
     return graphs
-
-
-def _remedy(graph: ClientGraph, partition: PartitionSection) -> str:
-    """Say what to do about a client that cannot train."""
-    fewer = f"use fewer than partition.clients = {partition.clients}"
-    edges = graph.hidden_edges if graph.edge_index is None else graph.edge_index
-    if partition.method == LOUVAIN and edges is not None and edges.numel() == 0:
-        return (
-            f"{fewer}, or partition.method={METIS} (Louvain makes a client of a node without edges)"
-        )
-    return f"{fewer}, another partition.method or another partition.seed"
 
 
 def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
@@ -313,13 +307,20 @@ def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
 def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Tensor]:
     edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
     how = partition.method
+
+    def fits(nodes: Tensor) -> bool:
+        return can_be_split(data.y[nodes], partition.ratios)
+
     if how == LOUVAIN:
         fine, every = partition.resolution, partition.every_node
-        return communities.louvain(
-            edges, n, clients=clients, resolution=fine, seed=seed, every_node=every
+        parts = communities.louvain(
+            edges, n, clients=clients, resolution=fine, seed=seed, every_node=every, fits=fits
+        )
+        return _joined(
+            data, parts, fits, "" if fine is None else " (partition.resolution=null finds more)"
         )
     if how == METIS:
-        return communities.metis(edges, n, clients=clients, seed=seed)
+        return _joined(data, communities.metis(edges, n, clients=clients, seed=seed), fits)
     if how == DIRICHLET:
         return communities.dirichlet(data.y, clients, partition.alpha, seed)
     if how == RANDOM:
@@ -333,6 +334,22 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
         both_ways = to_undirected(edges, n)
         return [nodes for nodes, _ in overlapping_parts(both_ways, n, partition, seed)]
     raise DataError(f"partition.method = {how!r}: must be one of {', '.join(PARTITIONS)}")
+
+
+def _joined(
+    data: WholeGraph, parts: list[Tensor], fits: Callable[[Tensor], bool], remedy: str = ""
+) -> list[Tensor]:
+    """Join communities that cannot be split to others; say so, and what finds larger ones."""
+    small = sum(not fits(nodes) for nodes in parts)
+    if not small:
+        return parts
+    result = communities.joined(parts, data.edge_index, int(data.y.numel()), fits)
+    note = (
+        f"{small} of {len(parts)} communities have too few nodes with a label to be split, and are "
+        f"joined to others: {len(result)} clients{remedy}"
+    )
+    tell("partition.clients", [note])
+    return result
 
 
 def _of_ego(ego: EgoNetwork) -> ClientGraph:

@@ -8,6 +8,7 @@ with ``metis_overlapping``.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from flower_graph.rng import derive_seed, generator
 
 LEAST_NODES = 10  # least nodes of each client in an accepted Dirichlet draw
 DRAWS = 100  # Dirichlet draws before the settings are refused
+FINER = 6  # doublings of the resolution, in search of communities that are all large enough
 
 
 def louvain(
@@ -31,10 +33,15 @@ def louvain(
     resolution: float | None,
     seed: int,
     every_node: bool = False,
+    fits: Callable[[Tensor], bool] = lambda _: True,
 ) -> list[Tensor]:
-    """Find communities by Louvain's method (Blondel et al., 2008); keep the largest, or merge."""
+    """Find communities by Louvain's method (Blondel et al., 2008); keep the largest, or merge.
+
+    ``fits`` says whether a client can do with some nodes; without a resolution, one is sought at
+    which all can.
+    """
     if resolution is None:
-        return _enough(edge_index, n, clients=clients, seed=seed, every_node=every_node)
+        return _enough(edge_index, n, clients, seed, every_node, fits)
     import igraph  # not at the top: it takes a second
 
     _check_clients(clients, n)
@@ -58,14 +65,19 @@ def louvain(
 
 
 def _enough(
-    edge_index: Tensor, n: int, *, clients: int, seed: int, every_node: bool
+    edge_index: Tensor,
+    n: int,
+    clients: int,
+    seed: int,
+    every_node: bool,
+    fits: Callable[[Tensor], bool],
 ) -> list[Tensor]:
     """Raise the resolution until there are enough communities for all clients."""
-    resolution = 1.0
+    resolution, found = 1.0, dict[float, list[Tensor]]()
     # Far above it every node is a community by itself.
-    while True:
+    while len(found) <= FINER:
         try:
-            result = louvain(
+            found[resolution] = louvain(
                 edge_index,
                 n,
                 clients=clients,
@@ -76,13 +88,40 @@ def _enough(
         except DataError:
             if not 1 <= clients <= n:
                 raise
-            resolution *= 2
         else:
-            tell(
-                "partition.resolution",
-                [f"at {resolution:g} Louvain finds a community for each client"],
-            )
-            return result
+            if all(map(fits, found[resolution])):
+                break
+        resolution *= 2
+    else:
+        resolution = min(found)
+    tell("partition.resolution", [f"at {resolution:g} Louvain finds a community for each client"])
+    return found[resolution]
+
+
+def joined(
+    parts: list[Tensor], edge_index: Tensor, n: int, fits: Callable[[Tensor], bool]
+) -> list[Tensor]:
+    """Join each part that is too small, the smallest first, to that which it has most edges with.
+
+    One without edges to others joins the smallest.
+    """
+    source, target = to_undirected(edge_index, n)
+    part_of = torch.full((n,), -1)
+    for number, nodes in enumerate(parts):
+        part_of[nodes] = number
+    left = dict(enumerate(parts))
+
+    def size(number: int) -> tuple[int, int]:
+        return left[number].numel(), number
+
+    while len(left) > 1 and (small := [one for one, nodes in left.items() if not fits(nodes)]):
+        nodes = left.pop(smallest := min(small, key=size))
+        beside = part_of[target[part_of[source] == smallest]]
+        edges = torch.bincount(beside[(beside >= 0) & (beside != smallest)], minlength=len(parts))
+        other = int(edges.argmax()) if edges.any() else min(left, key=size)
+        left[other] = torch.cat([left[other], nodes]).sort().values
+        part_of[nodes] = other
+    return [*left.values()]
 
 
 def _merged(parts: list[Tensor], clients: int) -> list[Tensor]:

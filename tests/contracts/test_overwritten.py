@@ -1,0 +1,107 @@
+"""A run takes the place of an old one, of every method; what no run wrote is never deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from federation import METHODS, tried
+
+import flower_graph as fg
+from flower_graph.errors import ConfigError, OutputError
+from flower_graph.storage.files import FolderLock
+
+NAMES = tried(METHODS)
+SHORT = ("rounds=2", "checkpoint_every=1", "every=1", "keep=best", "metrics=[macro-f1]")
+
+
+def train(name: str, out: Path, *more: str, seeds: tuple[int, ...] = (0,)) -> fg.Run:
+    setup = METHODS[name]
+    words = [*setup.overrides, *SHORT, *more]
+    how = {"supernodes": setup.supernodes, "quiet": True}
+    return fg.run(setup.config, words, seed=seeds, out=out, overwrite=True, **how)  # type: ignore[arg-type]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(one): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_old_run_is_deleted_whole(name: str, tmp_path: Path) -> None:
+    more = ["strategy.state=file"] * (name == "nfedgnn")
+    train(name, tmp_path, *more)
+    (tmp_path / "predictions.csv").write_text("old")
+    (tmp_path / "checkpoints" / "round-000009").mkdir()
+    again = train(name, tmp_path, "rounds=1", "save=none", "every=0", "keep=last")
+    assert len(again.metrics) == 1
+    assert not (tmp_path / "checkpoints" / "round-000009").exists()
+    assert not (tmp_path / "predictions.csv").exists() and not (tmp_path / "rows").exists()
+
+
+def test_the_runs_of_several_seeds_are_one(tmp_path: Path) -> None:
+    train("fedavg", tmp_path, seeds=(0, 1))
+    assert list(train("fedavg", tmp_path, seeds=(1, 2)).seeds) == [1, 2]
+    train("fedavg", tmp_path)
+    assert not [*tmp_path.glob("seed-*"), *tmp_path.glob("summary.json")]
+
+
+def _note(out: Path) -> None:
+    (out / "notes.txt").write_text("mine")
+
+
+def _history(out: Path) -> None:
+    (out / ".git").mkdir()
+
+
+def _other_settings(out: Path) -> None:
+    (out / "config.yaml").write_text("app: mine\n")
+
+
+def _no_settings(out: Path) -> None:
+    (out / "config.yaml").unlink()
+
+
+def _link(out: Path) -> None:
+    (out / "seed-0").symlink_to(out.parent / "other")
+
+
+@pytest.mark.parametrize("change", [_note, _history, _other_settings, _no_settings, _link])
+def test_a_folder_that_is_not_only_a_runs_is_kept(
+    change: Callable[[Path], None], tmp_path: Path
+) -> None:
+    train("fedavg", tmp_path / "other")
+    train("fedavg", tmp_path / "run")
+    change(tmp_path / "run")
+    before = files(tmp_path)
+    with pytest.raises(OutputError):
+        train("fedavg", tmp_path / "run")
+    assert files(tmp_path) == before and (
+        change is not _history or (tmp_path / "run/.git").is_dir()
+    )
+
+
+def test_what_a_link_in_it_points_to_is_kept(tmp_path: Path) -> None:
+    train("fedavg", tmp_path / "run")
+    train("fedavg", tmp_path / "other")
+    before = files(tmp_path / "other")
+    (tmp_path / "run" / "snapshots").symlink_to(tmp_path / "other")
+    train("fedavg", tmp_path / "run")
+    assert files(tmp_path / "other") == before
+
+
+def test_an_old_run_stays_until_the_new_one_may_begin(tmp_path: Path) -> None:
+    train("fedavg", tmp_path)
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=r"data\.name|nowhere"):
+        train("fedavg", tmp_path, "data.name=nowhere.pt")
+    assert files(tmp_path) == before
+    with pytest.raises(ConfigError):
+        fg.run(str(tmp_path / "config.yaml"), out=tmp_path, overwrite=True)
+    lock = FolderLock(tmp_path)
+    try:
+        with pytest.raises(OutputError):
+            train("fedavg", tmp_path)
+    finally:
+        lock.release()
+    assert files(tmp_path) == before
