@@ -33,6 +33,7 @@ from flower_graph.outputs.messages import TYPE as KEEP
 from flower_graph.outputs.tables import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.records.rounds import RoundReport
+from flower_graph.records.warned import counted_warnings
 from flower_graph.report.result import describe_baselines
 from flower_graph.report.trackers.base import Trackers
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
@@ -92,6 +93,7 @@ def _keep_settings(
     return reply
 
 
+@counted_warnings()
 def run_server(
     config: RunConfig,
     grid: Grid,

@@ -96,7 +96,9 @@ class StrategyConfig(RobustSection, OpenedSums):
     )
     aggregation: str = setting("masked", choice(*AGGREGATIONS), help="how embeddings are summed")
     limit: float = setting(
-        32.0, ABOVE_ZERO, help="largest size of a number in an embedding that a masked sum takes"
+        32.0,
+        ABOVE_ZERO,
+        help="largest size of a number that a masked sum takes; longer embeddings are shortened",
     )
     resolution: float = setting(
         2.0**-12,

@@ -1,8 +1,8 @@
 """A client's vector: embeddings by slot, ones for the slots it holds, measurements, weights.
 
 Written as words of a ring, under two kinds of pads that the server does not know
-(``secure.align.client``), or as plain float64. Clients whose numbers do not fit are left out
-one by one, never clipped.
+(``secure.align.client``), or as plain float64. Embeddings that are too long for the ring are
+shortened; clients whose other numbers do not fit are left out one by one, never clipped.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def add_up(
     """Add up the vectors of the chosen clients."""
     # h [n, h], metrics [c, 10], logits [n, k]; without these predictions are not counted
     layout, clients = writing.layout, list(chosen.batch.clients)
+    if writing.ring:
+        h = _shortened(h, writing.ring.limit)
     left_out = _unfit(chosen, h, metrics, writing)
     good = [client not in left_out for client in clients]
     present = [client for client in clients if client not in left_out]
@@ -157,6 +159,15 @@ def _slots(table: SlotTable, clients: Sequence[int], without: dict[int, str]) ->
         for client in clients
     ]
     return np.concatenate(parts)
+
+
+def _shortened(h: Tensor, limit: float) -> Tensor:
+    """Shorten embeddings with a number beyond the limit until it is there, in their direction."""
+    # The direction is what the contrast compares (cosines, equation 9), whereas ``L_nc`` has
+    # embeddings grow as long as clients train. Those with NaN or infinity stay without a number.
+    largest = h.abs().amax(1, keepdim=True)
+    # The product may be rounded up, hence the second bound.
+    return torch.where(largest > limit, (h * (limit / largest)).clamp(-limit, limit), h)
 
 
 def _unfit(

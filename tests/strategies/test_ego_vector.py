@@ -134,7 +134,19 @@ def written(
     return add_up(chosen_of(HELD), h, metrics, writing)
 
 
-@pytest.mark.parametrize("value", [math.nan, -math.inf, 8.01])
+def test_a_long_embedding_is_shortened_in_its_direction() -> None:
+    h = torch.rand(5, HIDDEN, generator=torch.Generator().manual_seed(0)) * 8
+    long, short = h.clone(), h.clone()
+    long[1:3] *= torch.tensor([[1e30], [33.3]])
+    short[1:3] *= 8 / h[1:3].amax(1, keepdim=True)
+    words, present, left_out = written(long, has_pads=False)
+    assert (present, left_out) == ([0, 1, 2], {})
+    found, expected = (part.astype(np.int64) for part in (words, written(short, has_pads=False)[0]))
+    assert (abs(found - expected) <= 1 << 2).all()  # a step of the ring, above its guard bits
+    assert (written(h, has_pads=False)[0] != words).any()
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
 def test_a_client_that_does_not_fit_is_left_out_alone(
     value: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,14 +160,14 @@ def test_a_client_that_does_not_fit_is_left_out_alone(
     # ... and nothing of it is in the sum.
     h[2:4] = math.nan
     assert (written(h, metrics)[0] == words).all()
-    metrics[2, 6] = value
+    metrics[2, 6] = 8.01
     _, present, left_out = written(h, metrics)
     assert present == [0]
     assert left_out[2] == "a measurement is outside the range of -8 to 8"
 
 
 def test_nobody_fits() -> None:
-    words, present, left_out = written(torch.full((5, HIDDEN), 99.0))
+    words, present, left_out = written(torch.full((5, HIDDEN), math.inf))
     assert (present, sorted(left_out)) == ([], [0, 1, 2])
     assert not words.any()
 

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from flower_graph.client.resident.mirror import Folders, Mirror, TemporaryFolder
 from flower_graph.client.resident.on_ray import Actor, name_of
 from flower_graph.errors import ConfigError
 from flower_graph.handed import take_over
+from flower_graph.records.warned import counted_warnings
 from flower_graph.storage.files import STATE_VARIABLE, default_folder
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name
 
@@ -89,6 +90,9 @@ class RayWorker:
 
         keep_freed_memory()  # the clients of all rounds share this process
         take_over(made)
+        # Ray ends this process without a word: the first warnings are told, the server counts
+        self._warned = ExitStack()
+        self._warned.enter_context(counted_warnings())
         self._out, self._mirror = run.out, None
         if ray.get_runtime_context().get_node_id() != machine:
             self._folder = TemporaryFolder()

@@ -34,6 +34,7 @@ from flower_graph.client.resident.launch import (
     locked,
 )
 from flower_graph.outputs.messages import FINISH, TYPE, KeepRequest
+from flower_graph.records.warned import counted_warnings
 from flower_graph.storage.files import is_alive, remove_if_empty
 from flower_graph.wire.client_errors import boundary
 from flower_graph.wire.keys import CONFIG
@@ -64,6 +65,7 @@ class Worker:
     def _socket(self) -> Path:
         return self._folder / self._settings.name
 
+    @counted_warnings()
     def serve(self) -> None:
         """Answer until the run is over, or nothing was asked for long."""
         self._watch.start()

@@ -1,0 +1,63 @@
+"""Warnings of a run: one that comes again and again is told a few times, then counted."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+LOG = logging.getLogger(__name__)
+LIBRARY = logging.getLogger(__name__.partition(".")[0])  # all our loggers are below it
+
+MOST_TOLD = 10  # of one kind in a run
+NUMBERS = re.compile(r"\W*\d(?:[\W\d]|e[+-])*")
+
+
+def kind_of(record: logging.LogRecord) -> tuple[str, str]:
+    """Return what warnings of one kind have in common: the logger, and the words."""
+    # The words, not the template: many templates take a reason.
+    return record.name, NUMBERS.sub(" # ", record.getMessage())
+
+
+@contextmanager
+def counted_warnings() -> Iterator[None]:
+    """Pass on the first warnings of each kind; at the end of the block tell how many there were."""
+    if any(isinstance(handler, _Counting) for handler in LIBRARY.handlers):
+        yield  # a run inside a run, or beside it: counted there
+        return
+    counting, before = _Counting(), LIBRARY.propagate
+    LIBRARY.addHandler(counting)
+    LIBRARY.propagate = False
+    try:
+        yield
+    finally:
+        LIBRARY.propagate = before
+        LIBRARY.removeHandler(counting)
+        for kind, count in counting.counts.items():
+            if count > MOST_TOLD:
+                LOG.warning(
+                    "%d warnings as this one in the run, of which %d were shown: %s",
+                    count,
+                    MOST_TOLD,
+                    counting.last[kind],
+                )
+
+
+class _Counting(logging.Handler):
+    """Stands between the library's loggers and the handlers of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter[tuple[str, str]]()
+        self.last: dict[tuple[str, str], str] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            kind = kind_of(record)
+            self.counts[kind] += 1
+            if self.counts[kind] > MOST_TOLD:
+                self.last[kind] = record.getMessage()
+                return
+        logging.getLogger().callHandlers(record)

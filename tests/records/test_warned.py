@@ -1,0 +1,67 @@
+"""A warning that comes again and again in a run is told a few times, then counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import flower_graph as fg
+from flower_graph.records.warned import LIBRARY, MOST_TOLD, counted_warnings
+
+LOG = logging.getLogger("flower_graph.strategies.some_method")
+
+
+@contextmanager
+def _told(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    caplog.clear()
+    told: list[str] = []
+    with counted_warnings():
+        yield told
+    told += caplog.messages
+
+
+def test_the_first_are_told_and_then_the_count(caplog: pytest.LogCaptureFixture) -> None:
+    with _told(caplog) as told:
+        for number in range(2345):
+            LOG.warning("client %d: an embedding is %.3g", number, 33.9 * 1.01**number)
+    assert len(told) == MOST_TOLD + 1
+    assert told[0] == "client 0: an embedding is 33.9"
+    assert "2345" in told[-1]
+    assert "client 2344" in told[-1]
+
+
+def test_reasons_are_kinds_and_few_are_told_whole(caplog: pytest.LogCaptureFixture) -> None:
+    with _told(caplog) as told:
+        for number in range(MOST_TOLD):
+            LOG.warning("round %d: %s", number, "late")
+            LOG.warning("round %d: %s", number, "too large")
+        LOG.info("as ever")
+        logging.getLogger("another.library").warning("as ever")
+    assert len([text for text in told if text.endswith("late")]) == MOST_TOLD
+    assert len([text for text in told if text.endswith("too large")]) == MOST_TOLD
+    assert len(told) == 2 * MOST_TOLD + 1
+
+
+def test_a_block_in_a_block_counts_once_and_all_is_as_before(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    before = [*LIBRARY.handlers], LIBRARY.propagate
+    with _told(caplog) as told, counted_warnings():
+        for _ in range(MOST_TOLD + 1):
+            LOG.warning("again")
+    assert len(told) == MOST_TOLD + 1
+    assert ([*LIBRARY.handlers], LIBRARY.propagate) == before
+
+
+def test_a_run_counts(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """Losses above ``strategy.limit`` leave their clients out in every round."""
+    settings = ["rounds=8", "partition.clients=12", "strategy.limit=1.96"]
+    settings += ["strategy.alignment=plain", "strategy.learning_rate=1e-6", "strategy.dropout=0.44"]
+    fg.run("fedscem/cora-linqs", settings, out=tmp_path / "run", seed=0, quiet=True)
+    own = [text for text in caplog.messages if text.startswith("client ")]
+    assert len(own) == MOST_TOLD
+    assert any("warnings as this one" in text for text in caplog.messages)
