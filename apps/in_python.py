@@ -38,8 +38,9 @@ def run(
         A shipped config, such as ``"fedgls/cora-linqs"``, or the path of a YAML file.
     overrides : mapping or sequence of str, optional
         Settings that differ, nested or by dotted key: ``{"rounds": 20, "model.name": "gat"}``; or
-        words as the command takes them: ``["rounds=20"]``. For ``data.name`` also a PyG ``Data``,
-        which is written to the folder ``graphs`` beside the run's folder.
+        words as the command takes them: ``["rounds=20"]``. For ``data.name`` also a graph: a PyG
+        ``Data`` or one of NetworkX or igraph, which is written to the folder ``graphs`` beside the
+        run's folder.
     seed : int or sequence of int, optional
         Of the run, or of several; default: the config's.
     out : Path or str, optional

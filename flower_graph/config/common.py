@@ -32,6 +32,8 @@ AUTO, AUTO_DENSE, AS_IS, ROW, PRESENCE, PRESENCE_ROW, STANDARDISE = FEATURES = (
     "auto", "auto-dense", "as-is", "row", "presence", "presence-row", "standardise",
 )  # fmt: skip
 REFUSE, MEAN, ONE_HOT = "refuse", "mean", "one-hot"
+POINT, COMMA = "point", "comma"
+COLUMN = Rule("the name of a column", lambda name: bool(name.strip()))
 NO_FEATURES = (REFUSE, "degree", ONE_HOT)
 DEVICES = ("auto", "cpu", "cuda")
 FORMS = ("local", "central")
@@ -106,6 +108,20 @@ class DataConfig:
         choice(REFUSE, ONE_HOT),
         help="what stands for the words of a column of a table, GraphML or JSON: a feature for "
         "each word, 1 at the nodes that have it",
+    )
+    label: str | None = setting(
+        None,
+        COLUMN,
+        help="column or attribute with a node's class; null: `label`, in saved graphs `y`",
+    )
+    weight: str | None = setting(
+        None,
+        COLUMN,
+        help="column or attribute with an edge's weight; null: `weight`, in saved graphs "
+        "`edge_weight`",
+    )
+    decimal: str = setting(
+        POINT, choice(POINT, COMMA), help="decimal sign of the numbers in tables, GraphML and JSON"
     )
     nodes: int = setting(10000, help="`csbm`: number of nodes, at least one for each class")
     classes: int = setting(7, at_least(2), help="`csbm`: number of classes")

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.edge_weights import read_weights
+from flower_graph.data.edge_weights import read_weights, with_edges
 from flower_graph.data.gaps import NO_GAPS, Columns, Gaps
 from flower_graph.data.graph import PARTS, Graph, check_dense_size, to_undirected
 from flower_graph.data.labels import (
@@ -35,6 +35,7 @@ from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 
 LOG = logging.getLogger("flower_graph.data")
+WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
 DEGREES = 32  # features that stand for degrees: 0, 1, ..., and 31 or more
 ONE_KIND = (
     "nodes and edges must be of one kind; data.to_homogeneous() makes one graph of it, if all "
@@ -51,14 +52,14 @@ class Caution(str):
 class Described:
     """One graph in canonical form, its classes not yet numbered."""
 
-    x: Tensor  # features, float32 [n, f], dense
+    x: Tensor  # features [n, f], dense; float64 if they have more digits than float32
     # Both directions of every edge once, no self-loops, int64 [2, e], sorted
     edge_index: Tensor | None
     labels: Tensor | list[str | None]  # of each node; below 0 or None without one
     masks: dict[str, Tensor | None]  # of each part, boolean [n] or [n, k]
     names: tuple[str, ...] | None = None  # of the nodes
     notes: list[str] = field(default_factory=list)  # what was done to the data
-    columns: Columns | None = None  # of the features, where some of them are words
+    columns: Columns | None = None  # of the features, where these have names
     targets: Tensor | None = None  # numbers to learn, float32 [n]; labels then say who has one
     edge_weight: Tensor | None = None  # of the edges, float32 [e]
 
@@ -78,6 +79,12 @@ def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
         if (place, note) not in _said:
             _said.add((place, note))
             LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
+
+
+def by_place(columns: Columns) -> str:
+    """Return the warning that features without names are taken in the order of others'."""
+    shown = ", ".join({}.fromkeys(columns.names))
+    return Caution(f"its features have no names, and are taken in this order: {shown:.200}")
 
 
 def as_graph(
@@ -115,15 +122,15 @@ def as_graph(
     DataError
         If anything is missing or cannot be understood; names index, value and remedy.
     """
-    return read_graph(
-        data, num_classes=num_classes, gaps=Gaps(no_features), uses=Uses(targets, weights)
-    )
+    uses = Uses(targets, weights)
+    graph = read_graph(data, num_classes=num_classes, gaps=Gaps(no_features), uses=uses)
+    return replace(graph, x=graph.x.float())
 
 
 def read_graph(
     data: object, *, num_classes: int | None = None, gaps: Gaps, uses: Uses = PLAIN
 ) -> Graph:
-    """Do what :func:`as_graph` does; a number that a node lacks may stay NaN for now."""
+    """Do what :func:`as_graph` does; features are untreated: float64 perhaps, NaN where missing."""
     described, targets = describe_graph(data, gaps=gaps, uses=uses), uses.targets
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
     named = None if targets else getattr(data, "classes", None)
@@ -208,6 +215,17 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
             )
 
 
+def check_kind(data: object) -> None:
+    """Refuse PyG's objects of several kinds of nodes, or of several graphs."""
+    if type(data).__name__ == "HeteroData":
+        raise DataError(f"is a HeteroData: {ONE_KIND}")
+    if hasattr(data, "to_data_list"):
+        raise DataError(
+            "is a Batch: save each graph of batch.to_data_list() in a folder, which is then a "
+            "folder of clients; Data.from_dict(batch.to_dict()) is one graph of them all"
+        )
+
+
 def describe_graph(
     data: object,
     *,
@@ -218,14 +236,16 @@ def describe_graph(
 ) -> Described:
     """Bring features, edges, labels and masks into canonical form, without numbering classes."""
     notes: list[str] = []
-    if type(data).__name__ == "HeteroData":
-        raise DataError(f"is a HeteroData: {ONE_KIND}")
+    check_kind(data)
+    data = with_edges(data)
     check_entries(data, ("x", "edge_index", "y", *PARTS, "names", "classes"))
     y = getattr(data, "y", None)
     if y is None and needs_labels:
         raise DataError("the graph has no y: give each node a class, or -1 if it has none")
     x = getattr(data, "x", None)
-    given = None if _is_missing(x) else read_features(x, notes, gaps.missing)
+    is_text = isinstance(getattr(data, "columns", None), Columns)  # numbers of no type
+    said = [] if is_text else notes
+    given = None if _is_missing(x) else read_features(x, said, gaps.missing)
     if y is None and given is None:
         raise DataError("the graph has no x: give it features [nodes, features] as the run has")
     n = None if given is None else given.size(0)
@@ -241,9 +261,8 @@ def describe_graph(
     edges, weight = _with_weights(data, n, notes, uses)
     x = _made_features(gaps.no_features, n, edges, notes) if given is None else given
     masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
-    names, columns = _names(getattr(data, "names", None), n), getattr(data, "columns", None)
-    # A saved file may have any entry of this name; only readers of tables make these.
-    columns = columns if isinstance(columns, Columns) else None
+    names = _names(getattr(data, "names", None), n)
+    columns = Columns.of(getattr(data, "columns", None), x.size(1))
     return Described(x, edges, labels, masks, names, notes, columns, numbers, weight)
 
 
@@ -261,7 +280,10 @@ def _with_weights(
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
-    """Return features as dense float32, from any kind of matrix; add notes."""
+    """Return features as dense float32, from any kind of matrix; add notes.
+
+    Numbers that may have more digits stay float64 until they are treated.
+    """
     given = as_tensor("x", x)
     if given.dim() != 2:
         remedy = "; x.view(-1, 1) has one feature" if given.dim() == 1 else ""
@@ -274,15 +296,16 @@ def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
         given = given.to_dense()
     if given.dtype != torch.float32:
         notes.append(f"features of {kind_of(given)} taken as float32")
+    wide = given.double() if given.dtype in WIDE else None
     result = given.to(torch.float32)
     if torch.isfinite(result.sum()):  # then every term is, and no second matrix is needed
-        return result
+        return result if wide is None else wide
     wrong = torch.isinf(result) if missing == MEAN else ~torch.isfinite(result)
     if wrong.any():
         row, column = wrong.nonzero()[0].tolist()
         value = given[row, column].item()
         raise DataError(f"x[{row}, {column}] is {value}: must be finite, below 3e38{if_nan(value)}")
-    return result
+    return result if wide is None else wide
 
 
 def if_nan(value: float) -> str:

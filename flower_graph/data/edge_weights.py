@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,8 +12,25 @@ from flower_graph.data.labels import as_tensor
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import values_at
 
-# What a `Data` may say of edges besides their ends
-WEIGHT, ATTRIBUTES = EDGE_VALUES = ("edge_weight", "edge_attr")
+# What a `Data` may say of edges besides their ends; the second is NetworkX's name
+WEIGHT, NAMED, ATTRIBUTES = EDGE_VALUES = ("edge_weight", "weight", "edge_attr")
+
+
+def with_edges(data: object) -> object:
+    """Return a graph whose edges are in ``edge_index``, also where it has ``adj_t`` instead."""
+    adjacency: Any = getattr(data, "adj_t", None)
+    if adjacency is None or getattr(data, "edge_index", None) is not None:
+        return data
+    if isinstance(adjacency, Tensor):
+        listed = adjacency.to_sparse_coo().coalesce()
+        (target, source), value = listed.indices(), listed.values()
+    else:  # torch_sparse's
+        target, source, value = adjacency.coo()
+    values = data.to_dict() if hasattr(data, "to_dict") else vars(data)
+    values = {key: one for key, one in values.items() if key != "adj_t"}
+    if value is not None and not bool((value == 1).all()):
+        values[WEIGHT] = value
+    return SimpleNamespace(**values | {"edge_index": torch.stack([source, target])})
 
 
 def read_weights(
@@ -21,8 +41,8 @@ def read_weights(
     Parameters
     ----------
     data
-        With ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or ``edge_attr`` of one
-        column, which stands for it.
+        With ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or ``weight``, or
+        ``edge_attr`` of one column, which stand for it.
     edges
         The same edges, both directions of each once, int64 ``[2, e]``.
     n
@@ -42,11 +62,13 @@ def read_weights(
     """
     given = {key: one for key in EDGE_VALUES if (one := getattr(data, key, None)) is not None}
     pairs = as_tensor("edge_index", getattr(data, "edge_index", None)).long()
+    if NAMED in given and len(given[NAMED]) != pairs.size(1):
+        del given[NAMED]  # of the nodes
     for key, value in given.items() if wanted else ():
         tensor = as_tensor(key, value)
         column = tensor.flatten() if tensor.dim() == 2 and tensor.size(1) == 1 else tensor
         if why := _why_unfit(column, pairs.size(1)):
-            if key == WEIGHT:
+            if key != ATTRIBUTES:
                 raise DataError(f"{key} {why}")
             continue  # attributes may be anything
         weights, differ = _by_edge(pairs, column.to(torch.float32), edges, n)

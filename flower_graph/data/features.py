@@ -31,6 +31,7 @@ CHANGES = {
 }
 MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
 ROWS = 4096  # that are looked at together: what is made of them stays in cache
+EXACT, ROUNDED = 1e-12, 1e-7  # relative deviation, in float64 and float32, that is rounding
 SPARSE = 1 / 3  # share of non-zero entries up to which features count as sparse
 
 
@@ -47,7 +48,8 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
     if how not in FEATURES:
         raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
     if how == AS_IS:
-        return Prepared(list(features), (), Treatment(how, features[0].size(1)))
+        plain = Treatment(how, features[0].size(1))
+        return Prepared([plain.apply(x) for x in features], (), plain)
     look = _Look(features)
     notes = []
     if how in (AUTO, AUTO_DENSE):
@@ -161,6 +163,7 @@ def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Tre
     mean = sum((x.double().sum(0) for x in features), torch.zeros(1).double()) / count
     squares = (((x.double() - mean) ** 2).sum(0) for x in features)
     deviation = (sum(squares, torch.zeros(1).double()) / count).sqrt()
-    constant = deviation <= 1e-7 * mean.abs()
+    rounded = EXACT if all(x.dtype == torch.float64 for x in features) else ROUNDED
+    constant = deviation <= rounded * mean.abs()
     scale = torch.where(constant, torch.inf, deviation)
     return treatment._replace(mean=mean, scale=scale), int(constant.sum())

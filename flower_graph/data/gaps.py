@@ -1,7 +1,8 @@
-"""What stands for what nodes lack: missing numbers, words in place of numbers, no features at all.
+"""How files are read: which columns are what, and what stands for what nodes lack.
 
-A missing number is NaN until all nodes of a run are known. A column of words is one feature for
-each word that any node has, and these are the same features at all clients.
+A missing number is NaN until all nodes of a run are known. Features have the names of their
+columns, by which those of another table find their place. A column of words is one feature for each
+word that any node has, and these are the same features at all clients.
 """
 
 from __future__ import annotations
@@ -12,23 +13,31 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import MEAN, ONE_HOT, REFUSE, DataConfig
+from flower_graph.config.common import COMMA, MEAN, POINT, REFUSE, DataConfig
 from flower_graph.errors import DataError
 
 MOST_WORDS = 1000  # different ones of a column; with more it is taken for names or free text
 
 
 class Gaps(NamedTuple):
-    """What stands for what nodes lack: settings of the section ``data``."""
+    """How files are read: settings of the section ``data``."""
 
-    no_features: str = REFUSE  # for all features of a graph that has none
-    missing: str = REFUSE  # for a number that a node lacks
-    categories: str = REFUSE  # for a word in place of a number
+    no_features: str = REFUSE  # stands for all features of a graph that has none
+    missing: str = REFUSE  # stands for a number that a node lacks
+    categories: str = REFUSE  # stands for a word in place of a number
+    label: str | None = None  # column of nodes' classes; None: `label`
+    weight: str | None = None  # column of edges' weights; None: `weight`
+    decimal: str = POINT  # sign in numbers that are written as words
 
     @classmethod
     def of(cls, config: DataConfig) -> Gaps:
         """Return those of a config."""
-        return cls(config.no_features, config.missing, config.categories)
+        return cls(**{name: getattr(config, name) for name in cls._fields})
+
+    @property
+    def has_comma(self) -> bool:
+        """Whether numbers have a decimal comma."""
+        return self.decimal == COMMA
 
 
 NO_GAPS = Gaps()  # all are refused
@@ -39,6 +48,17 @@ class Columns(NamedTuple):
 
     names: tuple[str, ...]
     words: tuple[str | None, ...]
+
+    @classmethod
+    def of(cls, given: object, width: int) -> Columns | None:
+        """Return what a graph says of its features' names; None if it names another number."""
+        if isinstance(given, Columns):
+            return given
+        if not isinstance(given, list | tuple) or len(given) != width:
+            return None
+        pairs = [(one, None) if isinstance(one, str) else one for one in given]
+        is_pair = (isinstance(one, list | tuple) and len(one) == 2 for one in pairs)
+        return cls.from_json(pairs) if all(is_pair) else None
 
     def to_json(self) -> list[list[str | None]]:
         """Return a pair for each feature."""
@@ -165,9 +185,3 @@ def fill_missing(features: Sequence[Tensor], missing: str, columns: Columns | No
 def fill_gaps(x: Tensor, fill: Tensor) -> Tensor:
     """Put each feature's fill where it is NaN."""
     return torch.where(torch.isnan(x), fill.to(x.dtype), x)
-
-
-def gaps_of_form(no_features: str, fill: Tensor | None, columns: Columns | None) -> Gaps:
-    """Return what a run allows in new graphs: what it allowed in its own."""
-    missing = REFUSE if fill is None else MEAN
-    return Gaps(no_features, missing, REFUSE if columns is None else ONE_HOT)

@@ -3,69 +3,140 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
+from torch_geometric.data.data import BaseData
 
+from flower_graph.data.description import check_kind, saying
+from flower_graph.data.edge_weights import EDGE_VALUES, with_edges
 from flower_graph.data.graph import Graph
+from flower_graph.data.labels import as_tensor
 from flower_graph.errors import DataError
 from flower_graph.storage.files import replaced
 
-SECTION, KEY = "data", "name"
+SECTION, KEY, LABEL = "data", "name", "label"
 # Attributes of nodes that are no features, like some columns of `nodes.csv`
-NAMED = {"x", "y", "label", "name", "split", "client", "identity", "train_mask", "val_mask"}
-NAMED |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names", "classes"}
+NO_FEATURES = {"x", "y", "label", "name", "split", "client", "identity", "train_mask", "val_mask"}
+NO_FEATURES |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names", "classes"}
 
 
 def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Save a graph that is given for ``data.name``, and replace it by its file's name."""
+    section = settings.get(SECTION)
+    dotted = {key.removeprefix(f"{SECTION}."): one for key, one in settings.items()}
+    label = (section if isinstance(section, Mapping) else dotted).get(LABEL, dotted.get(LABEL))
     result = dict(settings)
     for key, value in settings.items():
         if key == SECTION and isinstance(value, Mapping):
-            result[key] = {name: _named(name, one, folder) for name, one in value.items()}
+            result[key] = {name: _named(name, one, folder, label) for name, one in value.items()}
         else:
-            result[key] = _named(key.removeprefix(f"{SECTION}."), value, folder)
+            result[key] = _named(key.removeprefix(f"{SECTION}."), value, folder, label)
     return result
 
 
-def _named(key: str, value: object, folder: Path) -> object:
+def _named(key: str, value: object, folder: Path, label: object) -> object:
     """Save a graph; leave any other value as it is."""
-    if isinstance(value, Graph):
-        value = value.to_data()
-    return str(save_graph(value, folder)) if key == KEY and isinstance(value, Data) else value
+    if key != KEY or isinstance(value, str | Path):
+        return value
+    with saying("data.name"):
+        if isinstance(value, Graph):
+            value = value.to_data()
+        if isinstance(value, BaseData):
+            check_kind(value)
+            content = BytesIO()
+            torch.save(Data.from_dict(_as_read(value, label)), content)
+            return str(_saved(content.getvalue(), folder, ".pt"))
+        if (listed := _listed(value)) is not None:
+            return str(_saved(_json(listed), folder, ".json"))
+    return value
 
 
-def save_graph(data: Data, folder: Path) -> Path:
+def _saved(content: bytes, folder: Path, ending: str) -> Path:
     """Save a graph under a hash of its content, so that equal graphs have one file."""
-    content = BytesIO()
-    torch.save(Data.from_dict(_as_read(data)), content)
-    digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
-    path = folder.expanduser().absolute() / f"{digest}.pt"
+    digest = hashlib.sha256(content).hexdigest()[:16]
+    path = folder.expanduser().absolute() / f"{digest}{ending}"
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         with replaced(path) as part:
-            part.write_bytes(content.getvalue())
+            part.write_bytes(content)
     return path
 
 
-def _as_read(data: Data) -> dict[str, object]:
+# Any: a graph of another library
+def _listed(graph: Any) -> dict[str, object] | None:
+    """Return nodes and edges of a graph of NetworkX or igraph as node-link JSON; else None."""
+    library = type(graph).__module__.partition(".")[0]
+    if library == "networkx" and hasattr(graph, "nodes"):
+        nodes = [(node, attributes) for node, attributes in graph.nodes(data=True)]
+        edges = [(ends, attributes) for *ends, attributes in graph.edges(data=True)]
+    elif library == "igraph" and hasattr(graph, "vs"):
+        nodes = [(node.index, node.attributes()) for node in graph.vs]
+        edges = [((edge.source, edge.target), edge.attributes()) for edge in graph.es]
+    else:
+        return None
+    return {
+        "nodes": [{**attributes, "id": _id(node)} for node, attributes in nodes],
+        "links": [
+            {**attributes, "source": _id(source), "target": _id(target)}
+            for (source, target), attributes in edges
+        ],
+    }
+
+
+def _id(node: object) -> object:
+    """Return a node as JSON has it; a tuple, such as a place on a grid, as a word."""
+    return node if isinstance(node, int | float) else str(node)
+
+
+def _json(content: object) -> bytes:
+    def plain(value: Any) -> object:
+        if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers
+            return value.tolist()
+        raise TypeError(f"an attribute is a {type(value).__name__}")
+
+    try:
+        return json.dumps(content, default=plain).encode()
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the graph is not one of numbers and words: {error}") from error
+
+
+def _as_read(data: BaseData, label: object) -> dict[str, object]:
     """Return a graph's entries as in files; ``from_networkx`` makes each attribute an entry."""
-    values = {key: value for key, value in data.cpu().to_dict().items() if value is not None}
-    n = data.num_nodes
-    if "y" not in values and "label" in values:
+    given: Any = with_edges(data.cpu())
+    values = vars(given) if isinstance(given, SimpleNamespace) else given.to_dict()
+    values = {key: value for key, value in values.items() if value is not None}
+    if hasattr(values.get("x"), "tocoo"):
+        values["x"] = as_tensor("x", values["x"])
+    n, e = data.num_nodes, values.get("edge_index", torch.empty(2, 0)).size(-1)
+    if "y" not in values and "label" in values and label is None:
         values["y"] = values.pop("label")
-    columns = {key: one for key, one in values.items() if _is_column(key, one, n)}
+    columns = {key: one for key, one in values.items() if key != label and _is_column(key, one, n)}
     if "x" not in values and columns:
+        if n == e:
+            raise DataError(
+                "the graph has as many edges as nodes, and nothing tells whose these are: "
+                f"{', '.join(columns)}; give x, or the graph of NetworkX itself"
+            )
         values = {key: value for key, value in values.items() if key not in columns}
-        values["x"] = torch.cat([one.float().reshape(n, -1) for one in columns.values()], 1)
-    if "y" not in values:
+        rows = {key: one.reshape(n, -1).double() for key, one in columns.items()}
+        values["x"] = torch.cat([*rows.values()], 1)
+        values["columns"] = [
+            f"{key}[{i}]" if one.size(1) > 1 else key
+            for key, one in rows.items()
+            for i in range(one.size(1))
+        ]
+    if "y" not in values and label is None:
         raise DataError(
-            f"data.name: the graph has no y and no label, but {', '.join(sorted(values))}; give "
-            "each node a class, -1 for none, such as data.y = ..."
+            f"the graph has no y and no label, but {', '.join(sorted(values))}; give "
+            "each node a class, -1 for none, such as data.y = ..., or name one by data.label"
         )
     return values
 
@@ -73,4 +144,5 @@ def _as_read(data: Data) -> dict[str, object]:
 def _is_column(key: str, value: object, n: int | None) -> bool:
     """Whether an entry is a feature: one or more numbers for each node."""
     is_rows = isinstance(value, Tensor) and value.dim() in (1, 2) and value.size(0) == n
-    return is_rows and key not in NAMED and not key.startswith("edge_")
+    is_edges = key in EDGE_VALUES or key.startswith("edge_")
+    return is_rows and key not in NO_FEATURES and not is_edges

@@ -31,7 +31,7 @@ class Treatment(NamedTuple):
     mean: Tensor | None = None  # float64 [f], of standardise
     scale: Tensor | None = None  # likewise; infinite where a feature was constant
     fill: Tensor | None = None  # float64 [f], for missing numbers (``data.missing``)
-    columns: Columns | None = None  # of the features, where words are some (``data.categories``)
+    columns: Columns | None = None  # of the features, where these have names
 
     def apply(self, x: Tensor) -> Tensor:
         """Apply the treatment of the training features to features ``[n, f]``."""
@@ -39,6 +39,8 @@ class Treatment(NamedTuple):
             raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
         if self.fill is not None:
             x = fill_gaps(x, self.fill)
+        if self.how != STANDARDISE:
+            x = x.float()
         if self.how in (PRESENCE, PRESENCE_ROW):
             x = (x != 0).to(x.dtype)
         if self.how in (ROW, PRESENCE_ROW):
@@ -108,7 +110,7 @@ class Graph:
     treatment
         The treatment of the features, for those of other nodes; None before it is applied.
     columns
-        The columns of the features, where ``data.categories`` makes features of words.
+        The columns of the features, where these have names, as those of a table.
     targets
         Number that each node is to learn, float32 ``[n]``, NaN for none; None where classes are.
     edge_weight
@@ -140,10 +142,13 @@ class Graph:
         # Imported here, because it takes seconds and not every process needs it.
         from torch_geometric.data import Data
 
-        some = ("classes", "names", "targets", "edge_weight")
-        left_out = {"notes", "treatment", "columns"}
+        left_out = {"notes", "treatment"}
+        some = ("classes", "names", "targets", "edge_weight", "columns")
         left_out |= {name for name in some if getattr(self, name) is None}
-        return Data(**{name: each for name, each in vars(self).items() if name not in left_out})
+        kept = {name: each for name, each in vars(self).items() if name not in left_out}
+        if self.columns is not None:
+            kept["columns"] = self.columns.to_json()
+        return Data(**kept)
 
 
 class WholeGraph(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,13 +12,15 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.graph import check_dense_size
+from flower_graph.data.values import WHOLE, advice_of, number_of, word_of
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.wire.keys import MAX_CLASSES
 
 DENSE = "They are sparse, and would be made dense: use fewer of them."
 MOST_CLASSES = 1000  # with more different labels, they are taken for something else than classes
+CAPTIONS = 10  # with more labels than these, all different, they are taken for captions
 SHOWN = 8  # most labels that a note lists
-UNLABELLED = ("-1", "-1.0")  # words that stand for no label
+UNLABELLED = "-1"  # a word that stands for no label
 
 
 class Labels(NamedTuple):
@@ -56,6 +59,7 @@ def number_classes(
     if declared is not None and len(names) > declared:
         raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
     _check_number(len(names))
+    _check_captions(sum(one is not None for each in words for one in each), len(names), declared)
     number = {name: index for index, name in enumerate(names)}
     y = [torch.tensor([-1 if one is None else number[one] for one in each]) for each in words]
     note = f"labels {_shown(names)} taken as {len(names)} classes"
@@ -67,6 +71,7 @@ def _compacted(y: list[Tensor]) -> Labels:
     numbers = numbers[numbers >= 0]
     count = numbers.numel()
     _check_number(count)
+    _check_captions(sum(int((one >= 0).sum()) for one in y), count)
     if int(numbers[-1]) == count - 1:
         return Labels(y, count, None, _unlabelled(y))
     names = tuple(str(value) for value in numbers.tolist())
@@ -89,6 +94,15 @@ def _check_number(count: int) -> None:
             "(numbers of nodes, and several labels a node, are not supported; numbers to be learnt "
             "need task=values); as many classes as these are taken where the graph says so by "
             "num_classes"
+        )
+
+
+def _check_captions(labelled: int, different: int, declared: int | None = None) -> None:
+    """Refuse labels of which each node has one of its own, unless a graph declares its classes."""
+    if different == labelled > CAPTIONS and declared is None:
+        raise DataError(
+            f"y has {different} labels, all different: a class has more nodes than one, so these "
+            "are names or captions; data.label names the column of classes"
         )
 
 
@@ -129,17 +143,31 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
     """Return labels as whole numbers (below 0: none) or as words (None: none)."""
     if not isinstance(y, Tensor):
         every = listed("y", y)
-        given = [one for one in every if not _is_none(one)]
-        if any(isinstance(one, str) for one in given):
-            words = [None if _is_none(one) or one in UNLABELLED else str(one) for one in every]
+        words = _words(every)
+        if any(isinstance(one, str) and words[node] for node, one in enumerate(every)):
+            words = [None if one == UNLABELLED else one for one in words]
             _check_length(words, n)
             return _numbered(words)
-        y = [-1 if _is_none(one) else one for one in every]
+        y = [-1 if word is None else one for word, one in zip(words, every, strict=True)]
     numbers = as_tensor("y", y)
     if numbers.dim() == 2 and numbers.size(1) == 1:
         numbers = numbers.flatten()
     _check_length(numbers, n)
     return _whole(numbers, notes)
+
+
+def _words(labels: Sequence[object]) -> list[str | None]:
+    """Return labels as words; None for a missing one."""
+    words = []
+    for node, one in enumerate(labels):
+        try:
+            words.append(word_of(one))
+        except DataError as error:
+            raise DataError(
+                f"y[{node}]: {error} (several labels a node are not supported; for one-hot rows "
+                "use y.argmax(1))"
+            ) from error
+    return words
 
 
 def _whole(y: Tensor, notes: list[str]) -> Tensor:
@@ -159,11 +187,11 @@ def _whole(y: Tensor, notes: list[str]) -> Tensor:
 
 def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
     """Turn words into numbers if all of them are whole numbers."""
-    try:
-        return torch.tensor([-1 if word is None else int(word) for word in words])
-    except (ValueError, RuntimeError):
-        _refuse_fractions(words)
-        return words
+    if all(word is None or WHOLE.fullmatch(word) for word in words):
+        with suppress(RuntimeError):  # one has more digits than int64
+            return torch.tensor([-1 if word is None else int(word) for word in words])
+    _refuse_fractions(words)
+    return words
 
 
 def _refuse_fractions(words: Sequence[str | None]) -> None:
@@ -204,10 +232,11 @@ def read_targets(y: object, n: int | None) -> Tensor:
 
 def _number(node: int, value: Any) -> float:
     """Return a number of a list, which may be written as a word; NaN for none."""
-    try:
-        return math.nan if _is_none(value) else float(value)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"y[{node}] is {value!r:.40}: with task=values it is a number") from error
+    number = number_of(value)
+    if number is None:
+        advice = advice_of(value) or "with task=values it is a number"
+        raise DataError(f"y[{node}] is {value!r:.40}: {advice}")
+    return number
 
 
 def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
@@ -220,10 +249,6 @@ def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
         )
     if n is not None and len(y) != n:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
-
-
-def _is_none(label: object) -> bool:
-    return label is None or label == "" or (isinstance(label, float) and label != label)
 
 
 def _listed(labels: Tensor | list[str | None]) -> list[Any]:
@@ -263,7 +288,10 @@ def as_tensor(key: str, value: Any) -> Tensor:
     if isinstance(value, Tensor) and value.is_quantized:
         raise DataError(f"{key} is quantized ({kind_of(value)}): {key}.dequantize() is not")
     if isinstance(value, Tensor):
-        return value
+        return value.detach()
+    if hasattr(value, "tocoo"):  # SciPy's
+        check_dense_size(value.shape[0], value.shape[1], DENSE)
+        return torch.from_numpy(value.toarray())
     if hasattr(value, "to_dense"):  # torch_sparse's matrices
         check_dense_size(value.size(0), value.size(1), DENSE)
         dense: Tensor = value.to_dense()

@@ -10,13 +10,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.description import describe_graph, read_edges, read_features, saying
+from flower_graph.config.common import MEAN, ONE_HOT, REFUSE
+from flower_graph.data.description import (
+    by_place,
+    describe_graph,
+    read_edges,
+    read_features,
+    saying,
+    tell,
+)
 from flower_graph.data.edge_weights import read_weights
-from flower_graph.data.gaps import Gaps, align, gaps_of_form
+from flower_graph.data.gaps import NO_GAPS, Gaps, align
 from flower_graph.data.graph import Treatment
 from flower_graph.data.scale import Scale
 from flower_graph.data.sources.pyg import read_file
 from flower_graph.data.uses import Uses
+from flower_graph.data.values import WHOLE
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
@@ -25,6 +34,7 @@ __all__ = ["DataForm", "NewGraph", "new_graph", "read_new_graph"]
 
 # In ``data.json``; the treatment of features has a ``scale`` too
 SCALE, WEIGHTS = "target-scale", "edge-weights"
+COLUMNS = ("label", "weight", "decimal")  # settings of files that ``data.json`` has too
 
 
 class DataForm(NamedTuple):
@@ -33,23 +43,27 @@ class DataForm(NamedTuple):
     treatment: Treatment  # the treatment of the features
     num_classes: int
     classes: tuple[str, ...] | None  # the classes' names, if these are not the numbers
-    no_features: str  # the setting ``data.no_features``
+    given: Gaps = NO_GAPS  # how the run's own files were read
     scale: Scale | None = None  # that of numbers that are learnt; None where classes are
     weights: bool = False  # whether the run's edges have weights
 
     @property
     def gaps(self) -> Gaps:
-        """What stands for what new nodes lack."""
-        return gaps_of_form(self.no_features, self.treatment.fill, self.treatment.columns)
+        """How files of new graphs are read: as the run's own, whose words are known."""
+        known = self.given.categories if self.treatment.columns is None else ONE_HOT
+        missing = REFUSE if self.treatment.fill is None else MEAN
+        return self.given._replace(categories=known, missing=missing)
 
     def to_json(self) -> dict[str, object]:
         """Return the content of the file ``data.json``."""
         more: dict[str, object] = {} if self.scale is None else {SCALE: [*self.scale]}
         more |= {WEIGHTS: True} if self.weights else {}
+        own = {name: getattr(self.given, name) for name in COLUMNS}
+        more |= {name: one for name, one in own.items() if one != getattr(NO_GAPS, name)}
         return self.treatment.to_json() | {
             "num-classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
-            "no-features": self.no_features,
+            "no-features": self.given.no_features,
             **more,
         }
 
@@ -64,7 +78,7 @@ class DataForm(NamedTuple):
             Treatment.from_json(record),
             int(record["num-classes"]),
             None if classes is None else tuple(classes),
-            str(record["no-features"]),
+            Gaps(str(record["no-features"]), **{k: str(record[k]) for k in COLUMNS if k in record}),
             scale,
             bool(record.get(WEIGHTS)),
         )
@@ -96,7 +110,7 @@ def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object =
 def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     """Read a file or a folder with tables; ``DataError`` if it does not fit the run's models."""
     values = read_file(path, of.gaps, needs_labels=False)
-    if of.no_features == "one-hot" and values.get("x") is None:
+    if of.given.no_features == ONE_HOT and values.get("x") is None:
         raise DataError(
             f"file {path}: has no x, and the run's features are numbers of its own nodes "
             "(data.no_features=one-hot), which mean nothing for others"
@@ -115,13 +129,15 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
             y = y if of.scale is None else torch.full(y.shape, torch.nan)
         if columns is not None and described.columns is not None:
             x = align(x, described.columns, columns)
+        elif columns is not None and values.get("x") is not None:
+            tell(f"file {path}", [by_place(columns)])
         edges, weight = described.edge_index, described.edge_weight
         return NewGraph(of.treatment.apply(x), edges, y, described.names, values, weight)
 
 
 def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
     """Turn labels into the numbers of the run's classes."""
-    if isinstance(labels, Tensor) and not _are_numbers(of.classes):
+    if isinstance(labels, Tensor) and not _are_names(labels, of.classes):
         if (labels >= of.num_classes).any():
             node = int((labels >= of.num_classes).nonzero()[0])
             raise DataError(
@@ -131,18 +147,18 @@ def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
     if of.classes is None:
         word = next(one for one in labels if one is not None)
         raise DataError(f"y has {word!r}: the run's classes are 0 to {of.num_classes - 1}")
-    words = [
-        None if one is None or one == "-1" else one
-        for one in (
-            map(str, labels.clamp(min=-1).tolist()) if isinstance(labels, Tensor) else labels
-        )
-    ]
+    words = labels
+    if isinstance(labels, Tensor):
+        words = [None if one < 0 else str(one) for one in labels.tolist()]
     number = {name: index for index, name in enumerate(of.classes)} | {None: -1}
     if unknown := [one for one in words if one not in number]:
         raise DataError(f"y has {unknown[0]!r}: the run's classes are {', '.join(of.classes)}")
     return torch.tensor([number[one] for one in words])
 
 
-def _are_numbers(classes: Sequence[str] | None) -> bool:
-    """Whether the classes' names are numbers, as when labels have gaps."""
-    return classes is not None and all(one.lstrip("-").isdigit() for one in classes)
+def _are_names(labels: Tensor, classes: Sequence[str] | None) -> bool:
+    """Whether numbers are names of classes, as when labels have gaps, and not their places."""
+    if classes is None:
+        return False
+    given = {str(one) for one in labels.unique().tolist() if one >= 0}
+    return given <= {*classes} or all(WHOLE.fullmatch(one) for one in classes)

@@ -25,6 +25,7 @@ from flower_graph.data.baselines import (
 from flower_graph.data.folders.client_folder import Clients
 from flower_graph.data.folders.party import RunData
 from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph, HeldGraph
 from flower_graph.data.holdings import nodes_held
 from flower_graph.data.new_graph import DataForm, NewGraph
@@ -306,4 +307,4 @@ def form_of(data: Graph | Clients[G], config: RunConfig) -> DataForm | None:
     """Return the form that a new graph must have to fit a run's graph or clients."""
     if data.treatment is None:
         return None
-    return DataForm(data.treatment, data.num_classes, data.classes, config.data.no_features)
+    return DataForm(data.treatment, data.num_classes, data.classes, Gaps.of(config.data))

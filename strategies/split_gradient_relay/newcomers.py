@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.description import read_mask, saying, tell
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
 from flower_graph.data.sources.datasets import DRAWN, cached_data, saved_at
@@ -52,7 +53,7 @@ def _grown(asked: _Asked) -> Graph:
     path = Path(data.add)
     if not path.exists():
         raise DataError(f"data.add = {data.add!r}: there is no such file or folder")
-    form = DataForm(old.treatment, old.num_classes, old.classes, data.no_features)
+    form = DataForm(old.treatment, old.num_classes, old.classes, Gaps.of(data))
     new = read_new_graph(path, form)
     with saying(f"data.add {path}"):
         graph, notes = grown(old, new, data, data.draws(asked.config.seed))

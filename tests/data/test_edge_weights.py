@@ -86,8 +86,8 @@ def test_tables_have_a_column_of_weights(tmp_path: Path) -> None:
         (0, 1): 2, (1, 0): 2, (1, 2): 0.5, (2, 1): 0.5,
     }  # fmt: skip
     (tmp_path / "edges.csv").write_text("source,target,weight\nn1,n0,2\nn1,n2,strong\n")
-    graph = load_file(tmp_path, uses=WEIGHTED)
-    assert graph.edge_weight is None and "weight of the edges not used" in graph.notes
+    with pytest.raises(DataError, match=r"edges\.csv, line 3: weight: 'strong'"):
+        load_file(tmp_path, uses=WEIGHTED)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def load(path: Path, features: str = "as-is", gaps: Gaps = FILLED) -> Graph:
 def form_of(graph: Graph) -> DataForm:
     """Return the form of new graphs, by way of its file."""
     assert graph.treatment is not None
-    form = DataForm(graph.treatment, graph.num_classes, graph.classes, "refuse")
+    form = DataForm(graph.treatment, graph.num_classes, graph.classes)
     return DataForm.from_json(json.loads(json.dumps(form.to_json())))
 
 
@@ -71,7 +71,7 @@ def test_json_and_graphml_may_lack_attributes(tmp_path: Path) -> None:
         ["town", "bern"], ["town", "genf"], ["at[0]", None], ["at[1]", None], ["age", None],
     ]  # fmt: skip
     nan = torch.nan
-    expected = torch.tensor([[1, 0, 1, 2, nan], [0, 1, nan, nan, 40]])
+    expected = torch.tensor([[1, 0, 1, 2, nan], [0, 1, nan, nan, 40]]).double()
     torch.testing.assert_close(found["x"], expected, equal_nan=True)
     for node in graph:
         del graph.nodes[node]["at"]
@@ -136,7 +136,7 @@ def test_all_clients_have_the_same_features(tmp_path: Path) -> None:
         ("", "", Gaps(), r"line 2: town.*data\.categories=one-hot"),
         ("", "", Gaps(categories="one-hot"), r"line 3: age.*data\.missing=mean"),
         ("", "", Gaps(missing="mean"), r"line 2: town.*data\.categories=one-hot"),
-        ("30,", "nan,", Gaps(categories="one-hot"), r"line 3: age"),
+        ("30,", "nan,", Gaps(categories="one-hot"), r"line 2: age"),
         ("60,bern", "60,7", FILLED, r"line 4: town.*line 2.*'bern'"),
         ("60,bern", "inf,bern", FILLED, "line 4: age: inf"),
         ("30,bern", ",bern", FILLED, None),

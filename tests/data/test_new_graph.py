@@ -13,6 +13,7 @@ from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.ego_folder import load_ego_folder
 from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.folders.party import graph_tensors, read_graph
+from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph, Treatment, called
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
@@ -55,7 +56,7 @@ def test_clients_of_folders_know_their_nodes_names(tmp_path: Path) -> None:
     assert load_overlapping_folder(tmp_path, ratios, 0)[0].called == tuple("abcdez")
 
 
-FORM = DataForm(Treatment("as-is", 2), 2, ("3", "7"), "refuse")
+FORM = DataForm(Treatment("as-is", 2), 2, ("3", "7"))
 
 
 def test_labels_get_the_runs_numbers(tmp_path: Path) -> None:
@@ -76,9 +77,9 @@ def test_labels_get_the_runs_numbers(tmp_path: Path) -> None:
 def test_numbers_of_nodes_are_no_features_of_new_ones(tmp_path: Path) -> None:
     torch.save({"edge_index": torch.tensor([[0], [1]]), "y": [1, 0]}, tmp_path / "new.pt")
     with pytest.raises(DataError):
-        read_new_graph(tmp_path / "new.pt", FORM._replace(no_features="one-hot"))
+        read_new_graph(tmp_path / "new.pt", FORM._replace(given=Gaps("one-hot")))
     made = read_new_graph(
         tmp_path / "new.pt",
-        DataForm(Treatment("as-is", 32), 2, None, "degree"),
+        DataForm(Treatment("as-is", 32), 2, None, Gaps("degree")),
     )
     assert made.x.argmax(1).tolist() == [1, 1]

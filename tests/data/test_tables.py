@@ -219,7 +219,7 @@ WHOLE = change("age", 40)
         (change("age", "old"), "node 1: age: 'old'"),
         (change("age", None), "node 1: age"),
         (change("age", [1, 2]), "node 1: 3.*2"),
-        (change("city", 5), "node 1: city"),
+        (change("city", 5), "node 0: city"),
         (change("split", "all"), "node 1: split: 'all'"),
         (change("target", "zoe", "links"), "edge 1: target: 'zoe'"),
     ],

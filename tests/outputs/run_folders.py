@@ -37,7 +37,7 @@ def make_run(
     (out / "config.yaml").write_text(text, encoding="utf-8")
     (out / "metrics.jsonl").write_text('{"round": 1, "bytes": {"up": {"weights": 8}}}\n{"rou')
     (out / "result.json").write_text('{"seed": 0, "rounds": 1, "test-accuracy": 0.5}')
-    form = DataForm(Treatment("row", 3), 2, CLASSES, "refuse")
+    form = DataForm(Treatment("row", 3), 2, CLASSES)
     (out / "data.json").write_text(json.dumps(form.to_json()))
     for client in (0, 1):
         nodes = [f"anna-{client}", "b,c"] if names else [2 * client, 2 * client + 1]

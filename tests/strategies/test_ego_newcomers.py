@@ -33,7 +33,7 @@ def trained_run(folder: Path, models: list[SavedModels], *overrides: str) -> Run
     folder.mkdir()
     config = load_config("fedscem/cora-linqs", [*SAME, *overrides])
     (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
-    form = DataForm(Treatment("as-is", FEATURES), CLASSES, None, "refuse")
+    form = DataForm(Treatment("as-is", FEATURES), CLASSES, None)
     (folder / "data.json").write_text(json.dumps(form.to_json()), encoding="utf-8")
     chosen = everyone(toy_egos())
     full_round(chosen)

@@ -20,6 +20,7 @@ from flower_graph.config.common import AS_IS, ONE_HOT
 from flower_graph.data.description import (
     Caution,
     Described,
+    by_place,
     check_parts,
     describe_graph,
     saying,
@@ -198,17 +199,20 @@ def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) 
 
 
 def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
-    """Give all clients the same features of words: those that any of them has."""
-    given = [each.found.columns for each in files]
-    own = [columns for columns in given if columns is not None]
-    if len(own) < len(files):  # a saved graph has features without names
-        return [each._replace(found=replace(each.found, columns=None)) for each in files]
+    """Bring the features of all clients into one order, by their names where they have names."""
+    own = [each.found.columns for each in files if each.found.columns is not None]
+    if not own:
+        return files
     common = common_columns(own)
     result = []
-    for each, columns in zip(files, own, strict=True):
+    for each in files:
+        x, columns = each.found.x, each.found.columns
         with saying(each.where):
-            x = align(each.found.x, columns, common)
-            result.append(each._replace(found=replace(each.found, x=x, columns=common)))
+            if columns is not None:
+                x = align(x, columns, common)
+            else:
+                tell(each.where, [by_place(common)])
+        result.append(each._replace(found=replace(each.found, x=x, columns=common)))
     return result
 
 
@@ -283,19 +287,19 @@ def client_graph_from_data(
     """
     with saying(f"client {client}"):
         uses = Uses(targets, weights)
-        described = _with_numbers(describe_graph(data, needs_edges=False, uses=uses))
+        described = _alone(describe_graph(data, needs_edges=False, uses=uses))
         graph = _client_graph(client, described, ratios, seed)
         check_client_graph(graph)
     tell(f"client {client}", described.notes)
     return graph
 
 
-def _with_numbers(found: Described) -> Described:
-    """Refuse words as labels, since other clients' are not known; -1 is no label."""
+def _alone(found: Described) -> Described:
+    """Refuse words as labels, since other clients' are not known; -1 is no label. Untreated."""
     if not isinstance(found.labels, Tensor):
         word = next(one for one in found.labels if one is not None)
         raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
-    return replace(found, labels=found.labels.clamp(min=-1))
+    return replace(found, x=found.x.float(), labels=found.labels.clamp(min=-1))
 
 
 def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: int) -> ClientGraph:
@@ -350,7 +354,7 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
         If something is missing, malformed or there twice; names the client.
     """
     with saying(f"client {client}"):
-        described = _with_numbers(describe_graph(data))
+        described = _alone(describe_graph(data))
         ego = ego_of(client, described, named_by(identities, described.x.size(0)))
     tell(f"client {client}", described.notes)
     return ego

@@ -1,4 +1,4 @@
-"""Graphs in GraphML, as NetworkX, igraph, Gephi and others write it."""
+"""Graphs in GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO, NamedTuple
 from xml.etree import ElementTree
 from xml.parsers import expat
 
 from flower_graph.data.gaps import Gaps
+from flower_graph.data.sources.nodes import YED
 from flower_graph.data.sources.tables import ENDS, of_entries, readable
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, reading
@@ -18,9 +19,31 @@ from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, readin
 MOST_FILLED = 1 << 22  # entries of all nodes, if the file has fewer bytes
 
 
+class _Key(NamedTuple):
+    """What GraphML declares of an attribute."""
+
+    name: str
+    domain: str  # node, edge, graph or all
+    is_bool: bool
+    default: str | None
+
+    @classmethod
+    def of(cls, element: ElementTree.Element) -> _Key:
+        """Read an element ``key``."""
+        name = element.get("attr.name") or element.get("id") or ""
+        default, kind = element.find("{*}default"), element.get("attr.type")
+        text = None if default is None else (default.text or "").strip() or None
+        return cls(name, element.get("for", "all"), kind == "boolean", text)
+
+    def value(self, text: str) -> object:
+        """Return what a text says."""
+        return {"true": True, "false": False}.get(text.lower(), text) if self.is_bool else text
+
+
 def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
-    """Read GraphML, as NetworkX, igraph, Gephi and others write it."""
-    nodes, links, keys = [], [], {}
+    """Read GraphML, as NetworkX, igraph, Gephi, yEd and others write it."""
+    ids, nodes, links = [], [], []
+    keys, program = dict[str, _Key | None](), ""
     problem = "is cut short, damaged or no GraphML; save it again"
     with (
         readable(path),
@@ -31,10 +54,12 @@ def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object
         for element in _elements(stream):
             kind = element.tag.rpartition("}")[2]
             if kind == "key":
-                default = next(iter(element.itertext()), "").strip() or None
-                keys[element.get("id")] = (element.get("attr.name"), element.attrib, default)
+                is_drawing = element.get("yfiles.type") is not None
+                program = YED if is_drawing else program
+                keys[element.get("id", "")] = None if is_drawing else _Key.of(element)
             elif kind == "node":
-                nodes.append({"id": element.get("id")} | _data_of(element, keys, "node"))
+                nodes.append(_data_of(element, keys, "node"))
+                ids.append(element.get("id"))
                 element.clear()
                 filled += len(nodes[-1])
                 if filled > most:
@@ -43,7 +68,9 @@ def read_graphml(path: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object
                 ends = {key: element.get(key) for key in ENDS}
                 links.append(_data_of(element, keys, "edge") | ends)
                 element.clear()
-    return of_entries(path, nodes, links, needs_labels, gaps)
+            elif kind == "hyperedge":
+                raise ValueError("it has a hyperedge, and edges have two ends here")
+    return of_entries(path, ids, nodes, links, needs_labels, gaps, program)
 
 
 def _elements(stream: BinaryIO) -> Iterator[ElementTree.Element]:
@@ -76,17 +103,16 @@ def _refuse_entity(name: str, *_: object) -> None:
 
 
 def _data_of(
-    element: ElementTree.Element, keys: Mapping[str | None, tuple[Any, ...]], domain: str
+    element: ElementTree.Element, keys: Mapping[str, _Key | None], domain: str
 ) -> dict[str, object]:
     """Return the attributes of a node or an edge, with defaults for missing ones."""
-    said = {
-        name: default
-        for name, how, default in keys.values()
-        if default is not None and how.get("for") in (domain, "all")
+    said: dict[str, object] = {
+        key.name: key.value(key.default)
+        for key in keys.values()
+        if key is not None and key.default is not None and key.domain in (domain, "all")
     }
     for data in element.findall("{*}data"):
-        name, how, _ = keys.get(data.get("key"), (data.get("key"), {}, None))
-        text = (data.text or "").strip()
-        is_bool = how.get("attr.type") == "boolean"
-        said[name] = {"true": 1, "false": 0}.get(text.lower(), text) if is_bool else text
+        name = data.get("key", "")
+        if (key := keys.get(name, _Key(name, domain, False, None))) is not None:
+            said[key.name] = key.value((data.text or "").strip())
     return said

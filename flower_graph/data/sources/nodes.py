@@ -6,7 +6,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,13 +15,69 @@ from flower_graph.config.common import MEAN, ONE_HOT
 from flower_graph.data.description import if_nan, saying
 from flower_graph.data.gaps import NO_GAPS, Columns, Gaps, encode_words
 from flower_graph.data.graph import PARTS
+from flower_graph.data.values import advice_of, number_of, word_of
 from flower_graph.errors import DataError
 
 LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
-NAMES = ("name", "id")  # columns that name a node
+# Columns that name a node; the last is igraph's, of a graph that NetworkX made
+NAMES = ("name", "id", "_nx_name")
+INDEX = "_igraph_index"  # a number of no meaning
 SPLITS = ("train", "val", "test")
 # Columns that are no features, with the names that tables use for them
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
+# Programs that draw graphs: columns by which their files are known, and columns of the drawing
+_COLOURS = {"r", "g", "b", "size"}
+GEPHI, YED = "Gephi", "yEd"
+DRAWN = (
+    (GEPHI, _COLOURS, _COLOURS | {"x", "y", "z"}),
+    (GEPHI, {"id", "label", "timeset"}, {"timeset"}),
+)
+
+
+class Roles(NamedTuple):
+    """What each column of a graph's nodes is."""
+
+    names: list[str]  # columns that name the nodes
+    own: dict[str, str]  # the column of each of ``OWN``, where there is one
+    features: list[str]
+    notes: tuple[str, ...]
+
+
+def roles_of(
+    path: Path, columns: Sequence[str], gaps: Gaps, *, needs_labels: bool, program: str = ""
+) -> Roles:
+    """Tell what each column is; own ones in any case of letters."""
+    lower = {key.lower(): key for key in reversed(columns)}
+    own = {key: lower[key] for key in OWN if key in lower}
+    out = {
+        lower[key] for name, marks, drawn in DRAWN if marks <= {*lower} for key in drawn & {*lower}
+    }
+    program = program or next((name for name, marks, _ in DRAWN if marks <= {*lower}), "")
+    out |= {INDEX} & {*columns}
+    if program == YED:  # which writes them empty
+        out |= {lower[key] for key in ("url", "description") if key in lower}
+    if gaps.label is not None:
+        chosen = gaps.label if gaps.label in columns else lower.get(gaps.label.lower())
+        if chosen is None and needs_labels:
+            raise DataError(
+                f"file {path}: data.label = {gaps.label!r}: there is no such column, but "
+                f"{', '.join(columns)}"
+            )
+        own = {key: one for key, one in own.items() if one != chosen}
+        out |= {own.pop(LABEL)} if LABEL in own else set()
+        own |= {} if chosen is None else {LABEL: chosen}
+    taken = {*own.values()}
+    names = [lower[key] for key in NAMES if key in lower and lower[key] not in taken]
+    others = [key for key in columns if key not in taken and key not in names and key not in out]
+    if program and gaps.label is None and needs_labels:
+        raise DataError(
+            f"file {path}: was saved by {program}, where a node's {LABEL} is its caption: name the "
+            f"column of classes by data.label; there are {', '.join(others) or 'no others'} (or "
+            f"data.label={LABEL}, if it is the class)"
+        )
+    left = ", ".join(sorted(out - taken))
+    notes = (f"{left} of the nodes left out",) if left else ()
+    return Roles(names, own, others, notes)
 
 
 class Nodes:
@@ -34,6 +90,7 @@ class Nodes:
         columns: Sequence[str],
         needs_labels: bool = True,
         gaps: Gaps = NO_GAPS,
+        notes: Sequence[str] = (),
     ) -> None:
         for key in columns:
             if key in ELSEWHERE:
@@ -41,7 +98,7 @@ class Nodes:
         # `unit` is the word for an entry of the file: line or node.
         self.path, self.unit, self.columns = path, unit, list(columns)
         self.needs_labels = needs_labels  # nodes to predict have none
-        self.gaps = gaps
+        self.gaps, self.notes = gaps, list(notes)
         self.places: dict[str, int] = {}
         self.rows = array("q")
         self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
@@ -51,7 +108,7 @@ class Nodes:
     # Any: what ``float`` reads, or refuses
     def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
         """Add a node; `own` in the order of ``OWN``, with None for missing values."""
-        name = text_of(name)
+        name = self.word(place, "name", name)
         if name is None:
             raise self.wrong(place, "name: is empty; every node needs a name of its own")
         if name in self.places:
@@ -60,7 +117,7 @@ class Nodes:
         self.places[name] = len(self.places)
         self.rows.append(place)
         for key, value in zip(OWN, own, strict=True):
-            self.own[key].append(text_of(value))
+            self.own[key].append(self.word(place, key, value))
         split = self.own[SPLIT][-1]
         if split is not None and split not in SPLITS:
             raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
@@ -74,35 +131,45 @@ class Nodes:
             numbers = [self._number(row, column, one) for column, one in enumerate(features)]
             self.features.extend(numbers)
 
+    def word(self, place: int, key: str, value: object) -> str | None:
+        """Return a value as a word; None if it is missing."""
+        try:
+            return word_of(value, comma=self.gaps.has_comma)
+        except DataError as error:
+            raise self.wrong(place, f"{key}: {error}") from error
+
     def wrong(self, place: int, why: str) -> DataError:
         """Return an error with its place."""
         return DataError(f"file {self.path}, {self.unit} {place}: {why}")
 
     def _number(self, row: int, column: int, given: Any) -> float:
         """Return a feature; NaN for a word or nothing, if these are allowed."""
-        key, text = self.columns[column], text_of(given)
-        if _is_number(given):
-            return float(given)
-        if text is None and self.gaps.missing == MEAN:
+        key, comma = self.columns[column], self.gaps.has_comma
+        number = number_of(given, comma=comma)
+        if number is not None and not math.isnan(number):
+            return number
+        if number is not None and self.gaps.missing == MEAN:
             return math.nan
-        if text is None:
+        if number is not None:
             raise self.wrong(
                 self.rows[row],
                 f"{key}: is empty; a feature needs a number at every node, or set "
                 f"data.missing={MEAN}",
             )
+        if advice := advice_of(given, comma=comma):
+            raise self.wrong(self.rows[row], f"{key}: {given!r:.40} is no number: {advice}")
         if isinstance(given, str) and self.gaps.categories == ONE_HOT:
-            self.words[column][row] = text
+            self.words[column][row] = word_of(given) or ""
             return math.nan
         raise self.wrong(
             self.rows[row],
             f"{key}: {given!r:.40} is no number; whatever is not name, {', '.join(OWN)} is a "
             f"feature: leave {key} out, make numbers of it, or set data.categories={ONE_HOT}; if "
-            f"it is the class, name it {LABEL}",
+            f"it is the class, set data.label={key}",
         )
 
     def x(self) -> tuple[Tensor | None, Columns | None]:
-        """Return the features ``[n, f]``, None without any, and their columns if words may be some.
+        """Return the features, float64 ``[n, f]``, and their columns; None without any.
 
         Until all nodes of a run are known, what is missing is NaN.
         """
@@ -111,17 +178,17 @@ class Nodes:
             return None, None
         numbers = torch.frombuffer(self.features, dtype=torch.float64).reshape(-1, width)
         self._check_numbers(numbers.float())
-        if self.gaps.categories != ONE_HOT:
-            return numbers.float(), None
+        if not any(self.words):
+            return numbers, Columns(tuple(self.columns), (None,) * width)
         parts, columns = list[Tensor](), list[tuple[str, str | None]]()
         for column, (key, words) in enumerate(zip(self.columns, self.words, strict=True)):
             if not words:
-                parts.append(numbers[:, column : column + 1].float())
+                parts.append(numbers[:, column : column + 1])
                 columns.append((key, None))
                 continue
             with saying(f"file {self.path}, {key}"):
                 encoded, known = encode_words(numbers[:, column], words)
-            parts.append(encoded.float())
+            parts.append(encoded)
             columns += [(key, word) for word in known]
         return torch.cat(parts, 1), Columns.from_json(columns)
 
@@ -153,20 +220,6 @@ class Nodes:
             columns = ", ".join(self.columns) or "none"
             raise DataError(
                 f"file {self.path}: no {LABEL} (a node's class) at any node: that column or "
-                f"attribute is missing, or empty everywhere; others: {columns}"
+                f"attribute is missing, or empty everywhere; data.label names another of these: "
+                f"{columns}"
             )
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
-
-
-def text_of(value: object) -> str | None:
-    """Return a value as text; None if it is empty."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return None
-    return str(value).strip() or None

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flower_graph.data.description import ONE_KIND, Caution, as_graph, read_graph, saying
+from flower_graph.data.edge_weights import WEIGHT
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
@@ -45,7 +46,7 @@ from flower_graph.data.sources.tables import read_node_link, read_tables
 from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 from flower_graph.storage.pickled import UnpicklingError, load_saved
-from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading, reason
+from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading, reason
 
 if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
@@ -251,10 +252,25 @@ def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) ->
     with reading(f"file {path}", DataError, "is damaged, or no graph"):
         if path.is_dir():
             return read_tables(path, needs_labels, gaps)
-        if reader := READERS.get(path.suffix):
+        if reader := READERS.get(path.suffix.lower()):
             return reader(path, needs_labels, gaps)
         with saying(f"file {path}"):
-            return _read_saved(path)
+            return with_own_keys(_read_saved(path), gaps, needs_labels=needs_labels)
+
+
+def with_own_keys(values: Tree, gaps: Gaps, *, needs_labels: bool) -> Tree:
+    """Put the entries that ``data.label`` and ``data.weight`` name where graphs have theirs."""
+    for setting, key, is_needed in (("label", "y", needs_labels), ("weight", WEIGHT, True)):
+        given = getattr(gaps, setting)
+        if given in values:
+            values = {name: one for name, one in values.items() if name not in (key, given)} | {
+                key: values[given]
+            }
+        elif given is not None and is_needed:
+            raise DataError(
+                f"data.{setting} = {given!r}: there is no such entry, but {', '.join(values)}"
+            )
+    return values
 
 
 def _read_saved(path: Path) -> dict[str, object]:

@@ -8,6 +8,8 @@ files is executed.
 from __future__ import annotations
 
 import csv
+import math
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +19,6 @@ from typing import Any, TextIO
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import MEAN
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources.names import EDGES, NODES
@@ -30,8 +31,9 @@ from flower_graph.data.sources.nodes import (
     SPLIT,
     SPLITS,
     Nodes,
-    text_of,
+    roles_of,
 )
+from flower_graph.data.values import BLANK, advice_of, number_of, word_of
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import (
     MOST_GRAPH,
@@ -43,40 +45,66 @@ from flower_graph.storage.reading import (
 
 MOST_ROW = 1 << 24  # characters of a row of a table
 ENDS, WEIGHT = ("source", "target"), "weight"
+_QUOTED, _INDEX = re.compile(r'"[^"]*"'), re.compile(r"Unnamed: \d+")
 
 
 class Edges:
     """The edges of a graph, as they are read one after another."""
 
-    def __init__(self, nodes: Nodes, path: Path, unit: str) -> None:
+    def __init__(self, nodes: Nodes, path: Path, unit: str, columns: Sequence[str]) -> None:
         nodes.check()
         self.nodes, self.path, self.unit = nodes, path, unit
         self.ends = (array("q"), array("q"))
-        self.weights: list[object] = []  # of each edge; None where it has none
-        self.unused: set[str] = set()
+        self.weights = array("d")  # of each edge; NaN where it has none
+        self.without: int | None = None  # place of the first edge without a weight
+        gaps, lower = nodes.gaps, {key.lower(): key for key in reversed(columns)}
+        wanted = gaps.weight or WEIGHT
+        self.weight = wanted if wanted in columns else lower.get(wanted.lower())
+        if gaps.weight is not None and self.weight is None:
+            raise DataError(
+                f"file {path}: data.weight = {wanted!r}: there is no such column, but "
+                f"{', '.join(columns)}"
+            )
+        self.unused = [key for key in columns if key.lower() not in ENDS and key != self.weight]
 
     def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
         """Add an edge."""
-        self.weights.append(weight)
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
-            try:
-                found.append(self.nodes.places[text_of(end) or ""])
-            except KeyError:
-                problem = "is empty" if text_of(end) is None else f"{end!r:.40} is no node"
-                where = f"{self.path}, {self.unit} {place}"
-                raise DataError(
-                    f"file {where}: {key}: {problem}; it must be one of the "
-                    f"{len(self.nodes.places)} names of nodes"
-                ) from None
+            name = self._word(place, key, end)
+            if name is None or name not in self.nodes.places:
+                problem = "is empty" if name is None else f"{name!r:.40} is no node"
+                raise self._wrong(
+                    place,
+                    f"{key}: {problem}; it must be one of the {len(self.nodes.places)} names of "
+                    "nodes",
+                )
+            found.append(self.nodes.places[name])
+        number = number_of(weight, comma=self.nodes.gaps.has_comma)
+        if number is None:
+            advice = advice_of(weight, comma=self.nodes.gaps.has_comma)
+            advice = advice or "name the column of weights by data.weight, or rename this one"
+            raise self._wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
+        if math.isnan(number) and self.without is None:
+            self.without = place
+        self.weights.append(number)
 
-    def weight(self) -> Tensor | None:
-        """Return the weights ``[e]``, if all edges have a number; else they are not used."""
-        try:
-            weights = [float(text_of(one) or "none") for one in self.weights]
-        except ValueError:
+    def weights_of(self) -> Tensor | None:
+        """Return the weights ``[e]``, if the edges have some."""
+        weights = torch.tensor(self.weights)
+        if bool(weights.isnan().all()):
             return None
-        self.unused.discard(WEIGHT)
-        return torch.tensor(weights) if weights else None
+        if self.without is not None:
+            raise self._wrong(self.without, f"{self.weight}: is empty, and other edges have one")
+        return weights
+
+    def _word(self, place: int, key: str, value: object) -> str | None:
+        try:
+            return word_of(value, comma=self.nodes.gaps.has_comma)
+        except DataError as error:
+            raise self._wrong(place, f"{key}: {error}") from error
+
+    def _wrong(self, place: int, why: str) -> DataError:
+        return DataError(f"file {self.path}, {self.unit} {place}: {why}")
 
 
 def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
@@ -87,7 +115,7 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
     if columns is not None:
         values["columns"] = columns
-    if (weight := edges.weight()) is not None:
+    if (weight := edges.weights_of()) is not None:
         values["edge_weight"] = weight
     if any(own[SPLIT]):
         for part, split in zip(PARTS, SPLITS, strict=True):
@@ -96,21 +124,31 @@ def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
     for key in (CLIENT, IDENTITY):
         if any(own[key]):
             values[key] = own[key]
-    if edges.unused:
-        values["notes"] = (f"{', '.join(sorted(edges.unused))} of the edges not used",)
+    unused = f"{', '.join(sorted(edges.unused))} of the edges not used"
+    if notes := [*nodes.notes, *[unused] * bool(edges.unused)]:
+        values["notes"] = tuple(notes)
     return values
 
 
 def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
-    path = folder / NODES
+    path = table_in(folder, NODES)
     with _table(path) as (header, rows):
-        name, own, others = _columns(path, header)
-        nodes = Nodes(path, "line", [header[column] for column in others], needs_labels, gaps)
+        _check_twice(path, header)
+        roles = roles_of(path, header, gaps, needs_labels=needs_labels)
+        if len(roles.names) != 1:
+            present = " and ".join(roles.names) or "neither"
+            raise DataError(
+                f"file {path}: one column must name the nodes, {' or '.join(NAMES[:2])}; {present} "
+                f"there among {', '.join(header)}"
+            )
+        name, *others = (header.index(key) for key in (roles.names[0], *roles.features))
+        own = [header.index(roles.own[key]) if key in roles.own else None for key in OWN]
+        nodes = Nodes(path, "line", roles.features, needs_labels, gaps, roles.notes)
         for line, row in rows:
             given = [None if column is None else row[column] for column in own]
             nodes.add(line, row[name], given, [row[column] for column in others])
-    path = folder / EDGES
+    path = table_in(folder, EDGES)
     if not path.is_file():
         raise DataError(
             f"file {path}: there is no such file; a graph in tables has its edges there, with the "
@@ -123,9 +161,8 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
                 f"file {path}, line 1: no column {missing[0]}; there are {', '.join(header)}"
             )
         source, target = (lower.index(key) for key in ENDS)
-        edges = Edges(nodes, path, "line")
-        edges.unused.update(key for key in header if key.lower() not in ENDS)
-        weight = header.index(WEIGHT) if WEIGHT in header else None
+        edges = Edges(nodes, path, "line", header)
+        weight = None if edges.weight is None else header.index(edges.weight)
         for line, row in rows:
             edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
     return graph_of(nodes, edges)
@@ -133,7 +170,7 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
 
 def names_clients(folder: Path) -> bool:
     """Return whether tables have a column for the client, from their header alone."""
-    with _table(folder / NODES) as (header, _):
+    with _table(table_in(folder, NODES)) as (header, _):
         return CLIENT in [key.lower() for key in header]
 
 
@@ -146,92 +183,88 @@ def read_node_link(
         with reading(f"file {path}", DataError, "is cut short, damaged or no JSON; save it again"):
             content = parse_json(data)
     listed = content if isinstance(content, dict) else {}
-    links = listed.get("links", listed.get("edges"))
-    if not isinstance(listed.get("nodes"), list) or not isinstance(links, list):
+    given = [one for key in ("links", "edges") if isinstance(one := listed.get(key), list)]
+    links = max(given, key=len, default=None)
+    if not isinstance(listed.get("nodes"), list) or links is None:
         raise DataError(
             f"file {path}: must be a table with the lists `nodes` and `links` (or `edges`), as "
             "networkx.node_link_data gives it"
         )
+    if all(given) and len(given) > 1 and given[0] != given[1]:
+        raise DataError(f"file {path}: has `links` and `edges`, which differ: leave one out")
     for kind, entries in (("node", listed["nodes"]), ("edge", links)):
         for index, entry in enumerate(entries):
             if not isinstance(entry, dict):
                 raise DataError(f"file {path}, {kind} {index}: {entry!r:.40} is no table")
-    return of_entries(path, listed["nodes"], links, needs_labels, gaps)
+    ids = []
+    for entry in listed["nodes"]:
+        key = next((one for one in entry if one.lower() == "id"), None)
+        ids.append(entry.get("name") if key is None else entry.pop(key))
+    return of_entries(path, ids, listed["nodes"], links, needs_labels, gaps)
 
 
 def of_entries(
     path: Path,
+    ids: Sequence[object],
     given: Sequence[Mapping[str, object]],
     links: Sequence[Mapping[str, object]],
     needs_labels: bool,
     gaps: Gaps,
+    program: str = "",
 ) -> dict[str, object]:
     """Make a graph from named entries and their attributes."""
-    given = [_with_own_keys(entry) for entry in given]
-    first = given[0] if given else {}
-    features = _features_of(given if gaps.missing == MEAN else given[:1])
-    columns: list[str] = []
-    for key, value in features.items():
-        # A list of numbers is several features.
-        several = range(len(value)) if isinstance(value, list) else None
-        columns += [key] if several is None else [f"{key}[{i}]" for i in several]
-    nodes = Nodes(path, "node", columns, needs_labels, gaps)
-    for index, entry in enumerate(given):
-        if more := sorted(entry.keys() - {*features, *NAMES, *OWN}):
-            raise nodes.wrong(index, f"{more[0]}: not all nodes have it, as a feature must be")
-        flat = [one for key in features for one in _listed(entry.get(key), features[key])]
-        nodes.add(index, entry.get("id"), [entry.get(key) for key in OWN], flat)
-    edges = Edges(nodes, path, "edge")
+    keys = dict.fromkeys(key for entry in given for key in entry)
+    roles = roles_of(path, [*keys], gaps, needs_labels=needs_labels, program=program)
+    columns, several = list[str](), dict[str, int]()  # a list of numbers is several features
+    for key in roles.features:
+        value = next((one for entry in given if (one := entry.get(key)) is not None), None)
+        if isinstance(value, list):
+            several[key] = len(value)
+        columns += [f"{key}[{i}]" for i in range(len(value))] if isinstance(value, list) else [key]
+    nodes = Nodes(path, "node", columns, needs_labels, gaps, roles.notes)
+    own = [roles.own.get(key) for key in OWN]
+    for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
+        flat = [one for key in roles.features for one in _listed(entry.get(key), several.get(key))]
+        nodes.add(index, name, [None if key is None else entry.get(key) for key in own], flat)
+    edges = Edges(nodes, path, "edge", [*dict.fromkeys(key for one in links for key in one)])
+    edges.unused = [key for key in edges.unused if key not in ("key", "id")]
     for index, entry in enumerate(links):
-        edges.add(index, [entry.get(key) for key in ENDS], entry.get(WEIGHT))
-        edges.unused.update(entry.keys() - {*ENDS, "key", "id"})
+        weight = None if edges.weight is None else entry.get(edges.weight)
+        edges.add(index, [entry.get(key) for key in ENDS], weight)
     graph = graph_of(nodes, edges)
-    if "name" in first:  # igraph numbers nodes, and has their names besides
-        graph["names"] = tuple(str(entry.get("name")) for entry in given)
+    for key in roles.names[:1]:  # igraph numbers nodes, and has their names besides
+        graph["names"] = tuple(
+            _named(nodes, index, key, entry.get(key)) for index, entry in enumerate(given)
+        )
     return graph
 
 
-def _features_of(entries: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """Return the features that any of these nodes has, each with the first value that is one."""
-    features: dict[str, object] = {}
-    for entry in entries:
-        for key, value in entry.items():
-            if key not in (*NAMES, *OWN) and features.get(key) is None:
-                features[key] = value
-    return features
+def _named(nodes: Nodes, index: int, key: str, given: object) -> str:
+    """Return a name that a node has besides its number."""
+    if (name := nodes.word(index, key, given)) is None:
+        raise nodes.wrong(index, f"{key}: is empty, and other nodes have one")
+    return name
 
 
-def _listed(value: object, example: object) -> Sequence[object]:
+def _listed(value: object, several: int | None) -> Sequence[object]:
     """Return the numbers of an entry; as many of nothing as another node has numbers."""
     if isinstance(value, list):
         return value
-    return [None] * len(example) if value is None and isinstance(example, list) else [value]
+    return [None] * several if value is None and several is not None else [value]
 
 
-def _with_own_keys(entry: Mapping[str, object]) -> dict[str, object]:
-    """Write the keys that are used here in lower case."""
-    lower = {str(key): str(key).lower() for key in entry}
-    return {
-        (lower[key] if lower[key] in (*NAMES, *OWN) else key): value
-        for key, value in ((str(key), value) for key, value in entry.items())
-    }
+def table_in(folder: Path, name: str) -> Path:
+    """Return the path of a table, whose name may be written in any case."""
+    path = folder / name
+    if path.is_file() or not folder.is_dir():
+        return path
+    return next((one for one in sorted(folder.iterdir()) if one.name.lower() == name), path)
 
 
-def _columns(path: Path, header: Sequence[str]) -> tuple[int, list[int | None], list[int]]:
-    """Return the columns of names, of node attributes, and of features."""
-    lower = [str(key).lower() for key in header]
+def _check_twice(path: Path, header: Sequence[str]) -> None:
+    lower = [key.lower() for key in header]
     if twice := [key for index, key in enumerate(lower) if key in lower[:index]]:
         raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
-    named = [key for key in NAMES if key in lower]
-    if len(named) != 1:
-        present = " and ".join(named) or "neither"
-        raise DataError(
-            f"file {path}: one column must name the nodes, {' or '.join(NAMES)}; {present} there "
-            f"among {', '.join(map(str, header))}"
-        )
-    own = [lower.index(key) if key in lower else None for key in OWN]
-    taken = {lower.index(named[0]), *own}
-    return lower.index(named[0]), own, [at for at in range(len(lower)) if at not in taken]
 
 
 @contextmanager
@@ -239,11 +272,21 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
     """Open a table: its header, and its rows with their line numbers."""
     with readable(path), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
         lines = _Lines(stream)
-        reader = csv.reader(lines, delimiter=max(",;\t", key=lines.first.count), strict=True)
+        outside = _QUOTED.sub("", lines.first)
+        reader = csv.reader(lines, delimiter=max(",;\t", key=outside.count), strict=True)
         try:
-            header = [key.strip() for key in next(reader, [])]
-            if not any(header):
+            header = [key.strip(BLANK) for key in next(reader, [])]
+            while header and not header[-1]:  # a comma ends the line
+                header.pop()
+            if not header:
                 raise DataError(f"file {path}: is empty; its first line must name the columns")
+            for key in header:
+                if not key or _INDEX.fullmatch(key):
+                    raise DataError(
+                        f"file {path}, line 1: a column is called {key!r}, as the row numbers of a "
+                        "data frame: save it without them, in pandas by to_csv(…, index=False), in "
+                        "R by row.names = FALSE"
+                    )
             yield header, _rows(path, lines, reader, len(header))
         except csv.Error as error:
             where = f"file {path}, line {reader.line_num}"
@@ -278,13 +321,19 @@ def _rows(path: Path, lines: _Lines, reader: Any, width: int) -> Iterator[tuple[
     """Yield the rows of a table that are not empty, each with its line number."""
     for row in reader:
         lines.used = 0
-        if row and len(row) != width:
+        if not any(cell.strip(BLANK) for cell in row):
+            continue
+        if not any(row[width:]):  # commas that end the line
+            row = row[:width]
+        if len(row) != width:
+            why = "the line is cut short, or a comma needs quotes"
+            if len(row) == width + 1:
+                why = "a comma needs quotes, or R has written row.names, which line 1 does not name"
             raise DataError(
                 f"file {path}, line {reader.line_num}: {len(row)} cells, but line 1 names {width} "
-                "columns; the line is cut short, or a comma needs quotes"
+                f"columns; {why}"
             )
-        if row:
-            yield reader.line_num, row
+        yield reader.line_num, row
 
 
 @contextmanager
