@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from flower_graph.data.graph import Graph
 from flower_graph.errors import DataError
-from flower_graph.storage.files import replaced
+from flower_graph.storage.writing import named, replaced
 
 SECTION, KEY = "data", "name"
 # Attributes of nodes that are no features, like some columns of `nodes.csv`
@@ -44,11 +44,10 @@ def save_graph(data: Data, folder: Path) -> Path:
     content = BytesIO()
     torch.save(Data.from_dict(_as_read(data)), content)
     digest = hashlib.sha256(content.getvalue()).hexdigest()[:16]
-    path = folder.expanduser().absolute() / f"{digest}.pt"
+    path = named(folder) / f"{digest}.pt"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as part:
-            part.write_bytes(content.getvalue())
+        with replaced(path) as stream:
+            stream.write(content.getvalue())
     return path
 
 
