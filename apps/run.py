@@ -42,6 +42,7 @@ from flower_graph.server.admission import Admission
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
+from flower_graph.storage.writing import named
 from flower_graph.wire.keys import CONFIG as MESSAGE_CONFIG
 
 # A trial's rounds at most, the seconds after which it is over, and of a round after which it is
@@ -241,6 +242,7 @@ def run(
     title: str = "",
 ) -> dict[str, object]:
     """Run a config in this process and write every output."""
+    out = named(out)
     with _grid(config, supernodes, out) as grid:
         return run_server(
             config,

@@ -21,6 +21,7 @@ from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.report.result import describe_baselines
+from flower_graph.storage.writing import named
 
 app = ServerApp()
 
@@ -33,7 +34,7 @@ def main(grid: Grid, context: Context) -> None:
     folder = server_folder(config, str(context.run_config.get("server-folder", "")))
     if out is None:
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        out = Path.home() / "flower-graph-runs" / f"{config.app}-{stamp}"
+        out = named(Path.home()) / "flower-graph-runs" / f"{config.app}-{stamp}"
     log, clients = logging.getLogger("flwr"), method_of(config).clients
 
     def on_round(report: RoundReport) -> None:

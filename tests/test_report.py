@@ -29,6 +29,7 @@ from flower_graph.report.result import describe_baselines, describe_result, summ
 from flower_graph.report.writer import RunWriter, _title
 from flower_graph.storage import files
 from flower_graph.storage.files import LOCK_FILE, FolderLock
+from flower_graph.storage.writing import written
 
 CONFIG = to_dict(load_config("quickstart", ["rounds=4", "seed=3"]))
 FINAL = {"clients": 10, "engine": "in-process"}
@@ -292,8 +293,8 @@ def test_a_fault_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
     files.write_json(path, {"a": 1})
     with pytest.raises(TypeError):
         files.write_json(path, {"a": object()})
-    with pytest.raises(KeyboardInterrupt), files.atomic(path) as temporary:
-        temporary.write_text("half")
+    with pytest.raises(KeyboardInterrupt), written(path) as stream:
+        stream.write(b"half")
         raise KeyboardInterrupt
     assert json.loads(path.read_text()) == {"a": 1}
     assert [found.name for found in tmp_path.iterdir()] == ["result.json"]

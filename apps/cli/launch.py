@@ -19,7 +19,7 @@ import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,8 +32,9 @@ from flower_graph.apps.cli.processes import (
 )
 from flower_graph.config.app_keys import RUN_CONFIG
 from flower_graph.errors import OutputError
-from flower_graph.storage.files import STATE_VARIABLE, default_folder
+from flower_graph.storage.files import STATE_VARIABLE, default_folder, write_text
 from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
+from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
 
 ATTEMPTS = 3  # a port that was free may be taken before the SuperLink binds it
 CLIENT = "client-resources-num-cpus=1"
@@ -67,6 +68,7 @@ import sys
 sys.stdin.read()
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
+from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
 from flower_graph.apps.cli.launch import clean_up
 clean_up(Path(sys.argv[2]))
 """
@@ -137,7 +139,7 @@ def _settings(
 def _launch(run: _Run, out: Path) -> list[str]:
     """Run the app, again with other ports if the SuperLink does not start; return its log."""
     for attempt in range(ATTEMPTS):
-        home = Path(tempfile.mkdtemp(prefix="fg-", dir=_short_temporary_folder()))
+        home = temporary_folder("fg-", Path(_short_temporary_folder()))
         with adopted_orphans(), _guarded(home):
             try:
                 with termination_as_exit():
@@ -158,7 +160,8 @@ def clean_up(home: Path) -> None:
     end_processes("FLWR_HOME", str(home))
     # State too, which may be gigabytes: a run that is ended cannot clear up.
     for folder in (home, _state_folder(home)):
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            remove_folder(folder)
 
 
 @contextmanager
@@ -226,12 +229,12 @@ def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Pa
     """Pass the output on line by line, and write it to a file; return its last lines."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=TAIL)
-    with log.open("w", encoding="utf-8") as file:
+    with append(log) as file:
         for line in process.stdout:
             text = LINE_COLOURS.sub("", line).rstrip()
             if text:
                 tail.append(text)
-                print(text, file=file, flush=True)
+                file.write(f"{text}\n".encode())
                 echo(text)
     return list(tail)
 
@@ -239,22 +242,22 @@ def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Pa
 def _keep_log(log: Path, out: Path) -> None:
     """Add the engine's lines to the run's outputs, if it has any; a refused run leaves nothing."""
     if log.is_file() and out.is_dir() and any(out.iterdir()):
-        with log.open("rb") as lines, (out / LOG).open("ab") as kept:
+        with log.open("rb") as lines, append(out / LOG) as kept:
             shutil.copyfileobj(lines, kept)
 
 
 def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
     """Write the small app that `flwr run` bundles; return its folder."""
-    folder.mkdir()
+    make_folder(folder)
     # JSON's strings and booleans are TOML's too.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
     pyproject = APP_PYPROJECT.format(
         version=json.dumps(flower_graph.__version__), settings="\n".join(lines)
     )
-    (folder / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    write_text(folder / "pyproject.toml", pyproject)
     for side in ("server", "client"):
         module = APP_MODULE.format(name=f"{side}_app")
-        (folder / f"run_{side}.py").write_text(module, encoding="utf-8")
+        write_text(folder / f"run_{side}.py", module)
     return folder
 
 

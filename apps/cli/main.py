@@ -351,8 +351,9 @@ def _reproduce(args: argparse.Namespace) -> int:
         only.setdefault(key, []).append(value)
     from flower_graph.apps.cli.run import default_folder
     from flower_graph.apps.reproduce.command import main as reproduce
+    from flower_graph.storage.writing import named
 
-    out = args.out or default_folder(f"reproduce-{args.paper}")
+    out = named(args.out or default_folder(f"reproduce-{args.paper}"))
     if args.again:
         from flower_graph.apps.reproduce.again import main as run_again
 

@@ -11,6 +11,7 @@ from string import Template
 from flower_graph.config.known import SHIPPED
 from flower_graph.errors import ConfigError
 from flower_graph.storage.files import write_text
+from flower_graph.storage.writing import make_folder, named
 
 METHOD = '''"""$name: say here what server and clients do, round by round."""
 
@@ -129,9 +130,9 @@ def new_method_command(args: argparse.Namespace) -> int:
     texts = {f"{name}.py": METHOD, f"{name}.yaml": CONFIG, f"test_{name}.py": TEST}
     if there := [file for file in texts if (out / file).exists()]:
         raise ConfigError(f"NAME {name!r}: {out / there[0]} exists; choose another name or --out")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(named(out))
     for file, text in texts.items():
-        write_text(out / file, Template(text).substitute(name=name))
+        write_text(named(out / file), Template(text).substitute(name=name))
         print(out / file)
     print(f"try    flower-graph run {out / name}.yaml --app {out / name}.py")
     print(f"test   pytest {out / f'test_{name}.py'}")

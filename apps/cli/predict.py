@@ -19,6 +19,7 @@ from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
 from flower_graph.outputs.files import NO_CLIENT, NODE_ROLES, Predictions, table_of, table_text
 from flower_graph.records.rounds import figure_text
 from flower_graph.storage.files import write_text
+from flower_graph.storage.writing import named
 from flower_graph.wire.keys import BALANCED, MACRO_F1, VALUE_SCORES
 
 OF_CONFUSION = {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}
@@ -50,7 +51,7 @@ def _hand_over(text: str, out: Path | None) -> None:
     if out is None:
         print(text, end="", flush=True)
     else:
-        write_text(out.expanduser(), text)
+        write_text(named(out), text)
 
 
 def predict_file(run: Run, path: Path, client: int | None) -> Predictions:

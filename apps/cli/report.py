@@ -6,7 +6,7 @@ import argparse
 
 from flower_graph.errors import OutputError
 from flower_graph.method.page import page
-from flower_graph.storage.files import replaced
+from flower_graph.storage.writing import named, replaced
 
 
 def report_command(args: argparse.Namespace) -> int:
@@ -15,9 +15,8 @@ def report_command(args: argparse.Namespace) -> int:
         raise OutputError(f"--out {args.out}: the page is HTML, so its name must end in .html")
     text = page(*args.runs)
     try:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(args.out) as part:
-            part.write_text(text, encoding="utf-8")
+        with replaced(named(args.out)) as stream:
+            stream.write(text.encode())
     except OSError as error:
         raise OutputError(f"--out {args.out}: cannot be written ({error})") from error
     print(f"written to {args.out}", flush=True)

@@ -25,8 +25,9 @@ from flower_graph.method.registry import method_of
 from flower_graph.outputs.old_run import clear_runs, runs_to_clear
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_result, summarise
-from flower_graph.storage.files import holds_something, new_folder, remove_empty
+from flower_graph.storage.files import holds_something, new_folder, remove_all_empty
 from flower_graph.storage.reading import read_json, reading
+from flower_graph.storage.writing import make_folder, named
 
 ENGINE_STARTS = (
     "Flower's engine starts, with processes of its own: half a minute until round 1, or more"
@@ -150,7 +151,7 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
     of_run, trust = args.config is None or name != args.config, Trust(code=args.trust_code)
     load = partial(load_config, name, of_run=of_run, trust=trust)
-    top = Path(args.resume or args.out or default_folder(name)).expanduser().absolute()
+    top = named(args.resume or args.out or default_folder(name))
     if not seeds:
         return top, [Job(name, overrides, load(overrides), top)]
     jobs = []
@@ -198,12 +199,12 @@ def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
     with new_folder(top, may_exist=may_exist):
         for job in jobs:
             # All at once: a resumed command finds in the folders which seeds it was to run.
-            job.out.mkdir(exist_ok=True)
+            make_folder(job.out)
         try:
             yield
         finally:
             if not any(holds_something(job.out) for job in jobs):
-                remove_empty([job.out for job in jobs])
+                remove_all_empty([job.out for job in jobs])
 
 
 def check_all(jobs: Sequence[Job], args: Options) -> None:

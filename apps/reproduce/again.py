@@ -29,6 +29,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.rng import generator
 from flower_graph.storage.files import write_json, write_text
 from flower_graph.storage.reading import read_json, reading
+from flower_graph.storage.writing import make_folder, named
 
 SIZE = 1e-7  # of a change of the initial weights: about one rounding of a number near 1
 DRAWS = 3  # changed runs of each cell
@@ -146,7 +147,8 @@ def perturbed(seed: int, draw: int) -> Iterator[Callable[[], int]]:
 
 def write(out: Path, paper: str, results: Sequence[Row]) -> None:
     """Write the results so far, as JSON and as a table."""
-    out.mkdir(parents=True, exist_ok=True)
+    out = named(out)
+    make_folder(out)
     machine = {"machine": platform.machine(), "processor": processor()}
     write_json(out / "again.json", {"paper": paper, **machine, "rows": list(results)})
     head = "| table | data | method | metric | seed | committed | again | changed by 1e-7: apart "

@@ -26,6 +26,7 @@ from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, merit
 from flower_graph.storage.files import plain, write_text
 from flower_graph.storage.reading import Tree, read_json, reading
+from flower_graph.storage.writing import make_folder
 from flower_graph.wire.keys import ACCURACY, ROLES
 
 AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local steps, bytes to send
@@ -221,7 +222,7 @@ def run_stages(
 ) -> None:
     """Run one stage after the other; call ``after`` at the end of each."""
     # A run may take less time than a fresh process needs for its imports.
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     is_written = False
     for stage in stages:
         if runs := left_to_run(stage, folder):

@@ -20,6 +20,7 @@ from flower_graph.method.compare import compare
 from flower_graph.method.load import PARENT, is_file_name, read_override
 from flower_graph.report.result import summarise
 from flower_graph.storage.files import FolderLock, new_folder, write_text
+from flower_graph.storage.writing import named
 
 BEST = "best.yaml"
 PATHS = ("data.name", "data.root", "data.add")
@@ -32,7 +33,7 @@ def sweep_command(args: argparse.Namespace) -> int:
     if args.optuna is not None and not (varied and args.optuna > 0):
         raise ConfigError(f"--optuna {args.optuna}: name a number of trials, and what varies")
     stem = Path(args.config).stem if is_file_name(args.config) else args.config.replace("/", "-")
-    out = (args.out or Path("runs") / f"sweep-{stem}").expanduser().absolute()
+    out = named(args.out or Path("runs") / f"sweep-{stem}")
     sweep = Sweep(args.config, tuple(fixed), out, tuple(seeds), tuple(args.app or ()))
     with new_folder(out, may_exist=True):
         lock = FolderLock(out)

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -25,6 +24,7 @@ from flower_graph.method.run import RESULT, load_run
 from flower_graph.records.rounds import merit
 from flower_graph.report.result import metrics_of
 from flower_graph.storage.reading import Tree
+from flower_graph.storage.writing import remove_folder
 
 MOST_NAME = 80  # letters of a folder's name
 
@@ -161,12 +161,12 @@ def do_run(trial: Trial, seed: int) -> str:
     out, config = trial.run_folder(seed), trial.loaded(seed)
     # Of a run that was killed only checkpoints are of use
     resume = any((out / CHECKPOINTS).glob("round-*/server.pt"))
-    if out.exists() and not resume:
-        shutil.rmtree(out)
+    if not resume:
+        remove_folder(out)
     try:
         result: Tree = run(config, out, resume=resume, title=title_of(trial.config))
     except DivergedError as error:
-        shutil.rmtree(out, ignore_errors=True)
+        remove_folder(out)
         return f"diverged ({error})"
     value = result.get(f"best-val-{config.metrics[0]}")
     what = f"validation {config.metrics[0]}"

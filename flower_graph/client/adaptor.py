@@ -34,9 +34,10 @@ from flower_graph.flower_compat import (
 )
 from flower_graph.outputs.client import ClientOutputs, count_traffic
 from flower_graph.outputs.messages import KeepReply, KeepRequest
-from flower_graph.storage.files import SEALED, own_folder, remove_if_empty, replaced
+from flower_graph.storage.files import SEALED, own_folder
 from flower_graph.storage.places import node_name, own_place, state_key
 from flower_graph.storage.reading import MOST_TENSORS, read_bytes, reason
+from flower_graph.storage.writing import remove, remove_empty, replaced
 from flower_graph.wire.arrays import (
     arrays_of,
     config_of,
@@ -294,8 +295,8 @@ def keep_state(message: Message, context: Context, call_next: ClientAppCallable)
     handled = messages_handled(context) + 1
     context.state.pop(RECORD, None)
     if not context.state:  # no state yet, or the run is over
-        file.unlink(missing_ok=True)
-        remove_if_empty(file.parent)  # removes the run's folder, if this was its last file
+        remove(file)
+        remove_empty(file.parent)  # removes the run's folder, if this was its last file
         return reply
     context.state[RECORD] = ConfigRecord({HANDLED: handled})
     write_state(file, context.state, handled, key)
@@ -321,8 +322,8 @@ def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | Non
     own_folder(file.parent)
     body = handled.to_bytes(NUMBER, "big") + recorddict_to_proto(state).SerializeToString()
     data = MAGIC + hashlib.sha256(body).digest() + body
-    with replaced(file) as part:
-        part.write_bytes(data if key is None else key.seal(data, file))
+    with replaced(file) as stream:
+        stream.write(data if key is None else key.seal(data, file))
 
 
 def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
@@ -19,6 +19,7 @@ from flower_graph.errors import CheckpointError, StateLostError, brief, told
 from flower_graph.storage import checkpoint
 from flower_graph.storage.files import own_folder
 from flower_graph.storage.places import node_name, own_place, state_key
+from flower_graph.storage.writing import remove, remove_empty
 from flower_graph.wire.client_errors import AT_HOME
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
@@ -239,9 +240,8 @@ class ClientCheckpoints:
             kept = checkpoint.rounds_of(file.parent for file in files)
             for old in kept[:-KEPT_AT_CLIENT]:
                 round_folder = checkpoint.round_folder(run_folder, old)
-                (round_folder / self._file_name).unlink(missing_ok=True)
-                with suppress(OSError):
-                    round_folder.rmdir()  # unless other SuperNodes have files there
+                remove(round_folder / self._file_name)
+                remove_empty(round_folder)  # unless other SuperNodes have files there
         return ""
 
     def load(self, server_round: int, run: str) -> dict[str, Tensor]:

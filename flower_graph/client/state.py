@@ -25,6 +25,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -34,9 +35,18 @@ from torch import Tensor
 
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.storage.checkpoint import load_client, save_client
-from flower_graph.storage.files import default_folder, own_file, own_folder, remove_if_empty
+from flower_graph.storage.files import default_folder, own_folder
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name, own_place, state_key
 from flower_graph.storage.reading import MOST_KEY, read_text, reading
+from flower_graph.storage.writing import (
+    new_file,
+    open_own,
+    path_of,
+    remove,
+    remove_empty,
+    remove_folder,
+    replaced,
+)
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -176,7 +186,7 @@ class StateStore:
         own_folder(self._folder)
         layout, size = _layout(tensors)
         _check_room(self._folder, size)
-        handle = own_file(self._file)
+        handle = new_file(self._file)
         try:
             os.posix_fallocate(handle, 0, size)
         finally:
@@ -216,9 +226,9 @@ class StateStore:
             kept.pop(self._key, None)
         for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
             self._context.state.pop(record, None)
-        self._file.unlink(missing_ok=True)
-        self._version_file.unlink(missing_ok=True)
-        remove_if_empty(self._folder)
+        remove(self._file)
+        remove(self._version_file)
+        remove_empty(self._folder)
 
     def _kind(self, tensors: Tensors) -> str:
         if self._in_process:
@@ -242,10 +252,8 @@ class StateStore:
         return result.st_ino, layout + changed
 
     def _write_version(self, version: int) -> None:
-        part = self._version_file.with_suffix(f".{os.getpid()}")
-        with open(own_file(part), "w") as stream:
-            stream.write(str(version))
-        os.replace(part, self._version_file)
+        with replaced(self._version_file, lasting=False) as stream:
+            stream.write(str(version).encode())
 
     def _file_version(self) -> int:
         if not self._file.exists() or not self._version_file.exists():
@@ -275,9 +283,13 @@ class StateStore:
         return tensors
 
     def _mapped(self, layout: list[list[Any]]) -> Tensors:
-        storage = torch.UntypedStorage.from_file(
-            str(self._file), shared=True, nbytes=self._file.stat().st_size
-        )
+        handle = open_own(self._file)
+        try:
+            storage = torch.UntypedStorage.from_file(
+                path_of(handle), shared=True, nbytes=os.fstat(handle).st_size
+            )
+        finally:
+            os.close(handle)
         out: Tensors = {}
         for name, dtype, shape, start in layout:
             flat = torch.empty(0, dtype=getattr(torch, dtype))
@@ -288,7 +300,8 @@ class StateStore:
 
 def forget_run(run_id: int) -> None:
     """Remove the state files that clients of a run left on this machine."""
-    shutil.rmtree(default_folder() / f"run-{run_id}", ignore_errors=True)
+    with suppress(OSError):
+        remove_folder(default_folder() / f"run-{run_id}")
     for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
         for key in [key for key in kept if key[0] == run_id]:
             del kept[key]

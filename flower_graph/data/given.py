@@ -20,7 +20,7 @@ from flower_graph.data.edge_weights import EDGE_VALUES, with_edges
 from flower_graph.data.graph import Graph
 from flower_graph.data.labels import as_tensor
 from flower_graph.errors import DataError
-from flower_graph.storage.files import replaced
+from flower_graph.storage.writing import named, replaced
 
 SECTION, KEY, LABEL = "data", "name", "label"
 # Attributes of nodes that are no features, like some columns of `nodes.csv`
@@ -62,11 +62,10 @@ def _named(key: str, value: object, folder: Path, label: object) -> object:
 def _saved(content: bytes, folder: Path, ending: str) -> Path:
     """Save a graph under a hash of its content, so that equal graphs have one file."""
     digest = hashlib.sha256(content).hexdigest()[:16]
-    path = folder.expanduser().absolute() / f"{digest}{ending}"
+    path = named(folder) / f"{digest}{ending}"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replaced(path) as part:
-            part.write_bytes(content)
+        with replaced(path) as stream:
+            stream.write(content)
     return path
 
 

@@ -19,6 +19,7 @@ from flower_graph.handed import handed_over
 from flower_graph.method.load import is_file_name, load_config, parse_overrides
 from flower_graph.method.permits import DATA, Permits
 from flower_graph.storage.places import DATA_FOLDER
+from flower_graph.storage.writing import named
 from flower_graph.wire.client_errors import is_own_machine, on_ray
 
 DATA_ROOT = "data-root"  # of the node config: where raw data sets are
@@ -49,7 +50,7 @@ def configured(
             f"checkpoint_every: {config.checkpoint_every} needs output-dir in the run config, "
             "where clients save their part"
         )
-    return config, Path(folder).expanduser().absolute() if folder else None
+    return config, named(folder) if folder else None
 
 
 def configured_client(context: Context) -> tuple[RunConfig, Path | None]:

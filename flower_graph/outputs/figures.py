@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import OutputError
 from flower_graph.outputs.files import write_lines
-from flower_graph.storage.files import replaced
 from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading
+from flower_graph.storage.writing import append, replaced
 
 __all__ = ["CLIENTS", "CURVES", "FigureLog", "write_figures"]
 
@@ -51,7 +51,8 @@ class FigureLog:
         rows["loss"], rows["up"], rows["down"] = loss, *traffic
         for index, name in enumerate(FIGURES[1:]):
             rows[name] = shares[:, index]
-        with open(self._path, "ab", opener=_for_its_owner) as file:
+        with append(self._path, 0o600) as file:
+            os.fchmod(file.fileno(), 0o600)
             rows.tofile(file)
 
     def read(self, last: int | None = None) -> Rows:
@@ -72,15 +73,8 @@ class FigureLog:
         """Remove the rows after a round: the run goes on from there, or anew."""
         if self._path.exists():
             rows = self.read(last)
-            with replaced(self._path) as part:
-                rows.tofile(part)
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    """Open a file so that other users cannot read it, whatever its mode was."""
-    handle = os.open(path, flags, 0o600)
-    os.fchmod(handle, 0o600)
-    return handle
+            with replaced(self._path) as stream:
+                rows.tofile(stream)
 
 
 def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> None:

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from flower_graph.errors import OutputError
@@ -26,9 +24,10 @@ from flower_graph.outputs.links import Embeddings, KnownLinks
 from flower_graph.outputs.predictions import NO_CLIENT, Predictions, role_of
 from flower_graph.outputs.weights import SavedModels, SparseRows, saved_models
 from flower_graph.storage.archives import read_arrays
-from flower_graph.storage.files import private_folder, replaced, saying
+from flower_graph.storage.files import private_folder
 from flower_graph.storage.reading import MOST_RECORD, read_json, reading
-from flower_graph.storage.tensors import read_tensors
+from flower_graph.storage.tensors import read_tensors, write_tensors
+from flower_graph.storage.writing import remove, replaced, saying
 
 __all__ = [
     "NODE_ROLES",
@@ -132,14 +131,14 @@ def table_of(predictions: Predictions) -> tuple[list[str], Iterable[Iterable[str
 
 
 def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    with replaced(path) as part, part.open("wb") as file:
-        np.savez(file, **arrays)
+    with replaced(path) as stream:
+        np.savez(stream, **arrays)
 
 
 def write_lines(path: Path, names: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
     """Write lines of text as a file that spreadsheets read, whole or not at all."""
-    with replaced(path) as part:
-        part.write_text(table_text(names, lines), encoding="utf-8")
+    with replaced(path) as stream:
+        stream.write(table_text(names, lines).encode())
 
 
 def table_text(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
@@ -186,16 +185,13 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
             entries.append(entry)
     local = _apart(tensors)
     other = SEVERAL if stem == ONE else ONE
-    try:
-        with replaced(folder / f"{stem}.safetensors") as part:
-            save_file(local, part)
-    except SafetensorError as error:
-        raise OutputError(f"cannot write {folder / stem}.safetensors: {error}") from error
-    with replaced(folder / f"{stem}.json") as part:
+    with replaced(folder / f"{stem}.safetensors") as stream:
+        write_tensors(stream, local)
+    with replaced(folder / f"{stem}.json") as stream:
         # On one line, which is written at once: a line for each of many clients takes seconds
-        part.write_text(json.dumps(entries) + "\n", encoding="utf-8")
+        stream.write(f"{json.dumps(entries)}\n".encode())
     for ending in ("safetensors", "json"):
-        (folder / f"{other}.{ending}").unlink(missing_ok=True)
+        remove(folder / f"{other}.{ending}")
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

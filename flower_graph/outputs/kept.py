@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,8 @@ from flower_graph.outputs.figures import FigureLog, write_figures
 from flower_graph.outputs.files import SAID, Snapshot, write_outputs
 from flower_graph.outputs.messages import KeepRequest
 from flower_graph.storage.checkpoint import round_folder, rounds_of
-from flower_graph.storage.files import private_folder, replaced
+from flower_graph.storage.files import private_folder
+from flower_graph.storage.writing import copy_file, move, remove, remove_folder, replaced
 
 LOG = logging.getLogger(__name__)
 SNAPSHOTS, CANDIDATE, LOG_FILE = "snapshots", "candidate", "measured.bin"
@@ -40,21 +40,21 @@ class KeptFolder:
         """Keep a snapshot that the server may call the best; only the newest such."""
         snapshots = self.folder / SNAPSHOTS
         for old in snapshots.glob(f"{CANDIDATE}-*"):
-            shutil.rmtree(old)
+            remove_folder(old)
         self._write(snapshots / f"{CANDIDATE}-{server_round}", take())
 
     def hold(self, request: KeepRequest, take: Take) -> None:
         """Keep the snapshots of the best round so far and of protected rounds."""
         snapshots, number = self.folder / SNAPSHOTS, request.server_round
         target, candidate = round_folder(snapshots, number), snapshots / f"{CANDIDATE}-{number}"
-        shutil.rmtree(target, ignore_errors=True)
+        remove_folder(target)
         if candidate.is_dir():
-            candidate.rename(target)
+            move(candidate, target)
         else:
             self._write(target, take())
         for old in rounds_of(snapshots.glob("round-*")):
             if old not in (number, *request.protected):
-                shutil.rmtree(round_folder(snapshots, old))
+                remove_folder(round_folder(snapshots, old))
 
     def figures(self, request: KeepRequest, traffic: dict[str, float]) -> None:
         """Write the measurements; ``traffic``: all clients' bytes since the last ones."""
@@ -74,7 +74,7 @@ class KeptFolder:
         held = round_folder(self.folder / SNAPSHOTS, wanted)
         if held.is_dir() and request.keep == BEST:
             for path in held.iterdir():
-                shutil.copy(path, self.folder / path.name)
+                copy_file(path, self.folder / path.name)
         else:
             if wanted != last:
                 missing = f"round {wanted}, the best, is not held; what is kept is of round {last}"
@@ -82,12 +82,12 @@ class KeptFolder:
             self._write(self.folder, take())
         kept: dict[str, object] = {"run": request.run, "round": last if missing else wanted}
         kept |= {"last-round": last, "best-round": request.best_round}
-        with replaced(self.folder / SAID) as part:
+        with replaced(self.folder / SAID) as stream:
             text = json.dumps(kept | {"keep": request.keep, "save": request.save}, indent=1)
-            part.write_text(text + "\n", encoding="utf-8")
+            stream.write(f"{text}\n".encode())
         if not request.protected:  # otherwise the run may be resumed
-            shutil.rmtree(self.folder / SNAPSHOTS, ignore_errors=True)
-            (self.folder / LOG_FILE).unlink(missing_ok=True)
+            remove_folder(self.folder / SNAPSHOTS)
+            remove(self.folder / LOG_FILE)
         return missing
 
     def _write(self, folder: Path, snapshot: Snapshot) -> None:

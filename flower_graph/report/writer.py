@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -22,18 +22,18 @@ from flower_graph.report.result import best_round, make_result, metrics_of, test
 from flower_graph.storage.files import (
     FolderLock,
     append_line,
-    atomic,
+    json_line,
     missing_folders,
     plain,
     prepare_folder,
-    remove_empty,
-    replaced,
-    saying,
+    remove_all_empty,
     write_json,
 )
 from flower_graph.storage.reading import Tree
+from flower_graph.storage.writing import named, remove, remove_folder, replaced, saying, written
 
 LOG = logging.getLogger(__name__)
+RESULT = "result.json"
 RISE = 10  # a loss above the lowest so far times this, and above the first, is warned of
 
 
@@ -50,7 +50,7 @@ class RunWriter:
         steadying: Sequence[str] = (),
         title: str = "",
     ) -> None:
-        self._made = missing_folders(Path(out).expanduser().absolute())
+        self._made = missing_folders(named(out))
         self.out = prepare_folder(out, may_exist=resume_round is not None)
         with saying(self.out):
             self._lock = FolderLock(self.out)
@@ -87,7 +87,7 @@ class RunWriter:
     def finish(
         self, final: Mapping[str, object], state: Mapping[str, object] | None = None
     ) -> dict[str, object]:
-        """Write ``weights.safetensors``, the pictures and, last, ``result.json``."""
+        """Write ``weights.safetensors``, ``result.json`` and, last, the pictures."""
         # The pictures are the method's own and, of two rounds or more, ``curves.png`` and, if a
         # round says who took part, ``participation.png``.
         if not self.reports:
@@ -99,8 +99,8 @@ class RunWriter:
         )
         if state:
             _write_weights(self.out / "weights.safetensors", state)
+        write_json(self.out / RESULT, result)
         self._draw(tested(result))
-        write_json(self.out / "result.json", result)
         self.close()
         return result
 
@@ -109,9 +109,10 @@ class RunWriter:
         if not (self.reports or self._resumed):
             # Clients may have begun these; other files are not the run's.
             for name in (CHECKPOINTS, IN_RUN):
-                shutil.rmtree(self.out / name, ignore_errors=True)
+                with suppress(OSError):
+                    remove_folder(self.out / name)
         self._lock.release()
-        remove_empty(self._made)
+        remove_all_empty(self._made)
 
     def _draw(self, baselines: Mapping[str, float]) -> None:
         """Draw the pictures; one round alone is no curve, and has those of a round only."""
@@ -144,11 +145,9 @@ class RunWriter:
             return
         self._has_written = True
         if self._resumed:
-            (self.out / "result.json").unlink(missing_ok=True)
-            with atomic(self.metrics) as temporary:
-                temporary.write_bytes(b"")
-                for report in self.reports:
-                    append_line(temporary, report.to_record())
+            remove(self.out / RESULT)
+            with written(self.metrics) as stream:
+                stream.writelines(json_line(report.to_record()) for report in self.reports)
         write_config(self.out, self.config, self._title)
 
     def _warn_of_loss(self, report: RoundReport) -> None:
@@ -180,17 +179,17 @@ def write_config(folder: Path, config: Mapping[str, object], title: str = "") ->
     ``title`` is the config's name; the first line, a comment, has it.
     """
     head = f"{RUN_OF}{' '.join(title.split())}\n" if title else ""
-    with saying(folder / CONFIG), replaced(folder / CONFIG) as part:
+    with saying(folder / CONFIG), replaced(folder / CONFIG) as stream:
         text = OmegaConf.to_yaml(OmegaConf.create(plain(config)))
-        part.write_text(head + text, encoding="utf-8")
+        stream.write((head + text).encode())
 
 
 def write_data_form(folder: Path, form: DataForm | None) -> None:
     """Write the form of new graphs, if it is known, readable by its owner alone."""
     if form is None:
         return
-    with replaced(folder / DATA) as part:
-        part.write_text(json.dumps(form.to_json()) + "\n", encoding="utf-8")
+    with saying(folder / DATA), replaced(folder / DATA) as stream:
+        stream.write(f"{json.dumps(form.to_json())}\n".encode())
 
 
 def _reports_until(path: Path, last: int) -> list[RoundReport]:
@@ -203,21 +202,19 @@ def _reports_until(path: Path, last: int) -> list[RoundReport]:
 
 def _write_weights(path: Path, state: Mapping[str, object]) -> None:
     import numpy as np
-    from safetensors import SafetensorError
-    from safetensors.numpy import save_file
+    import torch
 
-    # A tensor may be on a GPU and require a gradient; an array does not.
-    arrays = {
-        name: np.asarray(
-            value.detach().cpu().numpy() if hasattr(value, "detach") else value, order="C"
-        )
+    from flower_graph.storage.tensors import write_tensors
+
+    # A tensor may be on a GPU and require a gradient.
+    tensors = {
+        name: value.detach().cpu().contiguous()
+        if isinstance(value, torch.Tensor)
+        else torch.from_numpy(np.array(value, order="C"))
         for name, value in state.items()
     }
-    try:
-        with atomic(path) as temporary:
-            save_file(arrays, temporary)
-    except SafetensorError as error:
-        raise OutputError(f"cannot write {path}: {error}") from error
+    with written(path) as stream:
+        write_tensors(stream, tensors)
 
 
 def _title(config: Tree) -> str:

@@ -9,28 +9,26 @@ refused. Reading runs no code: the files are safetensors, or read by ``storage.p
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import io
 import logging
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save, save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
-from flower_graph.storage.files import SEALED, replaced
+from flower_graph.storage.files import SEALED
 from flower_graph.storage.pickled import load_saved
 from flower_graph.storage.reading import MOST_TENSORS, open_regular, read_bytes, reading, reason
-from flower_graph.storage.tensors import load_tensors, read_tensors
+from flower_graph.storage.tensors import load_tensors, read_tensors, write_tensors
+from flower_graph.storage.writing import move, remove_folder, replaced
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey
@@ -63,16 +61,11 @@ def save_client(
     """Write a client's tensors for its owner alone, whole or not at all; encrypted with a key."""
     local = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     metadata = {RUN: run, CHECKSUM: _checksum(local, run)}
-    with replaced(path) as part:
-        try:
-            if key is None:
-                save_file(local, part, metadata=metadata)
-            else:
-                part.write_bytes(key.seal(save(local, metadata=metadata), path))
-        except SafetensorError as error:  # safetensors wraps the disk's error in this one
-            full = "No space left" in str(error)
-            code = errno.ENOSPC if full else errno.EIO
-            raise OSError(code, f"{os.strerror(code)}: {error}", str(path)) from error
+    with replaced(path) as stream:
+        if key is None:
+            write_tensors(stream, local, metadata)
+        else:
+            stream.write(key.seal(save(local, metadata=metadata), path))
 
 
 def load_client(
@@ -118,9 +111,8 @@ def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bo
     whole = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
     sealed = {CHECKSUM: hashlib.sha256(data).hexdigest(), "state": whole}
     try:
-        with replaced(path) as part, part.open("wb") as stream:
+        with replaced(path) as stream:
             torch.save(sealed, stream)
-            stream.flush()
     # PyTorch's writer turns some errors of the disk into a RuntimeError.
     except (OSError, RuntimeError) as error:
         LOG.warning(
@@ -133,7 +125,8 @@ def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bo
     oldest = complete_rounds(folder)[-KEPT:][0]
     for old in rounds_of(folder.glob("round-*")):
         if old < oldest:  # those that were never completed, too
-            shutil.rmtree(round_folder(folder, old), ignore_errors=True)
+            with suppress(OSError):
+                remove_folder(round_folder(folder, old))
     return True
 
 
@@ -197,14 +190,14 @@ def _set_aside(folder: Path, server_round: int) -> None:
     for later in complete_rounds(folder):
         if later > server_round:
             path = round_folder(folder, later)
-            os.replace(path / SERVER_FILE, path / REFUSED_FILE)
+            move(path / SERVER_FILE, path / REFUSED_FILE)
 
 
 def keep_only(folder: Path, server_round: int) -> None:
     """Remove the checkpoints of all rounds but one."""
     for other in rounds_of(folder.glob("round-*")):
         if other != server_round:
-            shutil.rmtree(round_folder(folder, other))
+            remove_folder(round_folder(folder, other))
 
 
 # Helpers ------------------------------------------------------------------------------------------

@@ -12,13 +12,28 @@ import socket
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
 from flower_graph.errors import OutputError, StateLostError
+from flower_graph.storage.writing import (
+    append,
+    change_mode,
+    check_folder,
+    is_taken,
+    make_folder,
+    named,
+    new_file,
+    open_own,
+    remove,
+    remove_empty,
+    saying,
+    written,
+)
 
 LOG = logging.getLogger(__name__)
+SHARED = Path("/dev/shm")  # Linux's shared memory
 LOCK_FILE = ".running"
 SEALED = b"flower-graph sealed 1\n"  # begins files that are encrypted (``storage.sealed``)
 STATE_VARIABLE = "FLOWER_GRAPH_STATE"  # set by the process that starts a run and removes its files
@@ -28,22 +43,28 @@ _PROBE_BYTES = 4 * 2**20
 
 
 def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
-    """Make an output folder, and check by writing to it that it can take a run's outputs."""
-    out = Path(out).expanduser().absolute()
+    """Make an output folder, and check by writing to it that it can take a run's outputs.
+
+    The path that it returns has no links. One that may exist may be from anybody: links in it that
+    lead out of it, and files of others, are refused.
+    """
+    out = named(out)
     if out.exists() and not out.is_dir():
         raise OutputError(f"output folder {out}: is a file, not a folder")
     made = missing_folders(out)
     with saying(out):
         try:
-            out.mkdir(parents=True, exist_ok=True)
-            if not may_exist and holds_something(out):
+            make_folder(out)
+            if may_exist:
+                check_folder(out)
+            elif holds_something(out):
                 raise OutputError(
                     f"output folder {out}: exists and is not empty; choose another; for a run "
                     "that is in it, --overwrite or --resume"
                 )
             _probe(out / ".probe")
         except OSError:
-            remove_empty(made)
+            remove_all_empty(made)
             raise
     return out
 
@@ -51,11 +72,11 @@ def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
 @contextmanager
 def new_folder(out: Path, *, may_exist: bool = False) -> Iterator[Path]:
     """Prepare an output folder; remove folders that were made for it and stay empty."""
-    made = missing_folders(Path(out).expanduser().absolute())
+    made = missing_folders(named(out))
     try:
         yield prepare_folder(out, may_exist=may_exist)
     finally:
-        remove_empty(made)
+        remove_all_empty(made)
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -63,11 +84,10 @@ def missing_folders(folder: Path) -> list[Path]:
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
-def remove_empty(folders: Sequence[Path]) -> None:
+def remove_all_empty(folders: Sequence[Path]) -> None:
     """Remove the empty ones of some folders."""
     for folder in folders:
-        with suppress(OSError):
-            folder.rmdir()
+        remove_empty(folder)
 
 
 def holds_something(folder: Path) -> bool:
@@ -77,108 +97,43 @@ def holds_something(folder: Path) -> bool:
 
 def _probe(path: Path) -> None:
     try:
-        with path.open("wb") as file:
+        with os.fdopen(new_file(path), "wb") as file:
             file.write(bytes(_PROBE_BYTES))
             # Some file systems find room only when the bytes leave memory.
             file.flush()
             os.fsync(file.fileno())
     finally:
-        path.unlink(missing_ok=True)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this machine runs."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's
-        return True
-    return True
-
-
-@contextmanager
-def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside ``path``, which replaces it once it is written whole."""
-    # Whatever goes wrong before that, Ctrl-C included, leaves ``path`` as it was and removes the
-    # temporary file. An `OSError` becomes an `OutputError`.
-    # The ending stays, because some writers choose their format by it.
-    temporary = path.with_name(f".partial-{path.name}")
-    with saying(path):
-        try:
-            yield temporary
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-
-
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yield a private temporary path, which replaces ``path`` once it is on the disk."""
-    _make(path.parent)
-    for left in path.parent.glob(f".{path.name}.*"):
-        number = left.suffix[1:]  # of a process, which may have died while it wrote this file
-        if number.isdigit() and not is_alive(int(number)):
-            left.unlink(missing_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        # Made here, because a writer would let everybody read it.
-        os.close(own_file(part))
-        yield part
-        _sync(part)
-        os.replace(part, path)
-        _sync(path.parent)
-    except BaseException:
-        with suppress(OSError):
-            part.unlink()
-        raise
-
-
-def _sync(path: Path) -> None:
-    """Flush a file, or a folder's list of files, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def saying(path: Path) -> Iterator[None]:
-    """Turn an `OSError` into an `OutputError` that names the path and the reason."""
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+        remove(path)
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all; ``OutputError`` if it cannot be written."""
-    with atomic(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    with written(path) as stream:
+        stream.write(text.encode())
 
 
 def write_json(path: Path, payload: object) -> None:
     """Write a JSON file in one piece; numbers that are not finite become null."""
-    with atomic(path) as temporary:
-        text = json.dumps(plain(payload), indent=2, allow_nan=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+    write_text(path, json.dumps(plain(payload), indent=2, allow_nan=False) + "\n")
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:
     """Append one line of JSON, whole or not at all."""
-    line = json.dumps(plain(record), allow_nan=False).encode() + b"\n"
+    line = json_line(record)
     # Unbuffered: one write hands the whole line over, and a Ctrl-C cannot fall inside it.
-    with saying(path), path.open("ab", buffering=0) as file:
-        start = file.tell()
+    with saying(path), append(path) as file:
+        start = os.fstat(file.fileno()).st_size
         try:
             if file.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError:
             file.truncate(start)
             raise
+
+
+def json_line(record: Mapping[str, object]) -> bytes:
+    """Return a record as one line of JSON."""
+    return json.dumps(plain(record), allow_nan=False).encode() + b"\n"
 
 
 # Any: JSON values; each file's writer and reader know their types
@@ -215,12 +170,13 @@ class FolderLock:
     def release(self) -> None:
         """Unlock the folder; may be called twice."""
         if self._file is not None:
-            self._path.unlink(missing_ok=True)
+            remove(self._path)
             self._file.close()
             self._file = None
 
     def _taken(self, folder: Path) -> IO[str]:
-        file = self._path.open("a+", encoding="utf-8")
+        handle = open_own(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        file = os.fdopen(handle, "a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -249,53 +205,47 @@ class FolderLock:
 # Where clients keep their state ------------------------------------------------------------------
 
 
-def private_folder(folder: Path) -> None:
-    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed."""
-    _make(folder)
-    if folder.stat().st_mode & 0o077:
-        try:
-            folder.chmod(0o700)
-        except OSError as error:  # a file system without modes
-            LOG.warning("%s is open to other users and stays so: %s", folder, error)
+def private_folder(folder: Path) -> os.stat_result:
+    """Make a folder, and missing ones above it, for their owner alone, whatever modes existed.
 
-
-def own_file(path: Path) -> int:
-    """Create a file for its owner alone; an old file of another mode is replaced."""
-    path.unlink(missing_ok=True)
-    return os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+    Returns what the folder was like.
+    """
+    make_folder(folder, 0o700)
+    try:
+        return change_mode(folder, 0o700)
+    except OSError as error:  # a file system without modes
+        LOG.warning("%s is open to other users and stays so: %s", folder, error)
+        return folder.lstat()
 
 
 def own_folder(folder: Path, place: Path | None = None) -> None:
     """Make a private folder of state, up to the SuperNode's folder; refuse another user's."""
     # The SuperNode's folder, by default the one above, may be in a folder that is open to all.
-    _make(folder)
+    make_folder(folder, 0o700)
     for path in (folder, *folder.parents):
-        status = path.stat()
+        status = path.lstat()
         why = "belongs to another user" if status.st_uid != os.getuid() else ""
         if why or status.st_mode & stat.S_ISVTX:
             raise StateLostError(
-                f"{path} {why or 'is for all users'}; set state-dir in the node's config to "
-                "another folder"
+                f"{path} {why or 'is for all users'}; name another folder: by state-dir in the "
+                f"node's config, or where that is not set by the environment's {STATE_VARIABLE}"
             )
         private_folder(path)
         if path == (place or folder.parent):
             return
 
 
-def _make(folder: Path) -> None:
-    for path in reversed(missing_folders(folder)):
-        path.mkdir(mode=0o700, exist_ok=True)
-
-
 def default_folder() -> Path:
     """Return the default folder of state files: shared memory if the machine has it."""
-    if named := os.environ.get(STATE_VARIABLE):
-        return Path(named)
-    shared = Path("/dev/shm")
-    base = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
-    return base / f"flower-graph-{os.getuid()}"
+    if given := os.environ.get(STATE_VARIABLE):
+        path = Path(given).expanduser()
+        return named(path.parent) / path.name  # nobody may put a link there before it is made
+    base = SHARED if os.access(SHARED, os.W_OK) else Path(tempfile.gettempdir())
+    folder = named(base) / f"flower-graph-{os.getuid()}"
+    # All users may write there: another one may have taken the name.
+    return named(user_cache()) / "state" if is_taken(folder) else folder
 
 
-def remove_if_empty(folder: Path) -> None:
-    """Remove a run's folder once it is empty; any process may have removed its last file."""
-    remove_empty([folder])
+def user_cache() -> Path:
+    """Return the user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flower-graph"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flower_graph.errors import DataError
+from flower_graph.storage.writing import named
 
 if TYPE_CHECKING:
     from flwr.app import Context
@@ -39,13 +40,13 @@ def data_root(setting: str | None) -> Path | None:
 
 def own_place(context: Context) -> Path | None:
     """Return the SuperNode's own lasting folder."""
-    named = str(context.node_config.get(STATE_DIR, ""))
-    if named == IN_PROCESS:
+    given = str(context.node_config.get(STATE_DIR, ""))
+    if given == IN_PROCESS:
         return None
-    if named:
-        return Path(named).expanduser()
+    if given:
+        return named(given)
     data = str(context.node_config.get(DATA_FOLDER, ""))
-    return Path(data).expanduser() / "state" if data else None
+    return named(data) / "state" if data else None
 
 
 def state_key(context: Context) -> StateKey | None:

@@ -12,6 +12,7 @@ point the process was killed. A checkpoint therefore costs nothing but the index
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
@@ -26,7 +27,9 @@ import torch
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.storage.files import own_file, private_folder
+from flower_graph.storage.files import private_folder
+from flower_graph.storage.writing import append, new_file, open_own
+from flower_graph.storage.writing import remove as remove_file
 
 LOG = logging.getLogger(__name__)
 KEPT = 3  # journals: the server may go back to the checkpoint before the last two
@@ -55,7 +58,7 @@ class RowFile:
         self.path, self._index = path, index
         if not path.is_file():
             raise StateLostError(f"{path}: the file of users' rows is gone")
-        self._handle = os.open(path, os.O_RDWR)
+        self._handle = open_own(path)
         weakref.finalize(self, os.close, self._handle)
 
     def read(self, owners: Tensor, ptr: Tensor, parts: Sequence[Tensor]) -> None:
@@ -100,9 +103,9 @@ class RowFile:
 
     def mark(self, server_round: int) -> None:
         """Begin the journal of a round, as its checkpoint is complete."""
-        os.close(own_file(_journal(self.path, server_round)))
+        os.close(new_file(_journal(self.path, server_round)))
         for old in _journals(self.path)[:-KEPT]:
-            _journal(self.path, old).unlink()
+            remove_file(_journal(self.path, old))
 
     def _note(self, start: Tensor, size: Tensor) -> None:
         """Write what some records are into the last journal."""
@@ -117,7 +120,7 @@ class RowFile:
         check, length = 0, sum(part.nbytes for part in body)
         for part in body:
             check = zlib.crc32(part.data, check)
-        with _journal(self.path, rounds[-1]).open("ab") as stream:
+        with append(_journal(self.path, rounds[-1])) as raw, io.BufferedWriter(raw) as stream:
             stream.write(HEADER.pack(length, check, start.numel()))
             for part in body:
                 stream.write(part.data)
@@ -139,7 +142,7 @@ def create(path: Path) -> None:
     """Make an empty file in the place of what is there."""
     private_folder(path.parent)
     remove(path)
-    os.close(own_file(path))
+    os.close(new_file(path))
 
 
 def is_marked(path: Path) -> bool:
@@ -150,15 +153,15 @@ def is_marked(path: Path) -> bool:
 def remove(path: Path) -> None:
     """Remove a file and its journals."""
     for server_round in _journals(path):
-        _journal(path, server_round).unlink()
-    path.unlink(missing_ok=True)
+        remove_file(_journal(path, server_round))
+    remove_file(path)
 
 
 def go_back(path: Path, server_round: int) -> None:
     """Make all records what they were at the mark of a round, and begin its journal anew."""
     if not path.is_file() or not _journal(path, server_round).is_file():
         raise CheckpointError(f"{path}: it has no journal of round {server_round}")
-    handle = os.open(path, os.O_RDWR)
+    handle = open_own(path)
     try:
         later = [one for one in _journals(path) if one >= server_round]
         for one in reversed(later):
@@ -169,8 +172,8 @@ def go_back(path: Path, server_round: int) -> None:
     finally:
         os.close(handle)
     for one in later[1:]:
-        _journal(path, one).unlink()
-    os.close(own_file(_journal(path, server_round)))
+        remove_file(_journal(path, one))
+    os.close(new_file(_journal(path, server_round)))
 
 
 def _journal(path: Path, server_round: int) -> Path:

@@ -7,17 +7,20 @@ with.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from safetensors.torch import load, load_file
+from safetensors import SafetensorError
+from safetensors.torch import load, load_file, save_file
 from torch import Tensor
 
 from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular, parse_json
 
-__all__ = ["MOST_HEAD", "load_tensors", "read_tensors"]
+__all__ = ["MOST_HEAD", "load_tensors", "read_tensors", "write_tensors"]
 
 MOST_HEAD = 100 * MIB  # safetensors' own bound, some million tensors
 LENGTH = 8  # bytes that say how long the head is
@@ -49,6 +52,17 @@ def load_tensors(data: bytes) -> tuple[dict[str, Tensor], Metadata]:
     """Read tensors as ``read_tensors`` does, from the bytes of such a file."""
     metadata = _metadata(io.BytesIO(data), MOST_HEAD)
     return load(data), metadata
+
+
+def write_tensors(
+    stream: BinaryIO, tensors: Mapping[str, Tensor], metadata: Metadata | None = None
+) -> None:
+    """Write tensors to a stream of ``storage.writing``; ``OSError`` says why that fails."""
+    try:
+        save_file(dict(tensors), stream.name, metadata)  # without a copy of them all in memory
+    except SafetensorError as error:  # it wraps the disk's error
+        code = errno.ENOSPC if "No space left" in str(error) else errno.EIO
+        raise OSError(code, f"{os.strerror(code)}: {error}") from error
 
 
 def _metadata(stream: BinaryIO, most: int) -> Metadata:

@@ -18,7 +18,8 @@ from flower_graph.client.state import Tensors
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import NODE_ROLES, Snapshot
-from flower_graph.storage.files import private_folder, replaced, saying
+from flower_graph.storage.files import private_folder
+from flower_graph.storage.writing import replaced, saying
 from flower_graph.strategies.procrustes_alignment.evaluation import count_judged
 from flower_graph.strategies.procrustes_alignment.kept import (
     forget,
@@ -390,6 +391,6 @@ def save_embeddings(folder: Path, member: EmbeddingClient, embeddings: FloatArra
     public = np.zeros(member.nodes.size, bool)
     public[member.rows] = True
     file = folder / f"client-{member.number}.npz"
-    with saying(file), replaced(file) as part, part.open("wb") as stream:
+    with saying(file), replaced(file) as stream:
         np.savez(stream, nodes=member.nodes, public=public, embeddings=embeddings)
     return file

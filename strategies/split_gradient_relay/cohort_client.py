@@ -25,9 +25,9 @@ from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.outputs.client import ClientOutputs, Snapshot
 from flower_graph.outputs.weights import SavedModels
 from flower_graph.storage import row_file
-from flower_graph.storage.files import remove_if_empty
 from flower_graph.storage.places import node_name, state_key
 from flower_graph.storage.reading import Tree
+from flower_graph.storage.writing import remove_empty
 from flower_graph.strategies.split_gradient_relay.chosen_users import (
     AVERAGE_ROUND,
     GRADIENT_ROUND,
@@ -312,7 +312,7 @@ class NodeClient(UsersClient):
         self._forget()
         if self._file is not None and not row_file.is_marked(self._file):
             row_file.remove(self._file)
-            remove_if_empty(self._file.parent)
+            remove_empty(self._file.parent)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
 

@@ -18,8 +18,8 @@ from flower_graph.storage.files import (
     STATE_VARIABLE,
     default_folder,
     own_folder,
-    remove_if_empty,
 )
+from flower_graph.storage.writing import remove_empty
 
 pytestmark = pytest.mark.usefixtures("identity")
 RUN = 7
@@ -177,10 +177,10 @@ def test_a_folder_is_removed_by_the_last_that_leaves_it(tmp_path: Path) -> None:
     folder = tmp_path / "all" / "run-1"
     own_folder(folder)
     (folder / "node-2.bin").touch()
-    remove_if_empty(folder)
+    remove_empty(folder)
     assert (folder / "node-2.bin").exists()
     (folder / "node-2.bin").unlink()
-    remove_if_empty(folder)
+    remove_empty(folder)
     assert not folder.exists()
-    remove_if_empty(folder)
+    remove_empty(folder)
     assert folder.parent.is_dir()

@@ -16,7 +16,8 @@ from flower_graph.client import state
 from flower_graph.client.state import StateStore
 from flower_graph.errors import StateLostError
 from flower_graph.storage import files
-from flower_graph.storage.files import own_folder, private_folder, replaced
+from flower_graph.storage.files import own_folder, private_folder
+from flower_graph.storage.writing import new_file, replaced
 
 
 def modes(folder: Path) -> dict[str, int]:
@@ -36,7 +37,7 @@ def write(context: Context, tensors: Any) -> None:
 
 
 RUN = 70707
-MAPPED = ("node-3.bin", "node-3.version", f"node-3.{os.getpid()}")
+MAPPED = ("node-3.bin", "node-3.version", f".node-3.version.{os.getpid()}")
 SAVED = ("client-0.safetensors", f".client-0.safetensors.{os.getpid()}")
 
 
@@ -86,14 +87,14 @@ def test_a_file_that_others_hold_open_is_not_written_into(tmp_path: Path) -> Non
     path.write_text("old")
     path.chmod(0o666)
     with path.open() as spy:
-        os.close(files.own_file(path))
+        os.close(new_file(path))
         path.write_text("secret")
         assert spy.read() == "old"
     other = tmp_path / "elsewhere"
     other.write_text("theirs")
     link = tmp_path / "link"
     link.symlink_to(other)
-    os.close(files.own_file(link))
+    os.close(new_file(link))
     assert not link.is_symlink() and other.read_text() == "theirs"
 
 
@@ -110,8 +111,8 @@ def test_folders_that_are_made_on_the_way_are_closed(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         private_folder(tmp_path / "a" / "b")
-        with replaced(tmp_path / "c" / "d" / "file") as part:
-            part.write_text("1")
+        with replaced(tmp_path / "c" / "d" / "file") as stream:
+            stream.write(b"1")
         own_folder(tmp_path / "place" / "checkpoints" / "round-1", tmp_path / "place")
     finally:
         os.umask(before)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from flower_graph.client.cohort_state import ClientCheckpoints
 from flower_graph.client.state import SMALL_BYTES, StateStore, forget_run
 from flower_graph.errors import CheckpointError
-from flower_graph.storage import checkpoint, reading
+from flower_graph.storage import checkpoint, reading, tensors
 
 RUN = "0123456789abcdef" * 2
 
@@ -134,8 +134,8 @@ def test_a_write_that_fails_leaves_the_older_file(
         stream.write(b"half")
         raise OSError(28, "No space left on device")
 
-    def full_file(_: Any, part: Path, metadata: Any) -> None:
-        part.write_bytes(b"half")
+    def full_file(_: Any, part: str, metadata: Any) -> None:
+        Path(part).write_bytes(b"half")
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
 
     path = tmp_path / "client-0.safetensors"
@@ -145,7 +145,7 @@ def test_a_write_that_fails_leaves_the_older_file(
     real = torch.save
     some = lambda state, to: (real if type(to) is BytesIO else full)(state, to)  # noqa: E731
     monkeypatch.setattr(torch, "save", some)
-    monkeypatch.setattr(checkpoint, "save_file", full_file)
+    monkeypatch.setattr(tensors, "save_file", full_file)
     assert not checkpoint.save_server(tmp_path, 1, {"value": 2})
     assert not checkpoint.save_server(tmp_path, 2, {})
     assert caplog.text.count("No space left on device") == 2

@@ -1,8 +1,9 @@
-"""Files are opened for reading in one place, ``flower_graph.storage``, and so within bounds."""
+"""Files are opened in one place, ``flower_graph.storage``: within bounds, and through no link."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,84 @@ ALLOWED = {
     ("flower_graph/outputs/tables.py", "loadtxt"): "of lines that were read",
     ("flower_graph/secure/parties/journal.py", "os.open"): "locks a folder, reads nothing",
 }
+
+
+# Methods and functions that write, make, rename or delete what they are given
+WRITES = {"write_text", "write_bytes", "mkdir", "makedirs", "rmdir", "unlink", "rmtree", "touch"}
+WRITES |= {"rename", "renames", "symlink", "symlink_to", "hardlink_to", "link", "mknod", "mkfifo"}
+WRITES |= {"chmod", "chown", "truncate", "save_file", "savetxt", "savefig", "tofile", "copytree"}
+WRITES |= {"copyfile", "copy2", "NamedTemporaryFile", "mkdtemp", "mkstemp", "SummaryWriter"}
+WRITES |= {"from_file", "FileHandler", "TemporaryDirectory", "export_chrome_trace", "memmap"}
+WRITES |= {
+    "os.replace",
+    "os.remove",
+    "os.link",
+    "shutil.copy",
+    "shutil.move",
+    "np.save",
+    "print_png",
+}
+# Which also take a stream
+SAVES = {"np.savez", "np.savez_compressed", "torch.save", "json.dump", "pickle.dump"}
+GATE = "flower_graph/storage/writing.py"
+MAY_WRITE = {
+    ("flower_graph/client/resident/launch.py", "chmod"): "a socket, by its open folder",
+    ("flower_graph/client/resident/launch.py", "unlink"): "a socket, by its open folder",
+    ("flower_graph/client/state.py", "from_file"): "maps what the gate opened",
+    ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
+    ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
+    ("flower_graph/report/plots/base.py", "print_png"): "into a stream that the gate opened",
+    ("flower_graph/report/trackers/tensorboard.py", "SummaryWriter"): "a folder of the gate's",
+    ("flower_graph/storage/files.py", "truncate"): "a stream that the gate opened",
+    ("flower_graph/storage/row_file.py", "memmap"): "reads",
+    ("flower_graph/storage/tensors.py", "save_file"): "by a path in a folder that the gate opened",
+    ("flower_graph/client/resident/mirror.py", "truncate"): "a stream that the gate opened",
+    ("strategies/masked_embedding_averaging/tables.py", "TemporaryDirectory"): "a profile's trace",
+    ("strategies/masked_embedding_averaging/tables.py", "export_chrome_trace"): "a profile's trace",
+    ("strategies/masked_embedding_averaging/tables.py", "os.open"): "/dev/null",
+    ("apps/cli/main.py", "os.open"): "/dev/null",
+}
+
+
+def written(source: str) -> Iterator[str]:
+    """Name the calls that write, make, rename or delete a file or folder."""
+    tree = ast.parse(source)
+    streams = set(_streams(tree))
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        own = name.rpartition(".")[2]
+        # `write_text(path, text)` is storage's own; a path's method is meant
+        if name != "write_text" and (own in WRITES or name in WRITES):
+            yield own if own in WRITES else name
+        elif name in SAVES:
+            targets = (
+                node.args[:2] if name.startswith(("torch", "json", "pickle")) else node.args[:1]
+            )
+            if not {ast.unparse(one) for one in targets} & streams:
+                yield name
+        elif name == "os.open":
+            if re.search("O_WRONLY|O_RDWR|O_CREAT|O_TRUNC|O_APPEND", ast.unparse(node)):
+                yield name
+        elif own == "open" and _writes(node, name == own):
+            yield own
+
+
+def _streams(tree: ast.AST) -> Iterator[str]:
+    """Name the streams that the gate opened, and those in memory."""
+    for node in ast.walk(tree):
+        of_the_gate = isinstance(node, ast.withitem) and isinstance(node.context_expr, ast.Call)
+        if of_the_gate and ast.unparse(node.context_expr.func) in ("replaced", "written", "append"):
+            yield ast.unparse(node.optional_vars) if node.optional_vars else ""
+        elif isinstance(node, ast.Assign) and "BytesIO(" in ast.unparse(node.value):
+            yield from map(ast.unparse, node.targets)
+
+
+def _writes(call: ast.Call, is_function: bool) -> bool:
+    given = [*call.args[is_function:], *(one.value for one in call.keywords if one.arg == "mode")]
+    mode = given[0].value if given and isinstance(given[0], ast.Constant) else ""
+    return bool(set(str(mode)) & set("wax+"))
 
 
 def opened(source: str) -> Iterator[str]:
@@ -67,6 +146,35 @@ def test_no_module_but_storage_opens_a_file_for_reading() -> None:
                 name = path.relative_to(ROOT).as_posix()
                 found |= {(name, one) for one in opened(path.read_text(encoding="utf-8"))}
     assert found == set(ALLOWED)
+
+
+def test_no_module_but_the_gate_writes_a_file() -> None:
+    found = set[tuple[str, str]]()
+    for folder in ("flower_graph", "strategies", "apps"):
+        for path in (ROOT / folder).rglob("*.py"):
+            name = path.relative_to(ROOT).as_posix()
+            if name != GATE:
+                found |= {(name, one) for one in written(path.read_text(encoding="utf-8"))}
+    assert found == set(MAY_WRITE)
+
+
+def test_what_writes_a_file_is_noticed() -> None:
+    writes = ("open(p, 'w')", "p.open('ab')", "open(p, mode='x')", "p.open('r+')", "p.unlink()")
+    writes += ("p.write_text(t)", "os.open(p, os.O_RDWR)", "np.savez(p, a)", "torch.save(a, p)")
+    writes += (
+        "shutil.rmtree(p)",
+        "os.replace(a, b)",
+        "p.mkdir()",
+        "save_file(t, p)",
+        "p.rename(q)",
+    )
+    assert all(list(written(one)) for one in writes)
+    others = ("open(p)", "os.open(p, os.O_RDONLY)", "text.replace(a, b)", "grid.open(a, b)")
+    others += (
+        "with replaced(p) as stream: torch.save(a, stream)",
+        "b = BytesIO(); torch.save(a, b)",
+    )
+    assert not any(list(written(one)) for one in others)
 
 
 def test_what_opens_a_file_is_noticed() -> None:

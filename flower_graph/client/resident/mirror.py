@@ -8,10 +8,9 @@ message has changed, so that the driver's folders are as if the worker had writt
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +18,16 @@ import ray
 
 from flower_graph.client.resident.on_ray import Actor
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.storage.files import replaced
+from flower_graph.errors import OutputError, brief
 from flower_graph.storage.reading import MOST_TENSORS, open_regular
+from flower_graph.storage.writing import (
+    inside,
+    open_own,
+    remove,
+    remove_folder,
+    replaced,
+    temporary_folder,
+)
 
 __all__ = ["Change", "Folders", "Mirror", "TemporaryFolder"]
 
@@ -71,16 +78,19 @@ class Folders:
     def write(self, changes: Iterable[Change]) -> None:
         """Carry out changes."""
         for folder, name, start, data in changes:
-            path = self._roots[folder] / name
+            path = inside(self._roots[folder], name)
             if data is None:
-                path.unlink(missing_ok=True)
+                remove(path)
             elif start:
-                os.truncate(path, start)
-                with path.open("ab") as file:
+                with os.fdopen(open_own(path), "r+b") as file:
+                    if not 0 < start <= file.seek(0, os.SEEK_END):
+                        raise OutputError(f"{path}: has no byte {brief(start)} to go on from")
+                    file.truncate(start)
+                    file.seek(start)
                     file.write(data)
             else:
-                with replaced(path) as part:
-                    part.write_bytes(data)
+                with replaced(path) as stream:
+                    stream.write(data)
 
     def stamps(self) -> Stamps:
         """Return what tells one state of each file from the next."""
@@ -112,7 +122,8 @@ class Folders:
 
     def drop_checkpoints(self) -> None:
         """Remove the checkpoints."""
-        shutil.rmtree(self.out / CHECKPOINTS, ignore_errors=True)
+        with suppress(OSError):
+            remove_folder(self.out / CHECKPOINTS)
 
 
 class Mirror:
@@ -153,7 +164,7 @@ class TemporaryFolder:
     """A folder that is removed when this process has ended, however it ended."""
 
     def __init__(self) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="flower-graph-"))
+        self.path = temporary_folder()
         # Python runs nothing any more in a process that is killed. A shell sees that its pipe is
         # closed; a grandchild, because Ray kills the children of a worker with it.
         waiting = 'exec 3<&0; (cat <&3 > /dev/null; rm -rf "$0") &'

@@ -35,7 +35,7 @@ from flower_graph.client.resident.launch import (
 )
 from flower_graph.outputs.messages import FINISH, TYPE, KeepRequest
 from flower_graph.records.warned import counted_warnings
-from flower_graph.storage.files import is_alive, remove_if_empty
+from flower_graph.storage.writing import is_alive, remove, remove_empty
 from flower_graph.wire.client_errors import boundary
 from flower_graph.wire.keys import CONFIG
 
@@ -127,8 +127,8 @@ class Worker:
     def _remove(self) -> None:
         with suppress(FileNotFoundError):
             if self._socket.stat().st_ino == self._inode:
-                self._socket.unlink()
-        remove_if_empty(self._folder)
+                remove(self._socket)
+        remove_empty(self._folder)
 
 
 class Watch(threading.Thread):
@@ -214,8 +214,8 @@ def _remove_dead(base: Path) -> None:
         if owner.isdigit() and not is_alive(int(owner)):
             with locked(path.parent) as handle:
                 if handle is not None:
-                    path.unlink(missing_ok=True)
-                    remove_if_empty(path.parent)
+                    remove(path)
+                    remove_empty(path.parent)
 
 
 def main(given: Mapping[str, object]) -> None:

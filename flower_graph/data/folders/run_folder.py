@@ -23,7 +23,6 @@ from flower_graph.config.partition import keys_of_others
 from flower_graph.data.sources.generators import SIGNAL
 from flower_graph.data.sources.names import GRAPH_FILES
 from flower_graph.errors import DataError, told
-from flower_graph.storage.files import saying
 from flower_graph.storage.places import DATA_FOLDER
 from flower_graph.storage.reading import (
     MOST_RECORD,
@@ -34,6 +33,7 @@ from flower_graph.storage.reading import (
     reason,
 )
 from flower_graph.storage.tensors import load_tensors
+from flower_graph.storage.writing import make_folder, replaced, saying
 
 T = TypeVar("T")
 FORMAT = 1  # of the folders; a folder of another format is refused
@@ -155,7 +155,7 @@ def write_folder(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) 
     """Write a folder that only its owner can read."""
     files = {}
     with saying(path):
-        path.mkdir(mode=0o700)
+        make_folder(path, 0o700, may_exist=False)
     if tensors:
         # Copies: safetensors takes neither views nor two names for one tensor.
         content = save({name: each.contiguous().clone() for name, each in tensors.items()})
@@ -188,8 +188,7 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
 
 def _write_private(file: Path, content: bytes) -> None:
     """Write a new file that its owner alone can read."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    with saying(file), os.fdopen(os.open(file, flags, 0o600), "wb") as stream:
+    with saying(file), replaced(file) as stream:
         stream.write(content)
 
 

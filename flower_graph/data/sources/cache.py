@@ -7,19 +7,26 @@ no network, downloads fail within seconds.
 from __future__ import annotations
 
 import os
-import shutil
 import socket
-import tempfile
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path, PurePath
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from flower_graph.errors import DataError, told
+from flower_graph.storage.files import user_cache
 from flower_graph.storage.places import ROOT_VARIABLE
+from flower_graph.storage.writing import (
+    copy_file,
+    make_folder,
+    move,
+    named,
+    remove_folder,
+    temporary_folder,
+)
 
 CACHE_VARIABLE = "FLOWER_GRAPH_CACHE"
 PROBE_SECONDS = 5.0  # for a first answer from a host
@@ -41,9 +48,8 @@ def cache_root() -> Path:
     """Return the folder for processed copies: FLOWER_GRAPH_CACHE, or the user's cache."""
     local = os.environ.get(CACHE_VARIABLE)
     if local:
-        return Path(local).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "flower-graph"
+        return named(local)
+    return named(user_cache())
 
 
 def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
@@ -54,8 +60,8 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=".making-", dir=folder.parent))
+        make_folder(folder.parent)
+        temporary = temporary_folder(".making-", folder.parent)
     except OSError as error:
         raise DataError(
             f"the cache {folder.parent} cannot be written ({error}); "
@@ -66,13 +72,14 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
         _publish(temporary, folder)
     finally:
         # Also after Ctrl-C; nothing is left to remove when the rename worked.
-        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            remove_folder(temporary)
     return folder
 
 
 def _publish(temporary: Path, folder: Path) -> None:
     try:
-        os.replace(temporary, folder)
+        move(temporary, folder)
     except OSError:
         # Another process was faster: a folder that has files cannot be replaced.
         if not folder.is_dir():
@@ -83,9 +90,7 @@ def copy_tree(source: Path, target: Path) -> None:
     """Copy a folder's files into a folder; the copies are writable by their owner."""
     for path in sorted(source.rglob("*")):
         if path.is_file():
-            copy = target / path.relative_to(source)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, copy)
+            copy_file(path, target / path.relative_to(source))
 
 
 def fingerprint(folder: Path) -> list[tuple[str, int, int]]:

@@ -47,6 +47,7 @@ from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 from flower_graph.storage.pickled import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading, reason
+from flower_graph.storage.writing import written
 
 if TYPE_CHECKING:
     from torch_geometric.data import InMemoryDataset
@@ -361,7 +362,8 @@ def _copy_ogb(name: str, source: Path, folder: Path) -> None:
     for part in ("raw", "split", "mapping"):
         copy_tree(source / part, folder / source.name / part)
     # Without this file ogb takes the folder for an old release and asks what to do.
-    (folder / source.name / "RELEASE_v1.txt").touch()
+    with written(folder / source.name / "RELEASE_v1.txt"):
+        pass
     _read_ogb(name, folder)
 
 

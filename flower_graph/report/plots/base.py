@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from flower_graph.records.participation import ANSWERED, FAILED, LEFT_OUT, known_clients, states
 from flower_graph.records.rounds import UNITS, RoundReport, byte_unit
-from flower_graph.storage.files import atomic
+from flower_graph.storage.writing import written
 from flower_graph.wire.keys import ACCURACY, VALUE_SCORES
 
 # Okabe and Ito's colours, which stay apart for colour-blind eyes.
@@ -332,5 +332,5 @@ def save(figure: Figure, path: Path) -> None:
     # Not by `savefig`, which draws a figure with a layout twice.
     figure.set_dpi(DPI)
     canvas: Any = FigureCanvasAgg(figure)  # its method has no types
-    with atomic(path) as temporary:
-        canvas.print_png(temporary)
+    with written(path) as stream:
+        canvas.print_png(stream)

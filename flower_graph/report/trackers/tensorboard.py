@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flower_graph.report.trackers.base import Subject
+from flower_graph.storage.writing import make_folder
 
 FOLDER = "tensorboard"
 
@@ -19,6 +20,7 @@ class TensorBoard:
 
         # Rounds that a resumed run does again replace those that were shown.
         again = subject.first_round if subject.first_round > 1 else None
+        make_folder(subject.out / FOLDER)  # a link is refused
         self._writer = SummaryWriter(str(subject.out / FOLDER), purge_step=again)
         self._settings = {key: str(value) for key, value in subject.settings.items()}
 

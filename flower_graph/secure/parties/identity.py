@@ -23,6 +23,7 @@ from flower_graph.secure.node_config import whole_number
 from flower_graph.secure.parties.registry import Registry, signed_bytes
 from flower_graph.secure.parties.trust import FEWEST_PARTIES, USUAL_DIFFERENCE, differ_by
 from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
+from flower_graph.storage.writing import named, open_own
 
 __all__ = ["Binding", "Identity", "Registry", "TrustSettings", "new_identity"]
 
@@ -46,7 +47,8 @@ def new_identity(path: Path) -> bytes:
     try:
         # The public one first: nobody needs it, should the other not be made.
         for file, data, mode in ((public_file(path), shown, 0o644), (path, hidden, 0o600)):
-            handle = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+            there = named(file.parent) / file.name
+            handle = open_own(there, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
             with os.fdopen(handle, "wb") as stream:
                 stream.write(data)
                 stream.flush()
@@ -274,6 +276,7 @@ class TrustSettings:
                 )
         registry = Registry.read(given[REGISTRY])
         key_file = Path(given[IDENTITY_KEY]).expanduser()
+        key_file = named(key_file.parent) / key_file.name  # its journal lies beside it
         identity = Identity.read(key_file, registry)
         count = len(registry.active)
         if count < FEWEST_PARTIES:

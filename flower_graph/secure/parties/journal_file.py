@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from flower_graph.errors import IdentityError
-from flower_graph.storage.files import replaced
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
+from flower_graph.storage.writing import open_own, replaced
 
 HEAD = b"flower-graph journal 1\n"
 MOST_DEAD = 1 << 16  # bytes of lines that count no more
@@ -77,9 +77,9 @@ class JournalFile:
             if self._may_grow():
                 _append(self.path, self.size, self.fresh)
                 return
-            with replaced(self.path) as part:
+            with replaced(self.path) as stream:
                 lines = [key + b" " + content + b"\n" for key, content in self.lines.items()]
-                part.write_bytes(HEAD + b"".join(lines))
+                stream.write(HEAD + b"".join(lines))
         except OSError as error:
             raise IdentityError(
                 f"journal {self.path}: cannot be written: {error.strerror}"
@@ -94,7 +94,7 @@ class JournalFile:
 
 
 def _append(path: Path, size: int, data: bytes) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    handle = open_own(path, os.O_WRONLY)
     try:
         if os.pwrite(handle, data, size) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

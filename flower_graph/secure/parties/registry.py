@@ -27,6 +27,7 @@ from flower_graph.secure.channel import KEY_BYTES, framed
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.storage.files import write_text
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
+from flower_graph.storage.writing import named
 
 __all__ = ["RegisteredParty", "Registry"]
 
@@ -113,7 +114,7 @@ class Registry:
 
     def write(self, path: Path) -> None:
         """Write the registry's file, whole or not at all."""
-        write_text(path, self.text())
+        write_text(named(path), self.text())
 
     def text(self) -> str:
         """Return what the registry's file holds."""

@@ -1,0 +1,227 @@
+"""What is written goes through one gate, which follows no link and writes no other's file."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flower_graph.errors import OutputError, StateLostError
+from flower_graph.storage import files, row_file
+from flower_graph.storage.files import FolderLock, append_line, own_folder, prepare_folder
+from flower_graph.storage.writing import (
+    append,
+    copy_file,
+    inside,
+    make_folder,
+    move,
+    named,
+    new_file,
+    open_own,
+    remove,
+    remove_folder,
+    replaced,
+    written,
+)
+
+
+def put(path: Path) -> None:
+    with replaced(path) as stream:
+        stream.write(b"ours")
+
+
+def say(path: Path) -> None:
+    with written(path) as stream:
+        stream.write(b"ours")
+
+
+def add(path: Path) -> None:
+    with append(path) as stream:
+        stream.write(b"ours")
+
+
+def fill(handle: int) -> None:
+    os.write(handle, b"ours")
+    os.close(handle)
+
+
+BELOW: dict[str, Callable[[Path], object]] = {
+    "replaced": put,
+    "written": say,
+    "append": add,
+    "line": lambda path: append_line(path, {"a": 1}),
+    "new": lambda path: fill(new_file(path)),
+    "own": lambda path: fill(open_own(path, os.O_RDWR | os.O_CREAT)),
+    "folder": lambda path: make_folder(path / "inner"),
+    "remove": remove,
+    "remove-folder": remove_folder,
+    "move": lambda path: move(path, path.with_name("other")),
+    "copy": lambda path: copy_file(path, path.with_name("other")),
+    "lock": lambda path: FolderLock(path.parent),
+    "rows": row_file.create,
+}
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """Make a folder that a run has no business in."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "file").write_text("precious")
+    (theirs / "file").chmod(0o644)
+    theirs.chmod(0o755)
+    return theirs
+
+
+def untouched(theirs: Path) -> bool:
+    content = [path.name for path in theirs.iterdir()] == ["file"]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (theirs, theirs / "file")]
+    return content and (theirs / "file").read_text() == "precious" and modes == [0o755, 0o644]
+
+
+@pytest.mark.parametrize("way", BELOW)
+def test_nothing_is_done_below_a_link(way: str, theirs: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "inner").symlink_to(theirs)
+    with pytest.raises(OutputError):
+        BELOW[way](tmp_path / "run" / "inner" / "file")
+    assert untouched(theirs)
+
+
+@pytest.mark.parametrize("way", ["append", "line", "own", "folder", "lock"])
+def test_nothing_is_done_through_a_link(way: str, theirs: Path, tmp_path: Path) -> None:
+    name = ".running" if way == "lock" else "file"
+    target = theirs if way == "folder" else theirs / "file"
+    (tmp_path / name).symlink_to(target)
+    with pytest.raises(OutputError):
+        BELOW[way](tmp_path / name)
+    assert untouched(theirs)
+
+
+@pytest.mark.parametrize("way", ["replaced", "written", "new", "remove"])
+def test_what_takes_the_place_of_a_link_leaves_its_target(
+    way: str, theirs: Path, tmp_path: Path
+) -> None:
+    for name in ("file", f".file.{os.getpid()}", ".partial-file"):
+        (tmp_path / name).symlink_to(theirs / "file")
+    BELOW[way](tmp_path / "file")
+    assert untouched(theirs) and not (tmp_path / "file").is_symlink()
+
+
+def test_a_folder_is_removed_without_what_its_links_lead_to(theirs: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "out").symlink_to(theirs)
+    (run / "a.txt").write_text("a")
+    remove_folder(run)
+    remove_folder(run)  # it is gone
+    assert not run.exists() and untouched(theirs)
+    (tmp_path / "link").symlink_to(theirs)
+    with pytest.raises((OSError, OutputError)):
+        remove_folder(tmp_path / "link")
+    assert untouched(theirs)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "second name", "other user", "folder"])
+def test_only_a_regular_file_of_ones_own_is_changed(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_text("old")
+    if kind == "second name":
+        os.link(path, tmp_path / "other")
+    if kind == "other user":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for way in (open_own, add):
+        with pytest.raises((OutputError, OSError)):
+            way(path)
+    assert kind in ("pipe", "folder") or path.read_text() == "old"
+
+
+def test_a_name_from_elsewhere_stays_in_its_folder(tmp_path: Path) -> None:
+    assert inside(tmp_path, "a/b.txt") == tmp_path / "a" / "b.txt"
+    for name in ("../a", "a/../../b", "/etc/passwd", "", ".", "a\0b"):
+        with pytest.raises(OutputError):
+            inside(tmp_path, name)
+
+
+def test_a_person_may_name_a_folder_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    out = prepare_folder(tmp_path / "runs" / "mine")
+    assert out == tmp_path / "disk" / "mine" == named(tmp_path / "runs" / "mine")
+    put(out / "file")
+    assert (tmp_path / "runs" / "mine" / "file").read_text() == "ours"
+
+
+@pytest.mark.parametrize("name", [".probe", ".running", "clients", "rows/users-0.rows", "x/y/z"])
+def test_a_folder_with_links_out_of_it_is_not_gone_on_with(
+    name: str, theirs: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "run" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(theirs if name == "clients" else theirs / "file")
+    with pytest.raises(OutputError):
+        prepare_folder(tmp_path / "run", may_exist=True)
+    assert untouched(theirs)
+    link.unlink()
+    link.symlink_to(tmp_path / "run" / "inner")  # as those that Weights & Biases makes
+    prepare_folder(tmp_path / "run", may_exist=True)
+
+
+# Shared memory ------------------------------------------------------------------------------------
+
+
+def test_a_link_under_the_name_in_shared_memory_is_not_followed(
+    theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = tmp_path / "flower-graph"
+    planted.symlink_to(theirs)
+    monkeypatch.setenv(files.STATE_VARIABLE, str(planted))
+    with pytest.raises(OutputError):
+        own_folder(files.default_folder() / "run-1")
+    assert untouched(theirs)
+
+
+@pytest.mark.parametrize("how", ["link", "other user", "file"])
+def test_who_takes_the_name_in_shared_memory_stops_nobody(
+    how: str, theirs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(files.STATE_VARIABLE, raising=False)
+    monkeypatch.setattr(files, "SHARED", tmp_path / "shared")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "shared").mkdir(mode=0o1777)
+    usual = tmp_path / "shared" / f"flower-graph-{os.getuid()}"
+    assert files.default_folder() == usual
+    if how == "link":
+        usual.symlink_to(theirs)
+    elif how == "file":
+        usual.write_text("")
+    else:
+        usual.mkdir()
+        monkeypatch.setattr(files, "is_taken", lambda folder: folder == usual)
+    folder = files.default_folder()
+    assert folder.is_relative_to(tmp_path / "cache")
+    own_folder(folder / "run-1")
+    assert untouched(theirs)
+
+
+def test_the_error_of_a_place_for_all_names_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "tmp"
+    place.mkdir()
+    place.chmod(0o1777)
+    monkeypatch.setenv(files.STATE_VARIABLE, str(place))
+    with pytest.raises(StateLostError, match=files.STATE_VARIABLE):
+        own_folder(files.default_folder() / "run-1")
+    monkeypatch.setenv(files.STATE_VARIABLE, str(tmp_path / "mine"))
+    own_folder(files.default_folder() / "run-1")
