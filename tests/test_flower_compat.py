@@ -11,6 +11,7 @@ import tomllib
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from flwr.serverapp.strategy import Strategy
@@ -43,6 +44,23 @@ def private_names(source: str) -> set[str]:
             names = {one.name for one in node.names if not is_public(module, one.name)}
             found |= {f"{module}.{name}" for name in names - {"__version__"}}
     return found | {part for part in INNER if part in source}
+
+
+def test_an_answer_whose_objects_are_gone_is_noticed_whatever_flowers_grid_says_of_it() -> None:
+    about = SimpleNamespace(message_id="reply", reply_to_message_id="request", src_node_id=7)
+    told = SimpleNamespace(
+        messages_list=[SimpleNamespace(metadata=about)],
+        message_object_trees=[SimpleNamespace(object_id="reply", children=[])],
+    )
+    nothing = SimpleNamespace(object_found=False, object_available=False, object_content=b"")
+    grid = flower_compat.HttpGrid(token="secret")
+    grid._run = SimpleNamespace(run_id=1)
+    grid._client = SimpleNamespace(
+        PullMessages=lambda request: told, PullObject=lambda request: nothing
+    )
+    replies, lost = flower_compat.pull(grid, ["request"])
+    assert lost == {"request": 7} if not replies else [reply.has_error() for reply in replies]
+    assert len(replies) + len(lost) == 1
 
 
 def test_no_other_module_names_what_flower_does_not_document() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -11,8 +10,9 @@ from pathlib import Path
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.foreign import CONFIG, DATA, RUN_OF, is_of_run
 from flower_graph.errors import OutputError
-from flower_graph.storage.files import FolderLock, holds_something, saying
+from flower_graph.storage.files import FolderLock, holds_something
 from flower_graph.storage.reading import MOST_SETTINGS, read_text, reading
+from flower_graph.storage.writing import remove, remove_empty, remove_folder, saying
 
 # What a run leaves in its folder, and what it had begun to write when it was killed
 WRITTEN = (
@@ -53,12 +53,12 @@ def clear_runs(folder: Path) -> None:
             try:
                 for path in run.iterdir():
                     is_folder = path.is_dir() and not path.is_symlink()
-                    shutil.rmtree(path) if is_folder else path.unlink()
+                    remove_folder(path) if is_folder else remove(path)
             finally:
                 lock.release()
             if run != folder:
-                run.rmdir()
-    (folder / SUMMARY).unlink(missing_ok=True)
+                remove_empty(run)
+    remove(folder / SUMMARY)
 
 
 def _is_run(folder: Path) -> bool:

@@ -115,6 +115,8 @@ class Field(Generic[T]):
     group: str = ""  # the heading on the page under which it is described for all methods
     turn: ClassVar[int] = 0  # read in this order: entries, arrays, those that need both
     is_number: ClassVar[bool] = False  # Flower's adaptor puts it among the metrics
+    # Stands for a missing entry: Flower cannot count the bytes of an empty one, so none is sent
+    empty: ClassVar[object] = None
     type: ClassVar[str] = ""
 
     @property
@@ -123,9 +125,11 @@ class Field(Generic[T]):
         return self.type
 
     def write(self, value: T, to: Writing) -> None:
-        """Write a field's value."""
-        if not (self.optional and is_empty(value)):
-            to.config[self.key] = self.encode(value)
+        """Write a field's value, unless its entry would be empty."""
+        if self.optional and is_empty(value):
+            return
+        if not is_empty(entry := self.encode(value)):
+            to.config[self.key] = entry
 
     def read(self, name: str, reading: Reading) -> object:
         """Read and check a field's value; ``ABSENT`` if it is optional and missing."""
@@ -135,7 +139,8 @@ class Field(Generic[T]):
 
     def required(self, name: str, reading: Reading) -> T:
         """Read and check the value of a field that must be there."""
-        return self.decode(self.entry(reading), name, reading)
+        entry = self.entry(reading)
+        return self.decode(self.empty if entry is None else entry, name, reading)
 
     def entry(self, reading: Reading) -> object:
         """Return the entry as it came; None if it is missing."""
@@ -158,8 +163,7 @@ AnyField = Field[Any]  # of a message, whatever type the field's value has
 
 
 def is_empty(value: object) -> bool:
-    """Whether a value is empty, so that its entry may be left out."""
-    # Flower cannot count the bytes of a record that has an empty entry.
+    """Whether a value is empty, so that its entry is left out."""
     return value is None or (hasattr(value, "__len__") and len(value) == 0)
 
 

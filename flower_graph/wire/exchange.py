@@ -23,11 +23,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, NoClientsError, one_line, words_of
-from flower_graph.flower_compat import SUPERLINK_NODE_ID
+from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
 from flower_graph.wire.client_errors import Failures, Kind, kind_of, no_content
 from flower_graph.wire.ledger import ByteLedger, count_bytes, size_of, too_large
 
@@ -44,6 +44,9 @@ FIRST_WORD, NEXT_WORD = 2.0, 10.0
 MAX_LATE = 10_000  # unanswered messages remembered; the oldest are forgotten first
 MAX_NAMED = 50  # entries of one node in a round's log and report
 FIRST_WAIT, SOON_WAIT, LAST_WAIT = 0.001, 0.05, 0.5  # seconds between two pulls
+LOOK_WAIT = 2.0  # seconds between two looks at which nodes are still connected
+LOST = "its answer is gone from the SuperLink before it was fetched"
+GONE = "the SuperNode is no longer connected"
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,7 @@ class Gathering(Generic[T]):
     def take(self, reply: Message, size: int, unanswered: dict[str, Unanswered]) -> None:
         """Sort an incoming message: as a value, as a rejected node, or as a message to ignore."""
         answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        # An error that the grid writes for a lost node comes from the grid's own id.
-        is_from_grid = reply.has_error() and sender == SUPERLINK_NODE_ID
-        if answers not in self.open or not (is_from_grid or sender == self.open[answers]):
+        if answers not in self.open or not _is_of(self.open[answers], reply):
             reason = self._stray(reply, unanswered)
             self.replies.strays.append(Rejected(sender, one_line(reason)))
             return
@@ -307,21 +308,38 @@ class Exchange:
                 log_rejected(LOG, server_round, "ignored", [Rejected(sender, why)])
                 continue
             self.failures.note(reply, waiting)
-            if reply.has_error() or waiting.get(answers) == sender:
-                waiting.pop(answers, None)
+            if (node := waiting.get(answers)) is not None and _is_of(node, reply):
+                del waiting[answers]
+            elif node is not None and reply.has_error():
+                why = f"error in the name of node {node}"
+                log_rejected(LOG, server_round, "ignored", [Rejected(sender, why)])
+                continue
             replies.append(reply)
         self._remember(waiting, server_round)
         self.failures.check(asked)
         return replies
 
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
-        """Yield replies until all nodes have answered, or time is up."""
+        """Yield replies until all nodes have answered, or time is up.
+
+        A node whose answer cannot come any more gets an error in its place, as Flower up to 1.42
+        gives it: later ones tell neither of lost answers nor of lost SuperNodes.
+        """
         # Forget messages that the grid has dropped, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1].forget_at > now][-MAX_LATE:])
         deadline, wait = _deadline(timeout), FIRST_WAIT
+        look = deadline - timeout + LOOK_WAIT
         while waiting:
-            yield from list(self.grid.pull_messages([*waiting, *self._unanswered]))
+            gone: set[int] = set()
+            if time.monotonic() >= look:  # before the pull: who left may have answered
+                gone = {*waiting.values()} - {*self.grid.get_node_ids()}
+                look = time.monotonic() + LOOK_WAIT
+            replies, lost = pull(self.grid, [*waiting, *self._unanswered])
+            yield from replies
+            for message_id, node in [*waiting.items()]:
+                if node in gone or lost.get(message_id) == node:
+                    yield _lost(message_id, node, GONE if node in gone else LOST)
             left = deadline - time.monotonic()
             if left <= 0 or not waiting:
                 break
@@ -347,6 +365,19 @@ class Exchange:
         forget_at = time.monotonic() + TTL_MARGIN
         for message_id, node_id in waiting.items():
             self._unanswered[message_id] = Unanswered(node_id, server_round, forget_at)
+
+
+def _is_of(node_id: int, reply: Message) -> bool:
+    """Whether a reply is a node's own, or an error that the grid gives in its place."""
+    sender = reply.metadata.src_node_id
+    return sender == node_id or (reply.has_error() and sender == SUPERLINK_NODE_ID)
+
+
+def _lost(message_id: str, node_id: int, why: str) -> Message:
+    """Return the error in the place of an answer that cannot come."""
+    request = Message(RecordDict(), node_id, "train")
+    stamp(request, message_id=message_id)
+    return Message(Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, why), reply_to=request)
 
 
 def _group(reply: Message) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from flwr.app import RecordDict
@@ -80,20 +80,16 @@ class Flag(Field[bool]):
 
 @dataclass(frozen=True)
 class Word(Field[str]):
-    """Text; an empty word is left out."""
+    """Text."""
 
+    empty = ""
     type = "str"
 
-    def write(self, value: str, to: Writing) -> None:
-        """Write the word, if there is any."""
-        if value:
-            to.config[self.key] = value
-
     def decode(self, value: object, name: str, reading: Reading) -> str:
-        """Refuse all but text; what is missing is empty."""
-        if value is not None and not isinstance(value, str):
+        """Refuse all but text."""
+        if not isinstance(value, str):
             raise self.refuse("text", value)
-        return value or ""
+        return value
 
 
 @dataclass(frozen=True)
@@ -102,7 +98,7 @@ class Said(Word):
 
     def decode(self, value: object, name: str, reading: Reading) -> str:
         """Take anything."""
-        return "" if value is None else one_line(value)
+        return one_line(value)
 
 
 @dataclass(frozen=True)
@@ -122,12 +118,12 @@ class Raw(Field[bytes]):
 class Reasons(Field[dict[int, str]]):
     """Which clients are left out and why, as ``number:reason``; no entry if none is."""
 
+    empty: ClassVar[object] = []
     type = "list of str"
 
-    def write(self, value: dict[int, str], to: Writing) -> None:
-        """Write a line for each client, if there is any."""
-        if value:
-            to.config[self.key] = [f"{client}:{why}" for client, why in value.items()]
+    def encode(self, value: dict[int, str]) -> list[str]:
+        """Write a line for each client."""
+        return [f"{client}:{why}" for client, why in value.items()]
 
     def decode(self, value: object, name: str, reading: Reading) -> dict[int, str]:
         """Refuse lines that name no client."""
@@ -148,7 +144,7 @@ def reason_of(line: object) -> tuple[int, str] | None:
 
 
 def _listed(value: object) -> list[object]:
-    return [] if value is None else value if isinstance(value, list) else [value]
+    return value if isinstance(value, list) else [value]
 
 
 @dataclass(frozen=True)
@@ -157,6 +153,7 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
 
     whole: bool = False
     is_number = True
+    empty: ClassVar[object] = []
 
     @property
     def described(self) -> str:
@@ -182,6 +179,7 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
 class Exact(Shaped[IntArray]):
     """Whole numbers that must arrive unchanged: bytes, because mods may add noise to arrays."""
 
+    empty = b""
     type = "bytes (int64)"
 
     def encode(self, value: IntArray) -> bytes:
@@ -227,6 +225,7 @@ class Clients(Exact):
 class Block(Shaped[NDArray[np.generic]]):
     """Bytes of a shape, for each client or row."""
 
+    empty = b""
     type = "bytes (uint8)"
 
     def encode(self, value: NDArray[np.generic]) -> bytes:
@@ -264,6 +263,7 @@ class Flags(Block):
 class Ragged(Shaped[Sequence[IntArray]]):
     """Whole numbers of several clients, concatenated; split by how many each client has."""
 
+    empty = b""
     type = "bytes (int64)"
     # The entry that has these counts; without one the reader knows them as ``sizes``
     pointer: Numbers | None = None

@@ -326,12 +326,70 @@ def test_a_reply_of_flowers_loop_is_left_out_whatever_its_reader_raises() -> Non
     }
 
 
-def relayed(sender: Exchange, nodes: Iterable[int], number: int) -> dict[int, bool]:
+def relayed(
+    sender: Exchange, nodes: Iterable[int], number: int, timeout: float = 0.1
+) -> dict[int, bool]:
     """Send Flower's kind of messages, which share a content; return who answered, and how."""
     content = vector(0, 0, 0)
     messages = [Message(content, node, "train") for node in nodes]
-    replies = sender.relay(messages, server_round=number, timeout=0.1)
+    replies = sender.relay(messages, server_round=number, timeout=timeout)
     return {reply.metadata.src_node_id: reply.has_content() for reply in replies}
+
+
+class Told:
+    """The SuperLink, as a grid asks it which replies there are."""
+
+    def __init__(self) -> None:
+        self.replies: list[Message] = []
+
+    def PullMessages(self, request: object) -> Any:  # noqa: N802  Flower's name
+        return SimpleNamespace(messages_list=self.replies)
+
+
+class LossyGrid(ScriptedGrid):
+    """As Flower's from 1.43 on: it says nothing of lost replies, nor of SuperNodes that left."""
+
+    def __init__(self, script: Mapping[int, str], lost: set[int], left: set[int]) -> None:
+        super().__init__(script)
+        self.lost, self.left, self._runtime_client = lost, left, Told()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self._runtime_client.replies = super().pull_messages(message_ids)
+        told = self._runtime_client.PullMessages(None).messages_list
+        return [one for one in told if one.metadata.src_node_id not in self.lost]
+
+    def get_node_ids(self) -> list[int]:
+        return sorted({*range(10)} - self.left)
+
+
+def lossy(monkeypatch: pytest.MonkeyPatch) -> Exchange:
+    """Make an exchange where 4's answer is lost, a stranger's in 5's name is, and 6 has left."""
+    monkeypatch.setattr("flower_graph.wire.exchange.LOOK_WAIT", 0.05)
+    script = {5: "stranger", 6: "never"}
+    return Exchange(LossyGrid(script, lost={4, STRANGER}, left={6}))
+
+
+def test_a_node_whose_answer_cannot_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
+    began = time.monotonic()
+    replies = send(lossy(monkeypatch), [3, 4, 6], timeout=30)
+    assert replies.values == {3: [1, 2, 3]}
+    assert [one.node_id for one in replies.rejected] == [4, 6]
+    assert len({one.reason for one in replies.rejected}) == 2
+    assert relayed(lossy(monkeypatch), [3, 4, 6], 1, 30) == {3: True, 4: False, 6: False}
+    assert time.monotonic() - began < 10
+
+
+def test_nobody_loses_the_answer_of_another_node(monkeypatch: pytest.MonkeyPatch):
+    replies = send(lossy(monkeypatch), [3, 5])
+    assert replies.rejected == [Rejected(5, FAULTS["never"])]
+
+
+def test_a_relayed_error_in_anothers_name_is_ignored():
+    grid = ScriptedGrid({4: "late"})
+    error = answers("error", Message(vector(0), STRANGER, "train"))[0]
+    stamp(error, reply_to_message_id="m2")
+    grid.extra = [error]
+    assert relayed(Exchange(grid), [3, 4], 1) == {3: True}
 
 
 def test_relayed_messages_come_back_unread():

@@ -86,6 +86,9 @@ class Recorder:
 
     def _note(self, message: Message, way: str) -> None:
         kind = message.metadata.message_type
+        for name, config in message.content.config_records.items():
+            empty = [key for key, value in config.items() if value in ("", b"", [])]
+            assert not empty, f"{kind} {way}: Flower cannot count the bytes of {name}'s {empty}"
         for record, key, value in entries(message.content):
             self.seen.add(Entry(kind, way, record, key, value))
 
@@ -251,11 +254,13 @@ def public(see: Recorder, folder: Path) -> None:
 
 
 def sums(see: Recorder, folder: Path) -> None:
-    def client_fn(context: Context) -> Adder:
-        return Adder(context, [int(context.node_config["partition-id"])])
+    for supernodes in (3, 1):  # one SuperNode that hosts all has no partners
 
-    grid = see.grid(make_client_app(client_fn), num_supernodes=3)
-    SecureSum(Exchange(grid), limit=4.0).sum(1, 3)
+        def client_fn(context: Context, step: int = supernodes) -> Adder:
+            return Adder(context, [*range(int(context.node_config["partition-id"]), 3, step)])
+
+        grid = see.grid(make_client_app(client_fn), num_supernodes=supernodes)
+        SecureSum(Exchange(grid), limit=4.0).sum(1, 3)
 
 
 RUNS: dict[str, Callable[[Recorder, Path], None]] = {

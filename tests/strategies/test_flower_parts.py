@@ -13,7 +13,7 @@ from ego_helpers import SETTINGS as EGO_SETTINGS
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import seven_egos
 from flwr.app import Array, ArrayRecord, ConfigRecord
-from flwr.clientapp.mod import adaptiveclipping_mod, message_size_mod
+from flwr.clientapp.mod import adaptiveclipping_mod, arrays_size_mod, message_size_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
     FedAdam,
@@ -93,7 +93,7 @@ def test_adaptive_clipping_bounds_what_a_client_of_fedgls_sends() -> None:
     "method",
     [pytest.param(name, marks=() if name in FEW else pytest.mark.release) for name in RUNS],
 )
-def test_message_size_mod_around_the_clients_of_every_method(
+def test_mods_that_measure_around_the_clients_of_every_method(
     method: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -104,12 +104,12 @@ def test_message_size_mod_around_the_clients_of_every_method(
 
     class Sized(client._ActingClientApp):
         def __init__(self, mods: Any = None) -> None:
-            super().__init__(mods=[message_size_mod, *mods])
+            super().__init__(mods=[message_size_mod, arrays_size_mod, *mods])
 
     monkeypatch.setattr(client, "_ActingClientApp", Sized)
     sized = Recorder()
     with caplog.at_level(logging.INFO, "flwr"):
         RUNS[method](sized, tmp_path / "sized")
     assert sized.seen == plain.seen
-    sizes = [re.search(r"size: (\d+) bytes", one.getMessage()) for one in caplog.records]
+    sizes = [re.search(r"message size: (\d+) bytes", one.getMessage()) for one in caplog.records]
     assert sum(found is not None for found in sizes) >= 4
