@@ -5,10 +5,7 @@ server that hands out public keys of its own would learn the key; where it is no
 public key is signed with its SuperNode's own key, which is in the registry. Whoever is told the key
 by a SuperNode has it.
 
-``SumPad`` hides one sum from who adds it up. Behind the words of a sum it puts checks: what secret
-factors make of the numbers, a sum like these. Who changes words without the key changes the checks
-to what they should be with a chance of less than one half to the number of bits that a word has
-beyond the largest sum, for each check.
+From the same key come the pads and checks of relayed sums (``relayed.py``).
 """
 
 from __future__ import annotations
@@ -22,9 +19,8 @@ from typing import Annotated
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
-from numpy.typing import NDArray
 
-from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
+from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.channel import (
     KEY_BYTES,
     TAG_BYTES,
@@ -39,7 +35,8 @@ from flower_graph.secure.channel import (
 )
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.ring import SIGNED, Ring, RingArray
+from flower_graph.secure.relayed import CHECKS, SumCheck, SumPad
+from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import Block, Bytes, Flag
 
@@ -49,7 +46,6 @@ PACKET_BYTES = KEY_BYTES + KEY_BYTES + TAG_BYTES  # a salt, and the sealed key
 NO_KEY = bytes(CHECK_BYTES)
 PURPOSE = context(b"common key", b"")
 SIGNED_BY = 8 + SIGNATURE_BYTES  # a party's number, and its signature
-CHECKS = 16  # behind a sum whose server may change it
 
 
 SIGNED_KEY = Block(
@@ -163,11 +159,12 @@ class CommonKey:
 
     def pad(self, run_id: bytes, number: int, detail: bytes, ring: Ring, length: int) -> SumPad:
         """Give what hides the sum of this number and detail, of so many words, from the server."""
-        checks = 0 if self._trust is None else CHECKS
         form = struct.pack("<qqqd", ring.word, ring.fraction_bits, ring.guard_bits, ring.limit)
         of = run_id + number.to_bytes(8, "big") + form + detail
-        words = self._words(b"pad", of, length + checks)
-        return SumPad(words, self._words(b"check", of, checks * length).reshape(checks, length))
+        if self._trust is None:
+            return SumPad(self._words(b"pad", of, length), None)
+        check = SumCheck(self._words(b"check", of, length))
+        return SumPad(self._words(b"pad", of, length + CHECKS), check)
 
     def seal(self, data: bytes) -> bytes:
         """Encrypt for all who have the key."""
@@ -219,36 +216,3 @@ def check_signed(registry: Registry, run: bytes, public: Bytes, signed_by: Bytes
         if registry.verify(party, signature, PURPOSE, run, public.tobytes()):
             return
     raise RefusedError("a public key for the common key is not signed with a registered key")
-
-
-@dataclass(frozen=True)
-class SumPad:
-    """What hides one sum of ``L`` numbers from who adds it up, and shows whether it was changed."""
-
-    words: RingArray  # [L + checks], once for each contributor
-    factors: RingArray  # [checks, L]
-
-    def added(self, ring: Ring, values: NDArray[np.float64]) -> RingArray:
-        """Give the words, ``[L + checks]``, to be added to those of a contributor's values."""
-        result = self.words.copy()
-        result[values.size :] += self.factors @ _steps(ring, ring.encode(values))
-        return result
-
-    def taken(self, ring: Ring, words: RingArray, contributors: int) -> NDArray[np.float64]:
-        """Take the pads off a sum; ``RefusedError`` if it is not what contributors have sent."""
-        whole = words - self.words * np.uint64(contributors)
-        total, checks = np.split(whole, [self.factors.shape[1]])
-        try:
-            values = ring.decode(total)
-            ring.check_sums(values, contributors)
-        except UnreadableSumError as error:
-            raise RefusedError(f"a sum is not what contributors have sent: {error}") from error
-        if (self.factors @ _steps(ring, total) != checks).any():
-            raise RefusedError("a sum was changed on its way: nobody here takes a step with it")
-        return values
-
-
-def _steps(ring: Ring, words: RingArray) -> RingArray:
-    """Give words without their guard bits, which are zero."""
-    signed = words.view(SIGNED[ring.word]) >> ring.guard_bits
-    return signed.astype(np.uint64)

@@ -12,7 +12,9 @@ from __future__ import annotations
 import copy
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.ops.active_rows import ActiveRows, take
@@ -51,6 +53,12 @@ class CommonSettings(NamedTuple):
     weight_decay: float
     seed: int
     dropout: float
+
+
+def bounded(total: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
+    """Scale a sum of gradients down to a length of ``limit``, if it is longer."""
+    length = float(np.linalg.norm(total))
+    return total if length <= limit else np.clip(total * (limit / length), -limit, limit)
 
 
 class Dropped(NamedTuple):

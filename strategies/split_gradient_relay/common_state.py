@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -36,6 +37,7 @@ from flower_graph.wire.fields import Bytes, Resume
 LOG = logging.getLogger(__name__)
 NUMBER = 4  # bytes of one
 NEVER = -1  # the round of no step
+MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 
 
 @dataclass
@@ -68,6 +70,7 @@ class NoSum:
 
     kind: Void
     text: str  # One line for a person
+    nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
 
     def __str__(self) -> str:
         """Write what a round's report says."""
@@ -77,7 +80,7 @@ class NoSum:
     def unanswered(cls, nodes: Sequence[int]) -> NoSum:
         """Say that these SuperNodes have sent latent vectors, and not their sums."""
         count = f"{len(nodes)} SuperNode{'' if len(nodes) == 1 else 's'}"
-        return cls(Void.UNANSWERED, f"missing from {count}")
+        return cls(Void.UNANSWERED, f"missing from {count}", tuple(nodes))
 
 
 class CommonBook(RelayBook):
@@ -190,6 +193,28 @@ class CommonMembership(RelayMembership):
 
     state: CommonBook
 
+    def __init__(self, state: CommonBook) -> None:
+        super().__init__(state)
+        self._stopped = Counter[int]()  # steps, by the users of who stopped them
+
+    def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
+        """Count a step that SuperNodes have stopped, and leave out who did so twice."""
+        # If most of them have, it is no fault of theirs.
+        for node in nodes if 2 * len(nodes) < len(asked) else ():
+            self._stopped.update(self.clients[node])
+            if why := self._refused_for(self.clients[node]):
+                LOG.warning("node %d and its %d users: %s", node, len(self.clients[node]), why)
+                self.forget(node)
+
+    def refusal(self, answer: EnrolmentReply) -> str:
+        """Refuse who stops steps, whatever its id is now."""
+        return self._refused_for(answer.users.tolist()) or super().refusal(answer)
+
+    def _refused_for(self, users: Iterable[int]) -> str:
+        if max((self._stopped[user] for user in users), default=0) < MOST_STOPPED:
+            return ""
+        return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
+
     def question(self, resume: Resume) -> RecordDict:
         """Ask for users, under settings that stay the same in a run."""
         before = self.state.roster.before if resume.server_round else None
@@ -203,4 +228,5 @@ class CommonMembership(RelayMembership):
         """Note of which round its layer is, besides the rest."""
         super().enrolled(node, answer)
         assert isinstance(answer, CommonEnrolment)
+        self._stopped.clear()
         self.state.at[node] = answer.layer_round

@@ -109,7 +109,10 @@ class StrategyConfig(TrustSection):
         "neither sums nor the layer; `summed` only",
     )
     limit: float = setting(
-        64.0, ABOVE_ZERO, help="largest size of a number in a sum of gradients; `masked` only"
+        64.0,
+        ABOVE_ZERO,
+        help="length (L2 norm) to which a SuperNode's sum of gradients is scaled down if it is "
+        "longer; `summed` only",
     )
     sketch: int | None = setting(
         None,

@@ -28,7 +28,6 @@ from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError, RefusedError
 from flower_graph.secure.common_key import (
-    CHECKS,
     NO_KEY,
     SIGNED_BY,
     KeyPacket,
@@ -37,6 +36,7 @@ from flower_graph.secure.common_key import (
     check_signed,
 )
 from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.results import Skipped
 from flower_graph.secure.sum.server import SumServer
@@ -54,7 +54,6 @@ from flower_graph.strategies.split_gradient_relay.common_state import (
     NoSum,
     Void,
 )
-from flower_graph.strategies.split_gradient_relay.config import StrategyConfig
 from flower_graph.strategies.split_gradient_relay.masked_client import (
     AS_PARTY,
     GRADIENTS,
@@ -106,8 +105,6 @@ class MaskedGradientRelay(SummedGradientRelay):
     ----------
     *data, **more
         As of ``SummedGradientRelay``.
-    limit : float
-        Largest size of a number in a SuperNode's sum of gradients; a larger one stops the step.
     registry : Path or str, optional
         File of the SuperNodes' registered keys, for clients that do not trust the server.
     """
@@ -115,14 +112,12 @@ class MaskedGradientRelay(SummedGradientRelay):
     def __init__(
         self,
         *data: Any,  # Any: arguments are those of its parent
-        limit: float = StrategyConfig.limit,
         registry: Path | str | None = None,
         **more: Any,
     ) -> None:
         # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
         super().__init__(*data, **more)
-        self._limit = limit
 
     def membership(self) -> CommonMembership:
         """Make the membership."""
@@ -142,7 +137,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         """The secure sums, over the session's exchange."""
         return SecureSum(
             self.session.exchange,
-            limit=self._limit,
+            limit=self.limit,
             resolution=2.0**-LEAST_FRACTION_BITS,
             server=self._parties or SumServer(dropout=0.0),
             timeout=self.session.timeout,
@@ -223,13 +218,17 @@ class MaskedGradientRelay(SummedGradientRelay):
         for node in replies.values:
             self.users.added_up(requests[node].users, 8 * length)
         result = sums.close_padded(server_round)
-        session.rejected += sums.take_rejected()
+        rejected = sums.take_rejected()
+        session.rejected += rejected
         if missing:
             return NoSum.unanswered(missing)
         if isinstance(result, Skipped):
-            return NoSum(Void.SKIPPED, str(result.reason))
+            silent = tuple({one.node_id for one in rejected} & requests.keys())
+            return NoSum(Void.SKIPPED, str(result.reason), silent)
         if lost := every.difference(result.contributors.tolist()):
-            return NoSum(Void.LEFT_OUT, f"{len(lost)} of {len(every)} parties were left out")
+            text = f"{len(lost)} of {len(every)} parties were left out"
+            nodes = (node for node, local in asked.items() if not lost.isdisjoint(local))
+            return NoSum(Void.LEFT_OUT, text, tuple(nodes))
         mask = MaskRequest.from_config(next(iter(entries.values())))
         return HiddenSum(
             result.contributors.size, mask.run_id, mask.server_round, ring, result.total

@@ -13,6 +13,7 @@ server would know how the layer moved, and so, by the next latent vectors, each 
 from __future__ import annotations
 
 import struct
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -21,13 +22,15 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError
-from flower_graph.secure.common_key import CHECKS, CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.masking_client import MaskingParty
+from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
-from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
+from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings, bounded
 from flower_graph.strategies.split_gradient_relay.common_messages import (
     Advance,
     CommonEnrolment,
@@ -38,6 +41,7 @@ from flower_graph.wire.keys import SUM_STATE
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 GRADIENTS = "sum of gradients"  # the purpose of the sums
+STEPS = b"steps of the layer"  # in the journal
 WORD, LEAST_FRACTION_BITS = 64, 40  # with fewer, Adam makes of the rounding what can be seen
 # Clients of the sum that stand for a SuperNode's users: two, since there is no sum of one client;
 # where SuperNodes have keys of their own these are counted
@@ -112,8 +116,14 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
             return None
         # Which sum it is follows from the step that it is for.
         of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
-        pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
-        return torch.from_numpy(pad.taken(hidden.ring, hidden.words, hidden.contributors))
+        trial: AbstractContextManager[None] = nullcontext()
+        if (trust := self.trust) is not None:
+            trial = Journal(trust.journal).one_trial(advance.layer_round, STEPS, trust.run)
+        with trial:
+            pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
+            total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
+        # As long as honest ones can make it: one who lies cannot make it longer.
+        return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
 
     @property
     def _checks(self) -> int:
@@ -132,20 +142,17 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
                 f"words of {ring.word} bits with {ring.fraction_bits} of a fraction; sums of "
                 f"gradients take {WORD} with at least {LEAST_FRACTION_BITS}"
             )
+        # Whoever refused a sum that is too long would tell of its users' features by refusing.
+        total = bounded(total, ring.limit)
         first, *others = self.clients
         numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
         vectors = {first: numbers, **{other: np.zeros(numbers.size) for other in others}}
         detail = detail_of(request.server_round, request.layer_round)
         pad = self._key.pad(mask.run_id, mask.server_round, detail, ring, total.size)
-        try:
-            words = pad.added(ring, total.ravel())
-        except OutOfRangeError:
-            words = pad.words  # it is left out of the sum, once all is checked that is told of it
+        words = pad.added(ring, total.ravel())
         # Under pads two sums tell the server nothing: each is of a state of its own.
-        state = [np.array([request.server_round, request.layer_round])]
+        state = [np.array([request.server_round, request.layer_round]), np.frombuffer(mask.run_id)]
         reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
-        if reply.left_out:
-            raise RefusedError("a sum of gradients is beyond strategy.limit")
         return [reply.total], request.users.size, entries
 
     def _seal(self, data: bytes) -> bytes:

@@ -117,9 +117,9 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         }
         strategy: AnyRelay
         if how.share == SUMMED:
-            common["feature_dropout"] = config.model.dropout
+            common |= {"feature_dropout": config.model.dropout, "limit": how.limit}
             strategy = (
-                MaskedGradientRelay(data, model, limit=how.limit, registry=how.registry, **common)
+                MaskedGradientRelay(data, model, registry=how.registry, **common)
                 if config.masks_sums
                 else SummedGradientRelay(data, model, **common)
             )

@@ -15,7 +15,8 @@ Round ``t``, in two exchanges:
 
 Steps 1 and 2 are asked for as soon as the round before has its sum: then that is judged, too.
 
-*A sum that is missing.* If a SuperNode has sent latent vectors, and not its sum, nobody steps.
+*A sum that is missing.* If a SuperNode has sent latent vectors, and not its sum, nobody steps. Who
+stops two steps in this way is left out with its users, until another SuperNode joins.
 
 *Absent users.* The loss and the sum are over those who answered. The others are there with the last
 vector that they sent without dropout, for an evaluation. A SuperNode that has missed a step gets
@@ -41,7 +42,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings
+from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings, bounded
 from flower_graph.strategies.split_gradient_relay.common_messages import (
     CopyReply,
     CopyRequest,
@@ -92,6 +93,8 @@ class SummedGradientRelay(
         Share of its features that each user drops in training.
     evaluate_every, gradient_norm, server_average, participation, seed, device, min_nodes
         As of ``SplitGradientRelay``.
+    limit : float
+        Length (L2 norm) to which a longer one of a SuperNode's sums of gradients is scaled down.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
     """
@@ -115,6 +118,7 @@ class SummedGradientRelay(
         seed: int = 0,
         device: str = "cpu",
         min_nodes: int = USUAL.min_nodes,
+        limit: float = USUAL.limit,
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
         links: HeldLinks | None = None,
@@ -137,7 +141,7 @@ class SummedGradientRelay(
         )
         settings = CommonSettings(latent_size, user_bias, weight_decay, seed, feature_dropout)
         self.users: CommonBook = CommonBook(self.server.num_nodes, settings)
-        self._latents = Latents()
+        self._latents, self.limit = Latents(), limit
         super().__init__(
             Session(
                 self.membership(),
@@ -173,7 +177,7 @@ class SummedGradientRelay(
         )
         total = np.zeros(users.weight_shape)
         for node in session.members.present(replies.values):
-            total += replies.values[node].total
+            total += bounded(replies.values[node].total, self.limit)
             users.added_up(requests[node].users, replies.values[node].total.nbytes)
         missing = [node for node in requests if node not in replies.values]
         return NoSum.unanswered(missing) if missing else total.astype(np.float32)
@@ -189,8 +193,13 @@ class SummedGradientRelay(
         losses, gradient = self._losses(server_round, latents)
         for node, local in answered.items():
             self.users.used(local, apart=node in latents.apart)
-        why = self._add_up(server_round, answered, gradient, rate)
+        void = self._add_up(server_round, answered, gradient, rate)
+        why = "" if void is None else str(void)
         who = self._participation([] if why else list(answered), why)
+        if void is not None:
+            members = session.members
+            assert isinstance(members, CommonMembership)
+            members.stopped(void.nodes, answered)
         self.users.ended(server_round)
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
@@ -343,8 +352,8 @@ class SummedGradientRelay(
 
     def _add_up(
         self, server_round: int, answered: Mapping[int, IntArray], gradient: Tensor, rate: float
-    ) -> str:
-        """Do steps 4 and 5; return why nobody steps, or an empty string."""
+    ) -> NoSum | None:
+        """Do steps 4 and 5; return why nobody steps, if nobody does."""
         users, gradients = self.users, gradient.cpu().numpy()
         requests = {
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
@@ -352,10 +361,10 @@ class SummedGradientRelay(
         }
         total = self.add(server_round, requests)
         if isinstance(total, NoSum):
-            return str(total)
+            return total
         self.server.move(server_round, rate)
         users.made(server_round, total, rate)
-        return ""
+        return None
 
     def _participation(self, nodes: Sequence[int], no_use: str) -> Participation:
         unhosted = self.users.unhosted(self.session.members.numbers())

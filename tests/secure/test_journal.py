@@ -10,7 +10,7 @@ import pytest
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.parties import journal, journal_file
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.journal_file import HEAD
+from flower_graph.secure.parties.journal_file import HEAD, UNSEALED
 
 
 def test_rounds_go_up_in_each_run_and_a_new_process_knows_them(tmp_path):
@@ -163,7 +163,69 @@ def test_a_line_that_was_cut_short_does_not_count(tmp_path):
         path.write_bytes(whole + line[:end])
         assert mine.last(b"run") == 1
     mine.contribute(3, b"run")
-    assert mine.last(b"run") == 3 and path.read_bytes().endswith(b"}\n")
+    assert mine.last(b"run") == 3 and path.read_bytes().endswith(b"\n")
+
+
+def test_a_bit_that_was_changed_is_noticed_wherever_it_is(tmp_path):
+    path = tmp_path / "journal"
+    mine = Journal(path)
+    mine.continue_run(0, "", 3, b"run")
+    mine.enter(1, "sum", bytes(16), 0b11111, 2, b"run")
+    whole = path.read_bytes()
+    for bit in range(8 * len(whole)):
+        changed = bytearray(whole)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        with pytest.raises(IdentityError):
+            mine.contribute(2, b"run")
+    path.write_bytes(whole)
+    mine.contribute(2, b"run")
+
+
+def test_a_journal_without_hashes_counts_and_has_them_from_then_on(tmp_path):
+    path = tmp_path / "journal"
+    path.write_bytes(UNSEALED + RUN[len(HEAD) :] + b'{"number": 3, "sums": {}, "states": {}}\n')
+    with pytest.raises(RefusedError):
+        Journal(path).contribute(3, b"run")
+    Journal(path).contribute(4, b"run")
+    assert path.read_bytes().startswith(HEAD) and Journal(path).last(b"run") == 4
+
+
+def test_a_state_enters_no_sum_of_others_in_a_later_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "MOST_STATES", 4)
+    mine, state, seven = Journal(tmp_path / "journal"), bytes(16), 0b1111111
+    mine.enter(0, "sum", state, seven, 2, b"run")
+    for others in (seven ^ 1, seven ^ 3, seven | 128):
+        with pytest.raises(RefusedError, match="changed"):
+            mine.enter(0, "sum", state, others, 2, b"later")
+    with pytest.raises(RefusedError, match="changed"):
+        mine.check_state("sum", state, seven ^ 1)
+    mine.check_state("sum", state, seven)
+    mine.enter(0, "sum", state, seven, 2, b"later")
+    mine.enter(0, "another", state, seven ^ 3, 2, b"later yet")
+    for number in range(1, 4):  # the oldest are forgotten
+        mine.enter(number, "sum", bytes([number]) * 16, seven, 2, b"later")
+    mine.enter(9, "sum", state, seven ^ 3, 2, b"last")
+
+
+def test_after_one_refused_sum_its_step_is_over(tmp_path):
+    mine = Journal(tmp_path / "journal")
+    with mine.one_trial(3, b"run"):
+        pass
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="relayed"), mine.one_trial(3, b"run"):
+            raise RefusedError("relayed")
+    asked = list[int]()
+    for step in (2, 3, 4):
+        try:
+            with Journal(tmp_path / "journal").one_trial(step, b"run"):
+                asked.append(step)
+        except RefusedError:
+            pass
+    assert asked == [4]
+    with mine.one_trial(3, b"another"):
+        asked.append(3)
+    assert asked == [4, 3]
 
 
 def _full(*_):

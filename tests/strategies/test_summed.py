@@ -69,8 +69,10 @@ class Summed:
         patience: int = 0,
         is_masked: bool = False,
         distrusts: bool = False,
+        factor: float = 1.0,  # of what the first SuperNode adds up
         **how: Any,
     ) -> None:
+        self.factor = factor
         self.data, self.reports, self.is_masked = data, list[RoundReport](), is_masked
         self.distrusts = distrusts
         self.layers = list[dict[str, Tensor]]()
@@ -99,7 +101,11 @@ class Summed:
     def client(self, context: Context) -> CommonLayerClient:
         kind: Any = MaskedLayerClient if self.is_masked else CommonLayerClient
         trust = {"trust": trust_of(context, hides=True)} if self.distrusts else {}
-        return kind(context, *assigned(self.data, context), **self.of_client, **trust)  # type: ignore[no-any-return]
+        client = kind(context, *assigned(self.data, context), **self.of_client, **trust)
+        if not context.node_config["partition-id"]:
+            add = client._summed
+            client._summed = lambda asked, total, how: add(asked, total * self.factor, how)
+        return client  # type: ignore[no-any-return]
 
     def note(self, report: RoundReport) -> None:
         self.reports.append(report)
@@ -366,6 +372,40 @@ def test_a_sum_that_is_missing_stops_the_step_of_all() -> None:
     assert run.reports[1].loss == run.reports[2].loss, "without dropout the same loss again"
     whole = Summed(rich_graph(), supernodes=3, rounds=3)
     assert [run.losses[k] for k in (0, 2, 3)] == pytest.approx(whole.losses, abs=1e-6)
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_who_stops_two_steps_is_left_out_and_named(is_masked: bool) -> None:
+    how: dict[str, Any] = {"rounds": 6, "mute": range(2, 7), "timeout": 0.5}
+    run = Summed(rich_graph(), supernodes=3, grid=Missing, is_masked=is_masked, **how)
+    assert [bool(report.skipped) for report in run.reports] == [False, True, True, *[False] * 3]
+    assert [report.answered for report in run.reports] == [40, 0, 0, 27, 27, 27]
+    second = list(run.grid.contexts)[1]
+    for report in run.reports[3:]:
+        (left_out,) = report.rejected
+        assert left_out["node"] == second and "2 steps" in str(left_out["reason"])
+
+
+def test_nobody_is_left_out_where_most_stop_a_step() -> None:
+    run = Summed(rich_graph(), supernodes=2, grid=Missing, mute=range(2, 5), rounds=5, timeout=0.1)
+    assert [report.answered for report in run.reports] == [40, 0, 0, 0, 40]
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_a_sum_that_is_too_long_moves_nobody_further_than_the_limit(is_masked: bool) -> None:
+    """One of three sends fifty times its sum the other way: with a limit it is one of three."""
+
+    def turned(limit: float, factor: float) -> Tensor:
+        run = Summed(
+            rich_graph(), supernodes=3, rounds=1, limit=limit, is_masked=is_masked, factor=factor
+        )
+        assert not run.reports[0].skipped
+        return run.layers[0]["exp-avg.linear"] * 10  # Adam's first moment: the sum that came
+
+    honest, lied = turned(64.0, 1.0), turned(64.0, -50.0)
+    assert torch.dot(honest.ravel(), lied.ravel()) < 0
+    short = honest.norm().item() / 20
+    assert turned(short, -50.0).norm() <= 3 * short + 1e-6
 
 
 def test_some_of_the_users_are_those_over_whom_loss_and_sum_are() -> None:

@@ -14,7 +14,8 @@ from party_helpers import settings
 from test_summed import LINEAR, Missing, Summed, rich_graph
 
 from flower_graph.errors import NoClientsError, RefusedError
-from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest, SumPad
+from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.secure.relayed import CHECKS, SumCheck, SumPad
 from flower_graph.secure.ring import Ring
 from flower_graph.simulation import InProcessGrid
 
@@ -47,7 +48,7 @@ def test_what_is_added_to_a_sum_moves_the_layer_where_the_server_is_trusted() ->
 
 
 def test_nobody_steps_with_a_sum_to_which_something_was_added() -> None:
-    with pytest.raises(NoClientsError, match="changed on its way"):
+    with pytest.raises(NoClientsError, match="relayed sum"):
         Summed(rich_graph(), grid=Adds, distrusts=True, **HOW)
 
 
@@ -129,6 +130,42 @@ def test_a_sum_is_refused_that_is_not_what_contributors_sent(
         pad = keys[1].pad(SUM[0], SUM[1] + 1, SUM[2], RING, LENGTH)
     with pytest.raises(RefusedError):
         pad.taken(RING, total, count)
+
+
+def test_a_refusal_does_not_tell_where_the_sum_lies_that_something_is_added_to(
+    keys: list[CommonKey],
+) -> None:
+    """What is added brings the one sum over the limit and not the other: the words are the same."""
+    said = set[str]()
+    step = 1 << RING.guard_bits
+    for value in (-50.0, 50.0):
+        pad = pad_of(keys[0])
+        total = pad.added(RING, np.full(LENGTH, value))
+        total[:LENGTH] += RING.encode(np.full(LENGTH, value))
+        for delta in (64 << RING.fraction_bits, 1, 0):
+            changed = total.copy()
+            changed[0] += np.uint64(delta * step)
+            changed[-1] += np.uint64(1)
+            with pytest.raises(RefusedError) as refused:
+                pad.taken(RING, changed, 1)
+            said.add(str(refused.value))
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("word", [32, 64])
+def test_a_change_of_one_bit_anywhere_is_found_by_about_half_of_the_checks(word: int) -> None:
+    chance = np.random.default_rng(4)
+    subsets = chance.integers(0, 1 << 63, 40, np.uint64) * np.uint64(2) + np.uint64(1)
+    words = chance.integers(0, 1 << 31, 40).astype(f"<u{word // 8}")
+    check, found = SumCheck(subsets), list[int]()
+    for place in range(40):
+        for bit in (0, word // 2, word - 1):
+            changed = words.copy()
+            changed[place] += words.dtype.type(1 << bit)
+            found.append(int((check.of(changed) != check.of(words)).sum()))
+    assert min(found) > 12 and max(found) < 52 and abs(np.mean(found) - CHECKS / 2) < 3
+    twice = check.of(words + words[::-1])
+    assert np.array_equal(twice, check.of(words) + check.of(words[::-1].copy()))
 
 
 @pytest.mark.parametrize("lie", ["unsigned", "another's", "own"])

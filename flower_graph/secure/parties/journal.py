@@ -14,6 +14,7 @@ holds the runs that were used last; one that no longer fits in counts as new.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import secrets
 import time
@@ -28,19 +29,22 @@ from flower_graph.secure.parties.differences import check_difference
 from flower_graph.secure.parties.journal_file import OTHER, JournalFile
 from flower_graph.secure.parties.registry import read_numbers, write_numbers
 from flower_graph.secure.parties.trust import DIFFER_BY
+from flower_graph.secure.relayed import REFUSAL
 from flower_graph.storage.reading import reading
 
 __all__ = ["Journal"]
 
-BEGUN = b"begun"  # the key of when the party began anew, in the last day; the others are runs
+BEGUN = b"begun"  # the key of when the party began anew, in the last day
+STATE = b"state-"  # keys of states begin so; all others are runs
 MOST_RUNS = 1024
 MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of them
 DAY = 24 * 3600.0  # seconds
 # Alignments of a run, each under another key: so many blocks of a client a key-holder evaluates
 MOST_ALIGNMENTS = 8
-# What is kept of who was in sums: hexadecimal digits of a run's sets, its newest states, and the
-# newest runs; of an older one nothing is known, so it is over
-MOST_DIGITS, MOST_STATES, MOST_COMPARED = 1 << 19, 4096, 8
+# What is kept of who was in sums: hexadecimal digits of a run's sets, and the newest runs; of an
+# older one nothing is known, so it is over
+MOST_DIGITS, MOST_COMPARED = 1 << 19, 8
+MOST_STATES = 1 << 13  # of all runs, the newest; then half of them are forgotten
 OVER = 1 << 62
 
 
@@ -55,15 +59,9 @@ class Kept:
     alignments: int = 0  # how many there were
     served: str = ""  # whose blocks in the newest one, as the registry writes clients
     lists: int = 0  # of commitments that were answered: each is another draw of the partners
-    # By purpose the sets of parties in its sums, as hexadecimal numbers; by state which of these
-    # it was in
+    # By purpose the sets of parties in its sums, as hexadecimal numbers
     sums: dict[str, list[str]] = field(default_factory=dict)
-    states: dict[str, int] = field(default_factory=dict)
-
-    def parties_with(self, purpose: str, state: bytes) -> int | None:
-        """Return with whom a state was in a sum; None if it was in none."""
-        place = self.states.get(f"{purpose} {state.hex()}")
-        return None if place is None else int(self.sums[purpose][place], 16)
+    void: int = -1  # the last step whose relayed sum was refused
 
 
 KEPT = {name: type(value) for name, value in vars(Kept()).items()}
@@ -161,8 +159,11 @@ class Journal:
                 _begin(file, kept, most)
             kept.lists += 1
 
-    def check_state(self, purpose: str, state: bytes, ready: int, *run: bytes) -> None:
+    def check_state(self, purpose: str, state: bytes, ready: int) -> None:
         """Refuse, before it is sent, a state that was in a sum which cannot be had again.
+
+        States of all runs are compared: a run that begins anew from the same data and seed has
+        those of the run before it.
 
         Parameters
         ----------
@@ -172,16 +173,13 @@ class Journal:
             The state, as `digest_of` names it.
         ready : int
             The set of parties that may be in the sum, as `set_of` writes it.
-        run
-            As of `contribute`.
 
         Raises
         ------
         RefusedError, IdentityError
             It was in one with others; the journal cannot be read.
         """
-        kept = _kept(JournalFile.read(self._path), _name(run))
-        before = kept.parties_with(purpose, state)
+        before = _parties_with(JournalFile.read(self._path), _state(purpose, state))
         if before is not None and before & ~ready:
             raise _unchanged(purpose)
 
@@ -213,7 +211,7 @@ class Journal:
             As of `contribute`; and the parties are neither those of an earlier sum nor enough
             others; the state was in a sum of others; more sets were in sums than are kept.
         """
-        with self._changed(run) as (_, kept):
+        with self._changed(run) as (file, kept):
             _go_up(kept, number)
             earlier = kept.sums.setdefault(purpose, [])
             check_difference(parties, [int(one, 16) for one in earlier], differ_by)
@@ -224,11 +222,39 @@ class Journal:
                     "the journal keeps no further set of SuperNodes of this run, with which the "
                     f"next sums are compared ({DIFFER_BY}): only those again that were in one"
                 )
-            if kept.parties_with(purpose, state) not in (None, parties):
+            key = _state(purpose, state)
+            if _parties_with(file, key) not in (None, parties):
                 raise _unchanged(purpose)
-            place = earlier.index(f"{parties:x}")
-            known = list(kept.states.items())[1 - MOST_STATES :]
-            kept.states = dict(known) | {f"{purpose} {state.hex()}": place}
+            file.put(key, f"{parties:x}")
+            states = [one for one in file.lines if one.startswith(STATE)]
+            if len(states) > MOST_STATES:
+                for old in states[: -MOST_STATES // 2]:
+                    file.drop(old)
+
+    @contextmanager
+    def one_trial(self, step: int, *run: bytes) -> Iterator[None]:
+        """Read the relayed sum of a step: once one is refused, that step is over.
+
+        Parameters
+        ----------
+        step : int
+            Its number: those of a run go up.
+        run
+            As of `contribute`.
+
+        Raises
+        ------
+        RefusedError, IdentityError
+            What the block raises; the step is over; the journal cannot be read or written.
+        """
+        if step <= _kept(JournalFile.read(self._path), _name(run)).void:
+            raise RefusedError(REFUSAL)
+        try:
+            yield
+        except RefusedError:
+            with self._changed(run) as (_, kept):
+                kept.void = max(kept.void, step)
+            raise
 
     def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
         """Note, before answers leave, whose blocks are evaluated: one of a client an alignment.
@@ -276,7 +302,7 @@ class Journal:
             yield file, kept
             file.put(name, vars(kept))
             if is_new:
-                runs = [key for key in file.lines if key != BEGUN]
+                runs = _runs(file)
                 for old in runs[:-MOST_RUNS]:
                     file.drop(old)
             if kept.sums and not was_compared:
@@ -299,13 +325,24 @@ def _kept(file: JournalFile, name: bytes) -> Kept:
     """Read what is known of a run."""
     raw = file.get(name)
     with reading(f"journal {file.path}", IdentityError, OTHER):
+        if raw is not None:
+            raw.pop("states", None)  # of a file without hashes, whose runs had their own
         kept = Kept() if raw is None else Kept(**raw)
         if any(type(value) is not KEPT[name] for name, value in vars(kept).items()):
             raise IdentityError(f"journal {file.path}: {OTHER}")
         _ = [int(one, 16) for sets in kept.sums.values() for one in sets]
-        for state, place in kept.states.items():
-            _ = kept.sums[state.rpartition(" ")[0]][place]
     return kept
+
+
+def _parties_with(file: JournalFile, state: bytes) -> int | None:
+    """Return with whom a state was in a sum; None if it was in none."""
+    raw = file.get(state)
+    with reading(f"journal {file.path}", IdentityError, OTHER):
+        return None if raw is None else int(raw, 16)
+
+
+def _runs(file: JournalFile) -> list[bytes]:
+    return [key for key in file.lines if key != BEGUN and not key.startswith(STATE)]
 
 
 def _begin(file: JournalFile, kept: Kept, most: int) -> None:
@@ -327,11 +364,11 @@ def _begin(file: JournalFile, kept: Kept, most: int) -> None:
 def _end_oldest(file: JournalFile) -> None:
     """End the runs that were used before the last few: whose sets are no longer kept."""
     compared = []
-    for name in [name for name in file.lines if name != BEGUN]:
+    for name in _runs(file):
         if (kept := _kept(file, name)).sums:
             compared.append((name, kept))
     for name, old in compared[:-MOST_COMPARED]:
-        old.sums, old.states, old.number = {}, {}, OVER
+        old.sums, old.number = {}, OVER
         file.put(name, vars(old))
 
 
@@ -346,8 +383,9 @@ def _go_up(kept: Kept, number: int) -> None:
 
 def _unchanged(purpose: str) -> RefusedError:
     return RefusedError(
-        f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes: both "
-        "sums together would tell what single ones sent"
+        f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes, in "
+        "this run or an earlier one (of the same seed): both sums together would tell what single "
+        "ones sent"
     )
 
 
@@ -360,6 +398,11 @@ def _ranges(numbers: Collection[int]) -> list[range]:
         else:
             result.append(range(number, number + 1))
     return result
+
+
+def _state(purpose: str, state: bytes) -> bytes:
+    """Name a state, as digest_of does, of a kind of sums."""
+    return STATE + hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32].encode()
 
 
 def _name(run: tuple[bytes, ...]) -> bytes:

@@ -1,13 +1,15 @@
-"""The file of a party's journal: lines of a key and JSON, of which the last of a key counts.
+"""The file of a party's journal: lines of a key, JSON and a hash; the last line of a key counts.
 
 A note is one line more, written at the end and then synced: what others notes say is neither read
 nor written again, however much it is. A line that a crash cut short was on no disk when anything
-left, and does not count. Now and then the file is written anew, without what counts no more.
+left, and does not count. Now and then the file is written anew, without what counts no more. A line
+whose hash is not its own was changed: then the whole file is no journal, and nothing is sent.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from flower_graph.errors import IdentityError
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
 from flower_graph.storage.writing import open_own, replaced
 
-HEAD = b"flower-graph journal 1\n"
+HEAD = b"flower-graph journal 2\n"
+UNSEALED = b"flower-graph journal 1\n"  # without hashes; it is written anew with the next note
+HASH = 16  # hexadecimal digits
 MOST_DEAD = 1 << 16  # bytes of lines that count no more
 OTHER = (
     "is no journal of a SuperNode, or is damaged"  # what is wrong with a file that is no journal
@@ -42,10 +46,17 @@ class JournalFile:
                 data = read_bytes(path, MOST_RECORD)
             except FileNotFoundError:
                 return cls(path, {})
-        if not data.startswith(HEAD):
+        is_sealed = data.startswith(HEAD)
+        if not is_sealed and not data.startswith(UNSEALED):
             raise IdentityError(f"journal {path}: {OTHER}")
         *whole, rest = data[len(HEAD) :].split(b"\n")
-        found = cls(path, {}, 0 if rest else len(data))
+        if is_sealed:
+            lines = [line[: -HASH - 1] for line in whole]
+            # A whole line with something else than a line's end behind it was not cut short.
+            if any(map(_is_other, whole, lines)) or not _is_other(rest[:-1], rest[: -HASH - 2]):
+                raise IdentityError(f"journal {path}: {OTHER}")
+            whole = lines
+        found = cls(path, {}, len(data) if is_sealed and not rest else 0)
         for line in whole:
             key, _, content = line.partition(b" ")
             found.lines.pop(key, None)
@@ -64,7 +75,7 @@ class JournalFile:
         """Note something under a key."""
         self.lines.pop(key, None)
         self.lines[key] = json.dumps(value).encode()
-        self.fresh += key + b" " + self.lines[key] + b"\n"
+        self.fresh += _sealed(key, self.lines[key])
 
     def drop(self, key: bytes) -> None:
         """Forget a key."""
@@ -78,8 +89,7 @@ class JournalFile:
                 _append(self.path, self.size, self.fresh)
                 return
             with replaced(self.path) as stream:
-                lines = [key + b" " + content + b"\n" for key, content in self.lines.items()]
-                stream.write(HEAD + b"".join(lines))
+                stream.write(HEAD + b"".join(_sealed(*line) for line in self.lines.items()))
         except OSError as error:
             raise IdentityError(
                 f"journal {self.path}: cannot be written: {error.strerror}"
@@ -89,8 +99,23 @@ class JournalFile:
         """Tell whether the file is the owner's alone, and has few lines that count no more."""
         if not self.size or self.path.stat().st_mode & 0o077:
             return False
-        live = sum(len(key) + len(content) + 2 for key, content in self.lines.items())
+        live = sum(len(key) + len(content) + HASH + 3 for key, content in self.lines.items())
         return self.size + len(self.fresh) - live < MOST_DEAD
+
+
+def _sealed(key: bytes, content: bytes) -> bytes:
+    """Write a line with its hash."""
+    line = key + b" " + content
+    return line + b" " + _hash(line) + b"\n"
+
+
+def _is_other(sealed: bytes, line: bytes) -> bool:
+    """Tell whether a line does not end with its hash."""
+    return sealed != line + b" " + _hash(line)
+
+
+def _hash(line: bytes) -> bytes:
+    return hashlib.sha256(line).hexdigest()[:HASH].encode()
 
 
 def _append(path: Path, size: int, data: bytes) -> None:

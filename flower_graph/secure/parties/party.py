@@ -237,7 +237,7 @@ class PartyClient:
         assert terms.ring == ring
         request = came.request
         who = set_of(epoch.parties[ready.ready].tolist())
-        Journal(self.trust.journal).check_state(terms.purpose, state, who, LIST, self.trust.run)
+        Journal(self.trust.journal).check_state(terms.purpose, state, who)
         terms.check_guard(max(len(epoch.points), epoch.minimum))
         reply = sums.mask_received(came, total, terms)
         # Who repeats a round with one fewer learns that one: on the disk before it leaves.
