@@ -56,8 +56,10 @@ from flower_graph.wire.keys import (
     LOSS,
     MESSAGE_FORMAT,
     NUM_EXAMPLES,
+    ROW_EACH,
     VERSION,
 )
+from flower_graph.wire.rows import Rows
 
 if TYPE_CHECKING:
     from flower_graph.storage.sealed import StateKey
@@ -79,7 +81,9 @@ def make_client_app(
 
     ``train`` calls ``fit``, ``evaluate`` calls ``evaluate``, ``query`` calls ``get_properties``.
     ``train.<action>`` calls the method ``<action>``, which takes and returns what ``fit`` does, if
-    the client's attribute ``actions``, a tuple of names, has it. ``parameters`` are the arrays of
+    the client's attribute ``actions``, a tuple of names, has it. Of a client that stands
+    for several, ``fit_each`` is called instead where each of these is to answer for itself; it
+    returns ``Rows``. ``parameters`` are the arrays of
     all array records in order, writable and the client's own; ``config`` holds the entries of all
     config records. On ``query.keep`` its ``outputs``, a ``ClientOutputs``, write what its
     ``snapshot`` returns, if it has both.
@@ -190,7 +194,14 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
 def _train(method: str, client: NumPyClient, message: Message) -> Message:
     """Answer a ``train`` message with ``fit`` or the method that an action names."""
     slots, parameters = arrays_of(message)
-    result = getattr(client, method)(parameters, config_of(message))
+    config = config_of(message)
+    if method == "fit" and config.get(ROW_EACH):
+        fit_each = getattr(client, "fit_each", None)
+        if fit_each is None:
+            raise TypeError(f"{ROW_EACH}: {type(client).__name__} has no fit_each to answer it")
+        rows: Rows = fit_each(parameters, config)
+        return Message(rows.to_record(slots), reply_to=message)
+    result = getattr(client, method)(parameters, config)
     arrays, num_examples, metrics = _checked_result(method, "list of ndarrays", result)
     if not isinstance(arrays, list):
         raise TypeError(f"{method} must return a list of arrays, got {type(arrays).__name__}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from functools import partial
 from itertools import repeat
@@ -39,6 +39,7 @@ from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Train
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
+from flower_graph.wire.rows import Rows
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
@@ -78,10 +79,9 @@ class ModuleSettings(NamedTuple):
 class ModuleClient(NumPyClient):
     """The clients of one SuperNode, each with a module on a graph of its own.
 
-    Several clients answer with the mean of their arrays, weighted by ``examples``, and the sum of
-    their weights, so that the server's mean does not depend on who hosts whom. A method that
-    answers each client with a model of its own (``ReportedFedAvg.personal``) needs a SuperNode for
-    each.
+    The server asks some of them to train, or all. Each answers for itself, or they together: with
+    the mean of their arrays, weighted by ``examples``, and the sum of their weights, where the
+    server needs no more (``ReportedFedAvg.weighted_sum``). So nothing depends on who hosts whom.
 
     A subclass may override how a module is called (``logits``), its loss (``loss``), its optimiser
     and the graph of each step (``optimiser``, ``steps``), a preparation (``prepare``), the arrays
@@ -222,22 +222,46 @@ class ModuleClient(NumPyClient):
         return Enrolment(self._clients, processed, weight).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train from the server's arrays."""
-        server_round = RoundRequest.from_config(config).server_round
-        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
-            for learner in learners:
-                self._take_over(learner.module, parameters)
-                self.prepare(learner)
-                self._train(learner, server_round, float(config.get(PROXIMAL, 0)))
+        """Train those who are asked, and answer for all, without those that have diverged."""
+        learners = self._trained(parameters, config)
         # Outside the block: clients keep their state even if nobody is left to average.
-        return self._answer(learners, parameters)
+        weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
+        for _, examples, sent in self._sent_by(learners, left_out):
+            weight += examples
+            for name, values in sent.items():
+                arrays[name] = arrays.get(name, 0) + examples * values
+        means = {name: values / weight for name, values in arrays.items()}
+        trained = Trained(clients=len(learners), left_out=left_out)
+        return _answered(means, weight, parameters, trained)
+
+    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
+        """Train those who are asked, and let each answer for itself."""
+        learners, left_out = self._trained(parameters, config), dict[int, str]()
+        rows = {
+            client: _answered(sent, examples, parameters, Trained(clients=1))
+            for client, examples, sent in self._sent_by(learners, left_out)
+        }
+        return Rows(rows, left_out)
+
+    def _trained(self, parameters: Parameters, config: Config) -> list[Learner]:
+        """Train those who are asked, each from the server's arrays for it."""
+        request = RoundRequest.from_config(config)
+        begun = request.arrays_for(parameters, request.chosen(self._clients))
+        with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
+            chosen = [one for one in learners if one.graph.client in begun]
+            for learner in chosen:
+                self._take_over(learner.module, begun[learner.graph.client])
+                self.prepare(learner)
+                self._train(learner, request.server_round, float(config.get(PROXIMAL, 0)))
+        return chosen
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the server's arrays on every client."""
         request = RoundRequest.from_config(config)
+        begun = request.arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             for learner in learners:
-                self._take_over(learner.module, parameters)
+                self._take_over(learner.module, begun[learner.graph.client])
                 self.prepare(learner)
             judged = [self._judged(one) for one in learners]
             measured = torch.stack([self.task.measure(one) for one in judged])
@@ -306,30 +330,19 @@ class ModuleClient(NumPyClient):
                 loss.backward()
                 learner.optimiser.step()
 
-    def _answer(
-        self, learners: Sequence[Learner], parameters: Sequence[NDArray[np.generic]]
-    ) -> Answer:
-        """Average what the clients send, without those that have diverged."""
-        weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
-        for learner, local in zip(learners, self.graphs, strict=True):
-            sent = self._numbers_of(learner)
-            if not is_finite(learner.module, sent):
-                left_out[local.client] = "weights are not finite"
-                continue
-            examples = self.examples(local)
-            weight += examples
-            for name, values in sent.items():
-                arrays[name] = arrays.get(name, 0) + examples * values
-        if not weight:
+    def _sent_by(
+        self, learners: Sequence[Learner], left_out: dict[int, str]
+    ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
+        """Yield client, weight and what is sent; note who has diverged, and sends nothing."""
+        graphs = {graph.client: graph for graph in self.graphs}
+        for learner in learners:
+            client, sent = learner.graph.client, self._numbers_of(learner)
+            if is_finite(learner.module, sent):
+                yield client, self.examples(graphs[client]), sent
+            else:
+                left_out[client] = "weights are not finite"
+        if len(left_out) == len(learners):
             raise ValueError(f"clients {sorted(left_out)}: weights are not finite; nobody is left")
-        # With the types that came, since a mean of whole numbers is not whole.
-        dtypes = [values.dtype for values in parameters]
-        dtypes += [np.dtype(np.float32)] * (len(arrays) - len(dtypes))
-        means = [
-            _typed(v / weight, dtype) for v, dtype in zip(arrays.values(), dtypes, strict=True)
-        ]
-        trained = Trained(clients=len(learners), left_out=left_out)
-        return means, weight, {ARRAY_NAMES: list(arrays)} | trained.to_config()
 
     @torch.no_grad()
     def _numbers_of(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
@@ -379,6 +392,19 @@ class ModuleClient(NumPyClient):
                     adam.state[parameter] = held
             learners.append(Learner(module, adam, self.task.place(graph, self.device)))
         return learners, placed
+
+
+def _answered(
+    sent: Mapping[str, NDArray[np.generic]],
+    weight: int,
+    came: Parameters,
+    trained: Trained,
+) -> Answer:
+    """Write an answer, with the types that came: a mean of whole numbers is not whole."""
+    dtypes = [values.dtype for values in came]
+    dtypes += [np.dtype(np.float32)] * (len(sent) - len(dtypes))
+    arrays = [_typed(values, dtype) for values, dtype in zip(sent.values(), dtypes, strict=True)]
+    return arrays, weight, {ARRAY_NAMES: list(sent)} | trained.to_config()
 
 
 def _typed(values: NDArray[np.generic], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:

@@ -236,8 +236,8 @@ class Robust(NamedTuple):
     """The kind of average, and its parameters."""
 
     name: str = NO_DEFENCE  # none, krum, trimmed-mean or median
-    num_malicious: int = 1  # SuperNodes that may be hostile; krum only
-    beta: float = 0.2  # Share of the SuperNodes that is cut off at each end; trimmed-mean only
+    num_malicious: int = 1  # Clients that may be hostile; krum only
+    beta: float = 0.2  # Share of the clients that is cut off at each end; trimmed-mean only
 
 
 @dataclass
@@ -247,11 +247,11 @@ class RobustSection:
     robust: str = setting(
         NO_DEFENCE, choice(*ROBUST), help="what stands for the mean of the clients' weights"
     )
-    num_malicious: int = setting(1, at_least(0), help="SuperNodes that may be hostile; `krum` only")
+    num_malicious: int = setting(1, at_least(0), help="clients that may be hostile; `krum` only")
     beta: float = setting(
         0.2,
         Rule("at least 0 and less than 0.5", lambda beta: 0 <= beta < 0.5),
-        help="share of the SuperNodes cut off at each end; `trimmed-mean` only",
+        help="share of the clients cut off at each end; `trimmed-mean` only",
     )
 
     @property
@@ -279,7 +279,7 @@ class StrategySection:
     """The keys that the section ``strategy`` of every method has; a method adds its own."""
 
     name: str = setting("", help="what server and clients do")
-    participation: float = setting(1.0, SHARE, help="share of the SuperNodes asked each round")
+    participation: float = setting(1.0, SHARE, help="share of the clients asked each round")
     timeout: float = setting(600.0, ABOVE_ZERO, help="seconds that an exchange may take")
     min_nodes: int = setting(1, at_least(1), help="SuperNodes to wait for before the first round")
     most_supernodes: int | None = setting(

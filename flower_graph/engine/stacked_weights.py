@@ -76,7 +76,7 @@ class StackedWeights:
         self._place = torch.tensor(self.places, dtype=torch.long)
         self.kind = _kinds(kinds, whole)[self._place.to(self._device)]
         self._sources = _sources(self.kind, batch)
-        self._rows = None if are_all else _rows_of(whole, self.places).to(self._device)
+        self._rows = None if are_all else rows_of(whole, self.places).to(self._device)
         self._start: list[ModelWeights] = []  # the models that this round began with
         self._leaves: tuple[list[int], list[Tensor]] | None = None
 
@@ -154,7 +154,7 @@ class StackedWeights:
         chosen = list(range(self.batch.size)) if places is None else list(places)
         if not chosen:
             return
-        rows = _rows_of(self.batch, chosen).to(self._device)
+        rows = rows_of(self.batch, chosen).to(self._device)
         rows = rows if self._rows is None else self._rows[rows]
         indices = self._place[torch.tensor(chosen)]
         self._state["step"][indices] = 0
@@ -164,7 +164,7 @@ class StackedWeights:
 
     def restart(self, places: Sequence[int], *models: ModelWeights) -> None:
         """Reset networks, weights and Adam's moments."""
-        rows = _rows_of(self.batch, places).to(self._device)
+        rows = rows_of(self.batch, places).to(self._device)
         indices = torch.tensor(places, device=self._device)
         fresh = _spread(models, self.kind, self._sources)
         for name, index, value in zip(("first", "rest"), (rows, indices), fresh, strict=True):
@@ -239,7 +239,7 @@ def _spread(models: Sequence[ModelWeights], kind: Tensor, sources: Tensor) -> tu
     return first[sources], rest[kind]
 
 
-def _rows_of(batch: GraphBatch, places: Sequence[int]) -> Tensor:
+def rows_of(batch: GraphBatch, places: Sequence[int]) -> Tensor:
     """Return the indices of these networks' active rows in a batch."""
     ptr = batch.row_ptr
     return torch.cat([torch.arange(ptr[index], ptr[index + 1]) for index in places])

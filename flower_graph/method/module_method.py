@@ -156,11 +156,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
             task=self.task(config, folder),
         )
 
-    def default_supernodes(self, config: M) -> int | None:
-        """Return one for each client if every client is sent a model of its own."""
-        alone = self.strategy_class.personal
-        return self.num_clients(config) if alone else super().default_supernodes(config)
-
     def caveat(self, baselines: Figures) -> str:
         """Say that clients may reach more alone where a community is nearly of one class."""
         return says_one_class(baselines)

@@ -1,9 +1,13 @@
 """Flower's FedAvg, or another averaging strategy, with checked replies and a report a round.
 
-What is added to Flower's code: nodes are waited for with a limit, asked which clients they host,
-and drawn by the run's seed; replies that cannot be averaged are left out and reported; bytes are
-counted; a run can be saved and resumed. The averaging is Flower's, and may be that of another
+What is added to Flower's code: nodes are waited for with a limit and asked which clients they host,
+of which the run's seed draws some; replies that cannot be averaged are left out and reported; bytes
+are counted; a run can be saved and resumed. The averaging is Flower's, and may be that of another
 strategy: ``class Mine(ReportedFedAvg, FedProx)``.
+
+The server asks clients: it draws them, whoever hosts them, and combines an answer of each. A
+SuperNode sends their weighted mean instead where nothing else is needed, which
+`ReportedFedAvg.weighted_sum` says.
 
 All clients measure a round's model, and save then; the server reports the round and completes the
 checkpoint, if all clients have saved.
@@ -18,15 +22,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedYogi, Strategy
 from numpy.typing import NDArray
 
 from flower_graph.config.common import Robust
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.rounds import BestRound, RoundReport
 from flower_graph.server.averaging_replies import (
+    Checked,
     Combined,
     RoundSoFar,
     check_replies,
@@ -35,23 +41,27 @@ from flower_graph.server.averaging_replies import (
     refuse_unused,
     shared_arrays,
 )
-from flower_graph.server.membership import Membership, OneClientEach
+from flower_graph.server.membership import Membership, NamedClients
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
 from flower_graph.server.strategy_state import StrategyState, packed_models, unpacked_models
 from flower_graph.storage.reading import StateDict
+from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.averaging import (
     ClientReply,
     count_payload,
     grid_of,
-    read_replies,
+    read_reply,
     with_own_content,
 )
 from flower_graph.wire.counts import added, read_counts
 from flower_graph.wire.exchange import log_rejected
-from flower_graph.wire.keys import CHECKPOINT, RUN_TOKEN
+from flower_graph.wire.keys import CHECKPOINT, CLIENTS, OWN_ARRAYS, ROW_EACH, RUN_TOKEN
+from flower_graph.wire.rows import stacked
 
 LOG = logging.getLogger(__name__)
+# Flower's, of which the next model depends on nothing but the clients' weighted mean
+OF_THE_MEAN = {Strategy, FedAvg, FedAvgM, FedAdagrad, FedAdam, FedYogi}
 
 
 class ReportedFedAvg(RoundLoop, FedAvg):
@@ -63,11 +73,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     Parameters
     ----------
     participation : float
-        Share of the SuperNodes asked to train each round, above 0 and at most 1. All measure.
+        Share of the clients asked to train each round, above 0 and at most 1. All measure.
     min_nodes : int
         SuperNodes to wait for before an exchange, at least 1.
     seed : int
-        Of the choice of SuperNodes.
+        Of the choice of clients.
     checkpoint_dir, checkpoint_every : Path or None, int
         Where to save, and after how many rounds each; 0 for never.
     **more
@@ -75,6 +85,9 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     Attributes
     ----------
+    weighted_sum : bool
+        A class that writes ``combine`` sets it, in its own body, if the weighted sum of what
+        clients send is all that it needs: each SuperNode then answers with its clients' mean.
     arrays : ArrayRecord
         The model: what was sent last.
     best : BestRound
@@ -89,6 +102,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     """
 
     personal: bool = False  # whether ``combine`` gives each client arrays of its own
+    weighted_sum: bool = True  # of ``combine`` as it is here; a class with another says it anew
 
     def __init__(
         self,
@@ -108,7 +122,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
                 "they measure, so all must be asked to; set it to 1, or checkpoint_every to 0"
             )
         self.session = Session(
-            OneClientEach() if self.personal else Membership(),
+            NamedClients() if self.personal else Membership(),
             min_nodes=min_nodes,
             participation=participation,
             seed=seed,
@@ -168,8 +182,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         Parameters
         ----------
         replies : sequence of ClientReply
-            At least one, in the order of the clients' numbers. They are the strategy's own: it may
-            change them.
+            One of each client, at least one, in the order of their numbers; with ``weighted_sum``
+            a mean of each SuperNode. They are the strategy's own: it may change them.
 
         Returns
         -------
@@ -260,10 +274,10 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self._kept = None
 
     def summary(self) -> None:
-        """Log the settings, Flower's and the choice of SuperNodes."""
+        """Log the settings, Flower's and the choice of clients."""
         super().summary()
         how = self.session.min_nodes, self.session.share, self.session.seed
-        LOG.info("SuperNodes: wait for %d, %g of them train, drawn by seed %d", *how)
+        LOG.info("wait for %d SuperNodes; %g of the clients train, drawn by seed %d", *how)
 
     # Flower's round, step by step
 
@@ -278,25 +292,30 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         session.over(grid)
         session.gather(server_round, "no SuperNode can take part")
         self.prepare(server_round)
-        present = session.members.present(session.connected)
-        nodes = [present[index] for index in session.draw(len(present), server_round)]
-        sent = self._send(super().configure_train(server_round, arrays, config, grid_of(nodes)))
-        asked = [message.metadata.dst_node_id for message in sent]
-        session.asked = {node: session.members.clients[node] for node in asked}
+        hosted = {n: session.members.clients[n] for n in session.members.present(session.connected)}
+        drawn = session.participants(server_round, hosted)
+        messages = super().configure_train(server_round, arrays, config, grid_of(list(drawn)))
+        sent = self._send(messages, drawn, wants_rows=not self.is_weighted_sum)
+        session.asked = {node: drawn[node] for node in (m.metadata.dst_node_id for m in sent)}
         return sent
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Average what can be averaged; without anything, the model stays as it was."""
-        replies, members = list(replies), self.session.members
-        self.session.ledger.count_messages("up", replies)
-        count_payload(self.session.ledger, self._round.sent, replies, members.clients)
-        usable = self._usable(server_round, replies, self.arrays)
-        self._round.note_training(usable, members.clients)
-        if not usable:
+        replies, session = list(replies), self.session
+        asked = {node: list(session.asked[node]) for node in session.asked}
+        session.ledger.count_messages("up", replies)
+        count_payload(session.ledger, self._round.sent, replies, asked)
+        checked = self._checked(server_round, replies, self.arrays, asked)
+        self._round.note_training(checked, asked)
+        if not checked.usable:
             return None, None
-        return self._combined(read_replies(usable, members.clients)), self._round.trained
+        answers = [
+            read_reply(message, asked.get(node, ()) if client is None else [client])
+            for message, (node, client) in zip(checked.usable, checked.places, strict=True)
+        ]
+        return self._combined(answers), self._round.trained
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -308,12 +327,11 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         # Where Flower's own loop runs the round, nothing is saved
         self._round.saves = self._kept is not None and session.is_due(server_round)
         if not present:  # Flower would wait for one without an end
-            return self._send([])
+            return self._send([], {})
         if self._round.saves:
             config[CHECKPOINT], config[RUN_TOKEN] = True, session.checkpoints.run
-        return self._send(
-            super().configure_evaluate(server_round, arrays, config, grid_of(present))
-        )
+        messages = super().configure_evaluate(server_round, arrays, config, grid_of(present))
+        return self._send(messages, {node: session.members.clients[node] for node in present})
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -321,12 +339,12 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         """Average the measurements and report the round."""
         self._round.measured = list(replies)
         self.session.ledger.count_messages("up", self._round.measured)
-        usable = self._usable(server_round, self._round.measured, None)
+        usable = self._checked(server_round, self._round.measured, None).usable
         metrics = super().aggregate_evaluate(server_round, usable) if usable else None
         self._round.evaluated = metrics or MetricRecord()
         self.counts = added(read_counts(reply.content, *self.counted) for reply in usable)
         figures = self.report_fields(self._round.trained, self._round.evaluated)
-        self._round.report = report = self._round.to_report(self.session, usable, figures)
+        self._round.report = report = self._round.to_report(self.session, figures)
         return None if metrics is None else self.measured(report)
 
     # Checkpoints
@@ -371,30 +389,59 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.own_arrays |= personal_arrays(combined, self.arrays, everyone)
         return None
 
-    def _send(self, messages: Iterable[Message]) -> list[Message]:
-        """Put the messages in order: with it, the order of sums is the same each time."""
+    @property
+    def is_weighted_sum(self) -> bool:
+        """Whether the weighted sum of what clients send is all that is needed."""
+        # Each class on the way must say so: what a subclass overrides needs what its author says
+        makers = [c for c in type(self).__mro__ if vars(c).keys() & {"combine", "aggregate_train"}]
+        sums = all(vars(c).get("weighted_sum", c in OF_THE_MEAN) for c in makers)
+        return sums and not self.personal and self.central_noise is None
+
+    def _send(
+        self,
+        messages: Iterable[Message],
+        asked: Mapping[int, Sequence[int]],
+        *,
+        wants_rows: bool = False,
+    ) -> list[Message]:
+        """Say whom each message is for, and put them in order: that of sums is then the same."""
         members, sent = self.session.members, list[Message]()
         for message in sorted(messages, key=lambda one: members.place(one.metadata.dst_node_id)):
-            # The first client of a SuperNode, if it says whom it hosts
-            local = members.clients.get(message.metadata.dst_node_id, ())
-            own = self.own_arrays.get(local[0]) if local else None
-            sent.append(with_own_content(message, self.arrayrecord_key, own))
+            node = message.metadata.dst_node_id
+            clients = asked.get(node, ())
+            has_own = any(client in self.own_arrays for client in clients)
+            has_rows = has_own and len(clients) > 1
+            own = [self.own_arrays.get(client, self.arrays) for client in clients if has_own]
+            arrays = stacked(own) if has_rows else own[0] if own else None
+            with_own_content(message, self.arrayrecord_key, arrays)
+            if len(clients) < len(members.clients.get(node, ())):
+                self._note(message, CLIENTS, pack_integers(np.array(clients, np.int64)))
+            if has_rows:
+                self._note(message, OWN_ARRAYS, True)
+            if wants_rows and len(clients) > 1:
+                self._note(message, ROW_EACH, True)
+            sent.append(message)
         self._round.sent = sent
         self.session.ledger.count_messages("down", sent)
         return sent
 
-    def _usable(
-        self, server_round: int, replies: Sequence[Message], model: ArrayRecord | None
-    ) -> list[Message]:
-        """Return the replies to average; note and log every node that is left out."""
+    def _note(self, message: Message, key: str, value: bool | bytes) -> None:
+        message.content.config_records[self.configrecord_key][key] = value
+
+    def _checked(
+        self,
+        server_round: int,
+        replies: Sequence[Message],
+        model: ArrayRecord | None,
+        asked: Mapping[int, Sequence[int]] | None = None,
+    ) -> Checked:
+        """Check the replies; note and log every node, and every client, that is left out."""
         most = partial(self.most_examples, training=model is not None)
-        asked = model, self.session.timeout, most, self.extras(), self.counted
-        usable, rejected = check_replies(self._round.sent, replies, *asked)
-        if model is not None and self.central_noise is not None:
-            usable, several = self.central_noise.sort_out(usable)
-            rejected = rejected + several
+        rows = None if asked is None or self.is_weighted_sum else asked
+        about = model, self.session.timeout, most, self.extras(), self.counted, rows
+        checked = check_replies(self._round.sent, replies, *about)
         where = "evaluate: " if model is None else ""
-        named = [replace(entry, reason=where + entry.reason) for entry in rejected]
+        named = [replace(entry, reason=where + entry.reason) for entry in checked.rejected]
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
-        return usable
+        return checked

@@ -37,23 +37,32 @@ from flower_graph.wire.keys import (
     MAX_NUMBER,
     MAX_WEIGHT,
     NUM_EXAMPLES,
+    ROWS,
 )
 from flower_graph.wire.ledger import reply_bytes, size_of, too_large
+from flower_graph.wire.rows import split_rows
 
 # Measurements from 0 to 1, whose sum cannot exceed their number
 RATIOS = frozenset(("train", "val", "test", "precision", "recall", "homophily", "true-homophily"))
 RECORD = -2  # in place of a length: marks a name as that of a record
 ROUNDING = 1e-5  # rounding error allowed in such a sum
+NO_ROW = "its SuperNode's answer has no row of it"
 NOT_COUNTED = (0, "")  # no classes, and nothing that was to be counted
 Form = frozenset[tuple[str, int]]  # each metric's name and length; -1 for a single number
+
+
+Place = tuple[int, int | None]  # a SuperNode, and the client where it answers with a row for each
 
 
 class Checked(NamedTuple):
     """The checked replies of one exchange."""
 
-    usable: list[Message]  # Replies to average, in the order of the messages sent
-    # Every other node that was asked, and clients that a SuperNode left out
+    # Replies to average: in the order of the messages sent, rows in that of the clients
+    usable: list[Message]
+    # Every other node that was asked, and clients that are left out
     rejected: list[Rejected]
+    places: list[Place]  # whose each of the usable replies is
+    failed: dict[int, str]  # Clients without a usable row, of SuperNodes that were asked for rows
 
 
 def check_replies(
@@ -64,12 +73,14 @@ def check_replies(
     most_examples: Callable[[int], int | None] = lambda node: None,
     extras: Mapping[str, tuple[int, ...]] | None = None,
     counted: tuple[int, str] = NOT_COUNTED,
+    rows: Mapping[int, Sequence[int]] | None = None,
 ) -> Checked:
     """Leave out replies that cannot be averaged.
 
     ``extras`` has the shapes of further arrays, ``counted`` the number of classes and what was to
-    be counted.
+    be counted, ``rows`` the clients of which each SuperNode was asked for a row each.
     """
+    rows = rows or {}
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
     came: dict[int, Message] = {}
     strays: list[Rejected] = []
@@ -86,17 +97,40 @@ def check_replies(
     order = [node for node in asked if node in came]
     order += sorted(came.keys() - set(asked))
     about = model, extras or {}, counted
-    reasons |= {node: why for node in order if (why := _problem(came[node], *about))}
-    good = {node: came[node] for node in order if node not in reasons}
-    reasons |= _too_heavy(good, most_examples)
-    reasons |= _odd_ones({node: came[node] for node in order if node not in reasons})
+    parts: dict[Place, Message] = {}
+    for node in order:
+        clients = rows.get(node, ())
+        if why := _misfit(came[node], *about, len(clients) or 1):
+            reasons[node] = why
+            continue
+        try:
+            own = split_rows(came[node], clients) if len(clients) > 1 else {}
+        except Exception as error:
+            reasons[node] = unreadable(error)
+            continue
+        parts |= {(node, client): one for client, one in own.items()}
+        if not own:
+            parts[node, clients[0] if clients else None] = came[node]
+    bad = {place: why for place, one in parts.items() if (why := _problem(one, *about))}
+    bad |= _too_heavy({at: one for at, one in parts.items() if at not in bad}, most_examples)
+    bad |= _odd_ones({at: one for at, one in parts.items() if at not in bad})
+    reasons |= {at[0]: why for at, why in bad.items() if len(rows.get(at[0], ())) < 2}
     kinds = {node: kind_of(reply) for node, reply in came.items()}
     rejected = [
         Rejected(node, one_line(why), kinds.get(node, Kind.OTHER)) for node, why in reasons.items()
     ]
-    usable = [node for node in order if node not in reasons]
-    rejected += [Rejected(node, why) for node in usable for why in _left_out(came[node].content)]
-    return Checked([came[node] for node in usable], rejected + strays)
+    failed = dict[int, str]()
+    for node in (node for node in order if node not in reasons):
+        rejected += [Rejected(node, why) for why in _left_out(came[node].content)]
+        said = client_reasons(came[node], rows)
+        missing = {c: NO_ROW for c in rows.get(node, ()) if (node, c) not in parts}
+        wrong = {c: bad[node, c] for c in rows.get(node, ()) if (node, c) in bad}
+        failed |= missing | wrong | said
+        unsaid = {c: why for c, why in (missing | wrong).items() if c not in said}
+        rejected += [Rejected(node, one_line(f"client {c}: {why}")) for c, why in unsaid.items()]
+    usable = [place for place in parts if place not in bad]
+    usable.sort(key=lambda at: (at[1] is None, at[1] or 0))  # stable: otherwise as they were sent
+    return Checked([parts[at] for at in usable], rejected + strays, usable, failed)
 
 
 def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[int, str]:
@@ -107,6 +141,27 @@ def client_reasons(reply: Message, hosted: Mapping[int, Sequence[int]]) -> dict[
     return {pair[0]: pair[1] for pair in pairs if pair is not None and pair[0] in local}
 
 
+def _misfit(
+    reply: Message,
+    model: ArrayRecord | None,
+    extras: Mapping[str, tuple[int, ...]],
+    counted: tuple[int, str],
+    clients: int,
+) -> str | None:
+    """Return why a reply of some clients is none that can be read, or None."""
+    most = clients * _most_bytes(model, extras, counts_size(*counted))
+    if (problem := too_large(reply, size_of(reply), most) or no_content(reply)) is not None:
+        return problem
+    if clients > 1 and ROWS not in (reply.content.config_records.get(CONFIG) or ()):
+        return f"it answers with one mean for {clients} clients; a row for each was asked for"
+    try:
+        if model is not None:
+            _check_names(reply.content, model, extras)
+    except MalformedReplyError as error:
+        return unreadable(error)
+    return None
+
+
 def _problem(
     reply: Message,
     model: ArrayRecord | None,
@@ -114,10 +169,6 @@ def _problem(
     counted: tuple[int, str],
 ) -> str | None:
     """Return why a reply by itself cannot be used, or None."""
-    most = _most_bytes(model, extras, counts_size(*counted))
-    too_long = too_large(reply, size_of(reply), most)
-    if (problem := too_long or no_content(reply)) is not None:
-        return problem
     try:
         metrics = _check_metrics(reply.content)
         _check_sums(metrics)
@@ -146,14 +197,16 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
 
 
 def _too_heavy(
-    replies: Mapping[int, Message], most_examples: Callable[[int], int | None]
-) -> dict[int, str]:
+    replies: Mapping[Place, Message], most_examples: Callable[[int], int | None]
+) -> dict[Place, str]:
     """Find replies that claim more examples than their SuperNode has."""
-    result = {}
-    for node, reply in replies.items():
-        most, weight = most_examples(node), weight_of(reply)
+    result, claimed = {}, Counter[int]()
+    for (node, _), reply in replies.items():
+        claimed[node] += weight_of(reply)  # type: ignore[assignment]
+    for node, client in replies:
+        most, weight = most_examples(node), claimed[node]
         if most is not None and weight > most:
-            result[node] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
+            result[node, client] = f"{NUM_EXAMPLES} is {weight}, its SuperNode has {most}"
     return result
 
 
@@ -179,7 +232,7 @@ def _check_sums(metrics: MetricRecord) -> None:
             raise MalformedReplyError(f"{name} is {value:g}, must be from {low:g} to {high:g}")
 
 
-def _check_arrays(
+def _check_names(
     content: RecordDict, model: ArrayRecord, extras: Mapping[str, tuple[int, ...]]
 ) -> None:
     records, expected = content.array_records, [ARRAYS, EXTRAS] if extras else [ARRAYS]
@@ -188,14 +241,19 @@ def _check_arrays(
     if extras and sorted(records[EXTRAS]) != sorted(extras):
         named = f"extras {brief(list(records[EXTRAS]), 80)}, expected {sorted(extras)!s:.80}"
         raise MalformedReplyError(named)
-    for name, shape in extras.items():
-        read_array(content, EXTRAS, name, shape)
     names = list(records[ARRAYS])
     if names != list(model):
         # Clients read arrays by position, and the first reply's order would become the mean's.
         raise MalformedReplyError(
             f"arrays {brief(names, 80)}, expected {list(model)!s:.80} in order"
         )
+
+
+def _check_arrays(
+    content: RecordDict, model: ArrayRecord, extras: Mapping[str, tuple[int, ...]]
+) -> None:
+    for name, shape in extras.items():
+        read_array(content, EXTRAS, name, shape)
     for name, wanted in model.items():
         value = read_array(content, ARRAYS, name, tuple(wanted.shape))
         if not np.can_cast(np.dtype(wanted.dtype), value.dtype):
@@ -204,15 +262,15 @@ def _check_arrays(
             )
 
 
-def _odd_ones(replies: dict[int, Message]) -> dict[int, str]:
+def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
     """Find replies whose metrics differ from most others': Flower needs the same in all."""
-    forms = {node: _form(reply) for node, reply in replies.items()}
+    forms = {place: _form(reply) for place, reply in replies.items()}
     if not forms:
         return {}
     ((common, _),) = Counter(forms.values()).most_common(1)
     return {
-        node: f"metrics are not as in the other replies: {_names(common ^ form)}"
-        for node, form in forms.items()
+        place: f"metrics are not as in the other replies: {_names(common ^ form)}"
+        for place, form in forms.items()
         if form != common
     }
 
@@ -318,6 +376,7 @@ class RoundSoFar:
     measured: list[Message] = field(default_factory=list)  # the answers to ``evaluate``
     used: set[int] = field(default_factory=set)  # clients whose training counted
     failed: dict[int, str] = field(default_factory=dict)  # for single clients: why it did not
+    unnamed: int = 0  # SuperNodes that name no clients and whose training counted
     trained: MetricRecord = field(default_factory=MetricRecord)
     evaluated: MetricRecord = field(default_factory=MetricRecord)
     is_averaged: bool = False  # whether ``combine`` called Flower's average
@@ -325,30 +384,27 @@ class RoundSoFar:
     saves: bool = False  # whether the round gets a checkpoint
     report: RoundReport | None = None
 
-    def note_training(self, usable: Iterable[Message], hosted: Mapping[int, Sequence[int]]) -> None:
+    def note_training(self, checked: Checked, asked: Mapping[int, Sequence[int]]) -> None:
         """Record the clients whose training counts, and those that failed."""
         self.skipped = f"none of {len(self.sent)} SuperNodes gave a usable answer to train"
-        for reply in usable:
+        self.failed |= checked.failed
+        for reply, (node, client) in zip(checked.usable, checked.places, strict=True):
             self.skipped = ""
-            self.used |= set(hosted.get(reply.metadata.src_node_id, ()))
-            self.failed |= client_reasons(reply, hosted)
+            self.used |= set(asked.get(node, ())) if client is None else {client}
+            self.failed |= client_reasons(reply, asked)
+            # A SuperNode that names no clients is one
+            self.unnamed += client is None and not asked.get(node)
 
-    def to_report(
-        self, session: Session, measured: Iterable[Message], figures: Mapping[str, object]
-    ) -> RoundReport:
+    def to_report(self, session: Session, figures: Mapping[str, object]) -> RoundReport:
         """Return the round's report, with a method's own ``figures``."""
         members = session.members
-        # A SuperNode that names no clients counts by its weight, or else as one client.
-        weights = {reply.metadata.src_node_id: int(weight_of(reply)) for reply in measured}
-        answered = sum(len(members.clients.get(n, ())) or w for n, w in weights.items())
-        asked = (message.metadata.dst_node_id for message in self.sent)
         gone = dict.fromkeys(members.absent, NOT_CONNECTED)
         used = self.used - self.failed.keys()
         return session.report(
             self.number,
             session.participation(used, failed=self.failed, left_out=gone),
-            asked=answered + sum(members.count(node) for node in asked if node not in weights),
-            answered=answered,
+            asked=sum(len(local) or 1 for local in session.asked.values()),
+            answered=len(used) + self.unnamed,
             bytes=session.ledger.payload,
             seconds=time.perf_counter() - self.started,
             skipped=self.skipped,

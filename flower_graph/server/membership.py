@@ -313,16 +313,13 @@ class Membership:
                 )
 
 
-class OneClientEach(Membership):
-    """Membership of a method with personal models: every SuperNode hosts one client."""
+class NamedClients(Membership):
+    """Membership of a method with personal models: who gets one must have a number."""
 
     def refusal(self, answer: Answered) -> str:
-        """Return why a SuperNode cannot get its client's own model, or an empty string."""
-        count = len(answer.clients)
-        if count == 1:
-            return ""
-        hosts = f"hosts {count} clients" if count else "does not say which client it hosts"
-        return f"it {hosts}, and each is answered with its own model: it needs a SuperNode for each"
+        """Return why a SuperNode cannot get its clients' own models, or an empty string."""
+        why = "it does not say which clients it hosts, and each is answered with its own model"
+        return "" if answer.clients else why
 
 
 def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:

@@ -1,8 +1,7 @@
 """Flower's averages that a few hostile clients cannot move far.
 
-Each SuperNode's answer counts as one, whatever its weight. A SuperNode that hosts several clients
-answers with their mean, so one hostile client among them spoils it, and the whole SuperNode is then
-left out.
+Each client's answer counts as one, whatever its weight, and whoever hosts it: SuperNodes answer
+with a row for each. A hostile SuperNode is as many hostile clients as it hosts.
 """
 
 from __future__ import annotations
@@ -62,14 +61,13 @@ def too_few(robust: Robust, answers: int) -> str:
     """Return why so many answers are too few, or an empty string."""
     if robust.name == KRUM and answers < (needed := 2 * robust.num_malicious + 3):
         return (
-            f"krum with strategy.num_malicious={robust.num_malicious} needs {needed} SuperNodes, "
+            f"krum with strategy.num_malicious={robust.num_malicious} needs {needed} clients, "
             f"{answers} answered"
         )
     if robust.name == TRIMMED_MEAN and not int(robust.beta * answers):
         return (
-            f"trimmed-mean with strategy.beta={robust.beta:g} leaves out none of {answers} "
-            "SuperNodes"
+            f"trimmed-mean with strategy.beta={robust.beta:g} leaves out none of {answers} clients"
         )
     if robust.name == MEDIAN and answers < 3:
-        return f"the median of {answers} SuperNodes is their mean"
+        return f"the median of {answers} clients is their mean"
     return ""

@@ -216,12 +216,26 @@ class Session:
         return present
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
-        """Draw which of ``size`` clients or SuperNodes take part in a round: ascending indices."""
+        """Draw which of ``size`` clients take part in a round: ascending indices."""
         count = min(size, max(least, round(self.share * size)))
         if count == size:
             return np.arange(size)
         rng = generator(self.seed, "participants", server_round)
         return np.sort(torch.randperm(size, generator=rng)[:count].numpy())
+
+    def participants(
+        self, server_round: int, hosted: Mapping[int, Sequence[int]]
+    ) -> dict[int, list[int]]:
+        """Draw which clients take part in a round, whoever hosts them: each SuperNode's."""
+        # In the order of the clients; a SuperNode that names none is one, at the end
+        everyone = [(False, client, node) for node, local in hosted.items() for client in local]
+        everyone += [(True, node, node) for node, local in hosted.items() if not local]
+        everyone.sort()
+        result = dict[int, list[int]]()
+        for index in self.draw(len(everyone), server_round):
+            is_unnamed, client, node = everyone[index]
+            result.setdefault(node, []).extend([] if is_unnamed else [client])
+        return result
 
     def is_due(self, server_round: int) -> bool:
         """Whether a checkpoint of this round is to be made."""

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.wire.arrays import decode_array, own_records
+from flower_graph.wire.arrays import IntArray, decode_array, own_records
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.counts import Counted, Counting
-from flower_graph.wire.fields import Clients, Handled, Real, Reasons, Whole
+from flower_graph.wire.fields import Clients, Flag, Handled, Real, Reasons, Whole
 from flower_graph.wire.keys import (
     ARRAYS,
     CLIENTS,
@@ -35,10 +35,13 @@ from flower_graph.wire.keys import (
     LEFT_OUT,
     MAX_WEIGHT,
     NUM_EXAMPLES,
+    OWN_ARRAYS,
+    ROW_EACH,
     SERVER_ROUND,
 )
 from flower_graph.wire.ledger import ByteLedger
-from flower_graph.wire.numpy_client import Measurements
+from flower_graph.wire.numpy_client import Measurements, Parameters
+from flower_graph.wire.rows import bytes_of_each
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -118,10 +121,39 @@ class Enrolment(Message, up="query"):
 
 @dataclass
 class RoundRequest(Message, down="train evaluate"):
-    """The entries that Flower's own strategies send besides the model."""
+    """The entries besides the model; Flower's own strategies send the first alone."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
     counting: Counting = ""
+    clients: Annotated[
+        IntArray | None,
+        Clients(
+            CLIENTS, "whom of the clients here it is for; without it, all", shape="c", optional=True
+        ),
+    ] = None
+    has_rows: Annotated[
+        bool,
+        Flag(OWN_ARRAYS, "whether each of `clients` has a row in `arrays`", optional=True),
+    ] = False
+    wants_rows: Annotated[
+        bool,
+        Flag(ROW_EACH, "whether each of `clients` answers with a row of its own", optional=True),
+    ] = False
+
+    def chosen(self, hosted: Sequence[int]) -> list[int]:
+        """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
+        if self.clients is None:
+            return sorted(hosted)
+        if strangers := sorted(set(self.clients.tolist()) - set(hosted)):
+            raise ValueError(f"{CLIENTS}: {strangers!s:.60} are not here")
+        return sorted(self.clients.tolist())
+
+    def arrays_for(self, parameters: Parameters, clients: Sequence[int]) -> dict[int, Parameters]:
+        """Return the arrays that each client begins with."""
+        if not self.has_rows:
+            return dict.fromkeys(clients, parameters)
+        rows = [list(row) for row in zip(*parameters, strict=True)] or [[] for _ in clients]
+        return dict(zip(clients, rows, strict=True))
 
 
 @dataclass(kw_only=True)
@@ -187,14 +219,15 @@ def weight_of(reply: FlowerMessage) -> int | float:
 
 @dataclass(frozen=True)
 class ClientReply:
-    """A reply to ``train`` that passed the checks.
+    """A client's answer to ``train`` that passed the checks, or a mean where that is enough.
 
     Attributes
     ----------
     clients : tuple of int
         Numbers of the clients that it speaks for, ascending; empty if its SuperNode does not say.
+        One alone, unless the strategy needs no more than the weighted sum.
     message : Message
-        Flower's message, as Flower's own averaging takes it.
+        Flower's message, as Flower's own averaging takes it: of this answer alone.
     extras : dict
         What ``ReportedFedAvg.extras`` declares: name to array.
     """
@@ -227,18 +260,12 @@ class ClientReply:
         return _decoded(self.message.content.array_records[ARRAYS])
 
 
-def read_replies(
-    messages: Iterable[FlowerMessage], hosted: Mapping[int, Sequence[int]]
-) -> list[ClientReply]:
-    """Read usable messages; move the arrays beside the model out of them."""
-    replies = []
-    for message in messages:
-        clients = tuple(hosted.get(message.metadata.src_node_id, ()))
-        more = message.content.array_records.get(EXTRAS)
-        if more is not None:  # Flower's averaging takes one record of arrays
-            del message.content[EXTRAS]
-        replies.append(ClientReply(clients, message, _decoded(more or ArrayRecord())))
-    return replies
+def read_reply(message: FlowerMessage, clients: Sequence[int]) -> ClientReply:
+    """Read a usable message; move the arrays beside the model out of it."""
+    more = message.content.array_records.get(EXTRAS)
+    if more is not None:  # Flower's averaging takes one record of arrays
+        del message.content[EXTRAS]
+    return ClientReply(tuple(clients), message, _decoded(more or ArrayRecord()))
 
 
 def _decoded(record: ArrayRecord) -> dict[str, NDArray[np.generic]]:
@@ -272,19 +299,23 @@ def count_payload(
     ledger: ByteLedger,
     sent: Iterable[FlowerMessage],
     replies: Iterable[FlowerMessage],
-    hosted: Mapping[int, Sequence[int]],
+    asked: Mapping[int, Sequence[int]],
 ) -> None:
     """Count every client's arrays both ways, whoever shares its SuperNode."""
     # A SuperNode that does not say which clients it hosts counts as one client.
     answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
     for message in sent:
         node = message.metadata.dst_node_id
-        answer, clients = answers.get(node), len(hosted.get(node, ()))
+        answer, clients = answers.get(node), len(asked.get(node, ()))
         if not clients:
             clients = 1 if answer is None else clients_of(answer)
-        pairs = (("down", message),) if answer is None else (("down", message), ("up", answer))
-        for direction, one in pairs:
-            sizes = {n: record.count_bytes() for n, record in one.content.array_records.items()}
+        entries = list(message.content.config_records.values())
+        has, wants = (any(one.get(key) for one in entries) for key in (OWN_ARRAYS, ROW_EACH))
+        pairs = [("down", message, has)] + ([] if answer is None else [("up", answer, wants)])
+        for direction, one, is_in_rows in pairs:
+            count = clients if is_in_rows else 1
+            records = one.content.array_records.items()
+            sizes = {name: bytes_of_each(record, count) for name, record in records}
             extras = sizes.pop(EXTRAS, 0)
             ledger.count(direction, "weights", clients * sum(sizes.values()))
             if extras:

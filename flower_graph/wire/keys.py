@@ -15,6 +15,8 @@ RUN_TOKEN, NOT_SAVED = "run-token", "not-saved"  # whose checkpoint; why a clien
 CLIENTS, ROWS, LEFT_OUT = "clients", "rows", "left-out"
 HIDDEN_SIZE, SEED = "hidden-size", "seed"
 NUM_FEATURES, NUM_CLASSES = "num-features", "num-classes"
+# Methods that average: whether a request's and an answer's arrays have a row for each client
+OWN_ARRAYS, ROW_EACH = "own-arrays", "row-each"
 # Secure sum, and the stage of the alignment that a request is for
 SUM_STATE, MASKED_SUM, RING_WORD = "secure-sum", "masked-sum", "word"
 ALIGN_STAGE = "align-stage"

@@ -20,11 +20,14 @@ are sent back unchanged (``ChosenEgos.inactive_rows``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedProx
+from torch import Tensor
 
 from flower_graph.engine.graph_batch import count_batch, evaluate
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
@@ -51,7 +54,7 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
     mean_weights,
     measure,
 )
-from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.averaging import Enrolment, RoundRequest
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
@@ -65,6 +68,7 @@ from flower_graph.wire.keys import (
     SERVER_ROUND,
 )
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
+from flower_graph.wire.rows import Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
@@ -113,18 +117,28 @@ class EgoModelClient(EgoCohortClient):
         return Enrolment(clients, handled, len(clients)).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train the model on every client and return the mean of their weights (steps 2, 3)."""
+        """Train the model on who is asked and return the mean of their weights (steps 2, 3)."""
+        with self._trained(parameters, config) as clients:
+            return _answer(clients, torch.ones(clients.batch.size))
+
+    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
+        """Train likewise and return each client's weights."""
+        with self._trained(parameters, config) as clients:
+            own = zip(clients.batch.clients, torch.eye(clients.batch.size), strict=True)
+            return Rows({client: _answer(clients, share) for client, share in own})
+
+    @contextmanager
+    def _trained(self, parameters: Parameters, config: Config) -> Iterator[ChosenEgos]:
         settings = read_settings(config)
         if "proximal-mu" in config:  # Flower's FedProx sends it
             settings = settings._replace(proximal=float(config["proximal-mu"]))
-        with self.opened(settings) as clients:
+        request = RoundRequest.from_config({SERVER_ROUND: 0, **config})
+        asked = request.chosen([ego.client for ego in self.egos])
+        with self._kept.opened(self._makers(settings)) as (cohort, _):
+            clients = cohort.choose(asked)
             clients.start_from(model_of(parameters))
-            clients.train(int(config.get(SERVER_ROUND, 0)))
-            weights = mean_weights(clients)
-        count = len(self.egos)
-        # a list is no Scalar
-        entries: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
-        return [*weights], count, entries
+            clients.train(request.server_round)
+            yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the model on every client (step 4)."""
@@ -149,6 +163,14 @@ class EgoModelClient(EgoCohortClient):
         )  # a client that was not measured has trained since
         predictions = predictions_of(self.egos, chosen, self._classes)
         return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
+
+
+def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
+    """Answer with the mean of the clients that have a share."""
+    count = int(shares.sum())
+    # a list is no Scalar
+    entries: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
+    return [*mean_weights(clients, shares)], count, entries
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------

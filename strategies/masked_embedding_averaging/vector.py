@@ -207,10 +207,10 @@ def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[np
     return counts if ring is None else counts.astype(np.int64) * _encode(ring, np.ones(1))
 
 
-def mean_weights(chosen: ChosenEgos) -> list[NDArray[np.float32]]:
-    """Return the mean of the chosen clients' weights: ``[f, h]`` and ``[D]``."""
-    size = chosen.batch.size
-    (mean,) = chosen.weighted_sums(torch.ones(size), divisor=size)
+def mean_weights(chosen: ChosenEgos, shares: Tensor) -> list[NDArray[np.float32]]:
+    """Return the mean of the weights of the clients that have a share: ``[f, h]`` and ``[D]``."""
+    # shares [c], 0 or 1
+    (mean,) = chosen.weighted_sums(shares, divisor=float(shares.sum()))
     return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()]
 
 

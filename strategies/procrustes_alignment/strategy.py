@@ -74,11 +74,11 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         For clients that did not answer: ``"leave-out"``, or ``"last"`` to go on with the
         embeddings that they sent last.
     participation : float
-        Share of the SuperNodes asked each round, above 0 and at most 1.
+        Share of the clients asked each round, above 0 and at most 1.
     min_nodes : int
         SuperNodes to wait for before a round.
     seed : int
-        Seed of the draws: of SuperNodes, and of the pairs that are measured.
+        Seed of the draws: of clients, and of the pairs that are measured.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
     """
@@ -119,14 +119,14 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
         """Step 1: return the round's requests, with the clients' means."""
         there = self.there(server_round)
-        nodes = list(there)
-        asked = [nodes[index] for index in self.session.draw(len(nodes), server_round)]
+        drawn = self.session.participants(server_round, there)
         return {
             node: replace(
-                self.request(server_round, there[node], self.clients.targets.get),
+                self.request(server_round, clients, self.clients.targets.get),
                 wants_embeddings=self.wants_embeddings,
+                follows=bool(self.clients.begun & set(there[node])),
             )
-            for node in asked
+            for node, clients in drawn.items()
         }
 
     def there(self, server_round: int) -> dict[int, list[int]]:

@@ -11,7 +11,8 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,13 @@ from flower_graph.engine.graph_batch import (
     turn_of,
     with_dropout,
 )
-from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
+from flower_graph.engine.stacked_weights import (
+    ModelWeights,
+    StackedWeights,
+    Tensors,
+    rows_of,
+    stacked_state,
+)
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import (
     Adjacency,
@@ -144,6 +151,37 @@ class StructureCohort:
         return self._state
 
     # What strategies call
+
+    @contextmanager
+    def taking_part(self, clients: Collection[int]) -> Iterator[StructureCohort]:
+        """Give a cohort of some clients alone, whose changes are taken over in the end."""
+        places = [at for at, client in enumerate(self.clients) if client in clients]
+        if len(places) == self.size:
+            yield self
+            return
+        indices = self._indices(places)
+        held = {key: self._state[key][index] for key, index in indices.items()}
+        held |= {key: value for key, value in self._state.items() if key.startswith(SHARED)}
+        graphs = [self.graphs[at] for at in places]
+        yield StructureCohort(graphs, self.settings, held, self.device)
+        with torch.no_grad():
+            for key, index in indices.items():
+                self._state[key][index] = held[key]
+        self._graph = None
+
+    def _indices(self, places: list[int]) -> dict[str, Tensor]:
+        """Say where some clients' part is in each tensor that every client has a part of."""
+        has_encoders = self.settings.graphs == LEARNED
+        networks = places + [self.size + at for at in places if has_encoders]
+        where = {False: torch.tensor(networks), True: rows_of(self.batch, networks)}
+        keys = [key for key in self._state if not key.startswith((SHARED, LEARNER))]
+        indices = {key: where[key.endswith(".first")] for key in keys}
+        learning = [at - self.with_edges for at in places if at >= self.with_edges]
+        if self.learners is not None and learning:
+            where = {False: torch.tensor(learning), True: self.learners.rows(learning)}
+            keys = [key for key in self._state if key.startswith(LEARNER)]
+            indices |= {key: where[key.endswith(".first")] for key in keys}
+        return {key: index.to(self._state[key].device) for key, index in indices.items()}
 
     def train(self, server_round: int, prototypes: Tensor | None = None) -> Trained:
         """Train locally: first the graph learners, once, then all networks, ``E`` steps."""

@@ -10,7 +10,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -19,7 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
-from flower_graph.engine.stacked_weights import MOMENTS, ModelWeights, Tensors, untrained
+from flower_graph.engine.stacked_weights import (
+    MOMENTS,
+    ModelWeights,
+    Tensors,
+    rows_of,
+    untrained,
+)
 from flower_graph.errors import DataError
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.graph_learner import (
@@ -212,6 +218,10 @@ class GraphLearners:
     def tensors(self) -> Tensors:
         """Return everything that lasts between rounds; changing a tensor changes the learners."""
         return self._state
+
+    def rows(self, places: Sequence[int]) -> Tensor:
+        """Return the places of some clients' rows in the tensors that have active rows."""
+        return rows_of(self._own, places)
 
     def edges(self) -> tuple[Pattern, Tensor]:
         """Return the graphs that the present weights make: where entries are, and their values."""

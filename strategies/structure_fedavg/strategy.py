@@ -20,8 +20,9 @@ Round ``t``:
 The server's half adds nothing to the averaging, so any Flower strategy that averages arrays can
 take its place: ``FedAdam(...).start(grid, initial_arrays(settings), num_rounds=100)``.
 
-A SuperNode with several clients trains them in one program and answers with their mean weighted by
-nodes, under the sum of their nodes: the server's mean is what it is with one client each.
+A SuperNode with several clients trains those that a round asks in one program, and answers with
+their mean weighted by nodes, under the sum of their nodes: the server's mean is what it is with one
+client each. Where the server has another average, it answers with a row for each.
 
 *Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``; by features, or by the hidden layer of each
 model that the server sends, as ``settings.knn_on`` says), Fed-GNN (``true``), Fed-MLP (``none``);
@@ -40,6 +41,7 @@ from typing import Any
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from torch import Tensor
 
 from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.state import Tensors
@@ -65,6 +67,9 @@ from flower_graph.wire.averaging import ClientReply, Enrolment, RoundRequest, me
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAYS
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
+from flower_graph.wire.rows import Rows
+
+NOT_FINITE = "weights are not finite"
 
 # Client ------------------------------------------------------------------------------------------
 
@@ -123,14 +128,40 @@ class StructureClient(NumPyClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
+        return self._answer(*self.train(parameters, config))
+
+    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
+        """Train likewise and return each client's models."""
+        cohort, trained = self.train(parameters, config)
+        rows = {
+            client: self._answer(cohort, of_client(cohort, trained, at), alone=client)
+            for at, client in enumerate(cohort.clients)
+            if client not in trained.diverged
+        }
+        return Rows(rows, dict.fromkeys(trained.diverged, NOT_FINITE))
+
+    def train(
+        self, parameters: Parameters, config: Config, prototypes: Tensor | None = None
+    ) -> tuple[StructureCohort, Trained]:
+        """Train the clients that are asked; return them."""
+        # They keep their state even if nobody is left to average.
+        request = RoundRequest.from_config(config)
+        chosen = request.chosen([graph.client for graph in self.graphs])
         with self.opened() as cohort:
             self.receive(cohort, parameters)
-            trained = cohort.train(RoundRequest.from_config(config).server_round)
-        # Outside the block: clients keep their state even if nobody is left to average.
-        models, shares, nodes = cohort.mean_models(trained.diverged)
+            with cohort.taking_part(chosen) as part:
+                trained = part.train(request.server_round, prototypes)
+        return part, trained
+
+    def _answer(
+        self, cohort: StructureCohort, trained: Trained, alone: int | None = None
+    ) -> Answer:
+        """Answer with the mean of all clients, or with the models of one."""
+        others = () if alone is None else [one for one in cohort.clients if one != alone]
+        models, shares, nodes = cohort.mean_models([*trained.diverged, *others])
         has_shares = self.settings.graphs == OWN
         shared = SharedModels.of(models, shares if has_shares else None)
-        return training_answer(shared, nodes, cohort.size, trained)
+        return training_answer(shared, nodes, cohort.size - len(others), trained)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure every client's present model (step 6)."""
@@ -183,11 +214,9 @@ class LocalClient(StructureClient):
     has_mean = False
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train every client's own model."""
-        with self.opened() as cohort:
-            trained = cohort.train(RoundRequest.from_config(config).server_round)
-            nodes = int(cohort.nodes.sum())
-        return training_answer(None, nodes, cohort.size, trained)
+        """Train the own model of every client that is asked."""
+        cohort, trained = self.train(parameters, config)
+        return training_answer(None, int(cohort.nodes.sum()), cohort.size, trained)
 
     def receive(self, cohort: StructureCohort, parameters: Parameters) -> None:
         """Leave every client its own model."""
@@ -210,12 +239,18 @@ class PrototypeClient(LocalClient):
             for part in (prototypes.vectors, prototypes.share)
         )
         goal = torch.where(share[:, None] > 0, means, torch.nan)
-        with self.opened() as cohort:
-            trained = cohort.train(RoundRequest.from_config(config).server_round, goal)
-            sums, count = cohort.class_sums(trained.diverged)
-            nodes = int(cohort.nodes.sum())
+        cohort, trained = self.train(parameters, config, goal)
+        sums, count = cohort.class_sums(trained.diverged)
+        nodes = int(cohort.nodes.sum())
         parts = [(part / nodes).float().cpu().numpy() for part in (sums, count)]
         return training_answer(SharedPrototypes(*parts), nodes, cohort.size, trained)
+
+
+def of_client(cohort: StructureCohort, trained: Trained, at: int) -> Trained:
+    """Return what one client's training came to; graphless clients come last."""
+    own = slice(at, at + 1)
+    learning = slice(max(at - cohort.with_edges, 0), max(at + 1 - cohort.with_edges, 0))
+    return Trained(trained.contrast[learning], trained.distillation[own], [])
 
 
 def training_answer(
@@ -225,7 +260,7 @@ def training_answer(
     reply = StructureTrained(
         weight=weight,
         clients=clients,
-        left_out=dict.fromkeys(trained.diverged, "weights are not finite"),
+        left_out=dict.fromkeys(trained.diverged, NOT_FINITE),
         contrast=trained.contrast,
         distillation=trained.distillation,
     )
@@ -293,6 +328,8 @@ class SharewiseFedAvg(StructureFedAvg):
     # their total weight; both are divided by ``num-examples``. Flower averages both, and their
     # quotient
     # is the mean. If nobody had a part, the last mean stays.
+
+    weighted_sum = True
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
         """Average, then divide by the shares."""

@@ -7,9 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federation import ALL, EACH, EVERY, METHODS, PERSONAL, Done, Setup, at, tried
-
-from flower_graph.errors import NoClientsError
+from federation import ALL, EACH, EVERY, METHODS, Done, Setup, at, tried
 
 WRONG = {2: "error", 4: "empty", 6: "lost"}  # what one SuperNode does, by round
 
@@ -21,8 +19,7 @@ def checked(done: Done, clients: int) -> Done:
         together = set().union(*parts)
         assert sum(map(len, parts)) == len(together), "a client in two places"
         assert len(together) == clients, f"round {report.round}"
-        if "evaluate" not in done.grid.kinds:  # where all evaluate, the report counts these
-            assert len(who.answered) == report.answered, f"round {report.round}"
+        assert len(who.answered) == report.answered, f"round {report.round}"
         assert all(reason for reason in [*who.failed.values(), *who.left_out.values()])
     return done
 
@@ -33,34 +30,50 @@ def clients_of(setup: Setup) -> int:
 
 
 # Where the server is not trusted, nodes are summed by how many SuperNodes hold them
-@pytest.mark.parametrize("name", [one for one in EVERY if "untrusted" not in str(one.values[0])])
-def test_any_assignment_gives_the_same(name: str, tmp_path: Path) -> None:
+FREE = [one for one in EVERY if "untrusted" not in str(one.values[0])]
+# The secure consensus refuses participation
+SOME = [one for one in FREE if "secure" not in str(one.values[0])]
+
+
+def assert_any_assignment(setup: Setup, out: Path, *overrides: str) -> list[Done]:
     """One SuperNode for all clients, some for each, one for each."""
-    setup = ALL[name]
-    if name in PERSONAL:
-        with pytest.raises(NoClientsError):
-            setup.run(tmp_path, "rounds=3", supernodes=2)
-        return
-    one, two, each = (
-        checked(setup.run(tmp_path / str(n), "rounds=3", supernodes=n), clients_of(setup))
+    one, two, each = done = [
+        checked(setup.run(out / str(n), "rounds=3", *overrides, supernodes=n), clients_of(setup))
         for n in (1, 2, setup.supernodes)
-    )
+    ]
     for other in (one, two):
         np.testing.assert_allclose(other.figures, each.figures, rtol=1e-4, atol=setup.atol)
+        assert [who.answered for who in other.who] == [who.answered for who in each.who]
         assert other.kept.keys() == each.kept.keys()
         for key, value in each.kept.items():
             np.testing.assert_allclose(other.kept[key], value, rtol=1e-3, atol=1e-4)
+    return done
 
 
-# The secure consensus refuses participation
-@pytest.mark.parametrize("name", [one for one in EVERY if "secure" not in str(one.values[0])])
-def test_some_of_the_clients(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FREE)
+def test_any_assignment_gives_the_same(name: str, tmp_path: Path) -> None:
+    assert_any_assignment(ALL[name], tmp_path)
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_some_of_the_clients_whoever_hosts_them(name: str, tmp_path: Path) -> None:
+    setup, share = ALL[name], "strategy.participation=0.25"
+    for done in assert_any_assignment(setup, tmp_path, share):
+        # A masked sum of one client would be that client's
+        least = 2 if "fedscem" in name else 1
+        wanted = max(least, round(clients_of(setup) / 4))
+        for who in done.who:
+            assert 1 <= len(who.answered) <= wanted
+            assert set(who.left_out.values()) == {"not drawn"}
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_who_takes_part_changes(name: str, tmp_path: Path) -> None:
     setup = ALL[name]
     done = checked(setup.run(tmp_path, "rounds=3", "strategy.participation=0.5"), clients_of(setup))
     half = clients_of(setup) / 2
     for who in done.who:
         assert half - 1 <= len(who.answered) <= half + 1
-        assert set(who.left_out.values()) == {"not drawn"}
     assert len({frozenset(who.answered) for who in done.who}) > 1
 
 

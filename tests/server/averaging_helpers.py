@@ -19,7 +19,8 @@ from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.averaging import Enrolment, RoundRequest
+from flower_graph.wire.rows import Rows
 
 Hosted = list[list[int]]  # clients of each SuperNode; nobody where it does not say
 # Called with place, kind of message and round before each answer: None, or what is answered
@@ -28,7 +29,10 @@ Log = list[tuple[str, int, int, float]]  # kind of message, round, place, model
 
 
 class Client(NumPyClient):
-    """Adds its place plus one to the model; weighs as much if it does not say whom it hosts."""
+    """Adds its place plus one to the model; weighs as much if it does not say whom it hosts.
+
+    Where a single client is asked, or a row of each, its number stands for the place.
+    """
 
     def __init__(self, place: int, clients: list[int], log: Log, bad: Bad, extra: Any) -> None:
         self.place, self.clients, self.log, self.extra = place, clients, log, extra
@@ -43,9 +47,11 @@ class Client(NumPyClient):
 
     def fit(self, parameters: Any, config: Any) -> Any:
         number = config["server-round"]
-        self.log.append(("train", number, self.place, float(parameters[0][0])))
-        arrays, metrics = [parameters[0] + np.float32(self.place + 1)], {"number": float(number)}
-        weight = len(self.clients) or self.place + 1
+        request = RoundRequest.from_config(config)
+        place = self.place_of(request)
+        self.log.append(("train", number, place, float(parameters[0][0])))
+        arrays, metrics = [parameters[0] + np.float32(place + 1)], {"number": float(number)}
+        weight = len(request.chosen(self.clients)) or self.place + 1
         if (said := self.bad(self.place, "train", number)) is not None:
             values, weight, more = said
             arrays, metrics = [arrays[0] if values is None else values], metrics | more
@@ -54,9 +60,28 @@ class Client(NumPyClient):
             metrics["array-names"] = ["arrays/w", "extras/side"]  # type: ignore[assignment]
         return arrays, weight, metrics
 
+    def place_of(self, request: RoundRequest) -> int:
+        chosen = request.chosen(self.clients)
+        return chosen[0] if len(chosen) == 1 else self.place
+
+    def fit_each(self, parameters: Any, config: Any) -> Rows:
+        request = RoundRequest.from_config(config)
+        begun = request.arrays_for(parameters, request.chosen(self.clients))
+        for client, (values,) in begun.items():
+            self.log.append(("train", request.server_round, client, float(values[0])))
+        made = {client: values[0] + np.float32(client + 1) for client, values in begun.items()}
+        said = self.bad(self.place, "train", request.server_round) or {}
+        made |= {c: values for c, values in said.items() if c in made}
+        entries = {"number": float(request.server_round)}
+        return Rows({c: ([values], 1, entries) for c, values in made.items() if values is not None})
+
     def evaluate(self, parameters: Any, config: Any) -> Any:
-        number = config["server-round"]
-        self.log.append(("evaluate", number, self.place, float(parameters[0][0])))
+        number, request = config["server-round"], RoundRequest.from_config(config)
+        if request.has_rows:
+            for client, (values,) in request.arrays_for(parameters, self.clients).items():
+                self.log.append(("evaluate", number, client, float(values[0])))
+            return float(np.mean(parameters[0])), len(self.clients), {}
+        self.log.append(("evaluate", number, self.place_of(request), float(parameters[0][0])))
         usual = float(parameters[0][0]), len(self.clients) or 2
         loss, weight = self.bad(self.place, "evaluate", number) or usual
         return loss, weight, {}

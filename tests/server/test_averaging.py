@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from averaging_helpers import Run, Simple, app_of, start
-from flwr.app import Array, ConfigRecord, MetricRecord
-from flwr.serverapp.strategy import FedAdam, Strategy
+from averaging_helpers import Client, Run, Simple, app_of, good, start
+from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp.strategy import FedAdam, FedMedian, Strategy
 
+from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import Robust
-from flower_graph.errors import NoClientsError
+from flower_graph.errors import ClientBugError, NoClientsError
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.averaging_replies import Combined
@@ -35,7 +36,7 @@ def test_the_mean_is_weighted_reported_and_counted():
     assert first.loss == pytest.approx(7 / 3) and second.loss == pytest.approx(14 / 3)
     assert (first.round, second.round) == (1, 2)
     assert (first.regulariser, second.regulariser) == (1, 2)
-    assert (first.asked, first.answered, first.rejected, first.skipped) == (6, 6, [], "")
+    assert (first.asked, first.answered, first.rejected, first.skipped) == (3, 3, [], "")
     arrays = run.result.arrays
     assert arrays is not None and arrays["w"].numpy().tolist() == run.model
     # Payload is the models once each way, wire everything.
@@ -99,9 +100,7 @@ def test_a_measurement_that_is_no_number_is_left_out(loss: float, places: set[in
     (report,) = run.reports
     wanted = 7 / 3 if len(places) == 1 else math.nan
     assert report.loss == pytest.approx(wanted, nan_ok=True)
-    # Of a SuperNode that does not say whom it hosts, the weight tells how many measured.
-    answered = 2 * (3 - len(places))
-    assert (report.asked, report.answered) == (answered + len(places), answered)
+    assert (report.asked, report.answered) == (3, 3), "their training counts"
     assert report.skipped == ""
 
 
@@ -111,7 +110,7 @@ def test_a_measurement_that_is_no_number_is_left_out(loss: float, places: set[in
 def test_participation_is_drawn_by_seed_and_round():
     def draws(seed: int) -> list[list[int]]:
         run = Run(Simple(participation=0.5, seed=seed), 6, rounds=4)
-        assert [report.answered for report in run.reports] == [12] * 4  # all measure
+        assert [report.answered for report in run.reports] == [3] * 4
         return [sorted(run.got("train", number)) for number in range(1, 5)]
 
     random.seed(1)
@@ -227,12 +226,119 @@ def test_personal_models_are_saved_and_resumed(tmp_path: Path):
     assert again.strategy.payload == whole.payload
 
 
-def test_a_supernode_of_several_clients_takes_no_part_with_personal_models():
-    run = Run(Own(), [[0], [1, 2]])
-    assert run.got("train", 1).keys() == run.got("evaluate", 1).keys() == {0}
-    assert "it hosts 2 clients" in run.rejected()[1]
-    with pytest.raises(NoClientsError):
-        Run(Own(), [[0, 1], [2, 3]])
+def test_it_does_not_matter_who_hosts_whom():
+    """Clients come in the order of their numbers, also where one SuperNode hosts a single one."""
+    alone = Run(Own(), [[c] for c in range(4)], 3)
+    for hosted in ([[0, 1, 2, 3]], [[0, 3], [1, 2]], [[1, 3], [0], [2]]):
+        run = Run(Own(), hosted, 3)
+        assert firsts(run.strategy) == firsts(alone.strategy)
+        for number in (1, 2, 3):
+            assert run.got("train", number) == alone.got("train", number)
+            assert run.got("evaluate", number) == alone.got("evaluate", number)
+        assert run.strategy.payload == alone.strategy.payload
+        assert [one.loss for one in run.reports] == [one.loss for one in alone.reports]
+        assert run.who == alone.who
+
+
+class Median(Simple):
+    """Not a sum of what clients send."""
+
+    def combine(self, replies: Any) -> Combined:
+        self.seen = [reply.client for reply in replies]
+        return {"w": np.median([reply.arrays["w"] for reply in replies], axis=0)}
+
+
+ASSIGNMENTS = [[[c] for c in range(8)], [[*range(8)]], [[0, 7, 2], [1], [6, 3, 5, 4]]]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.25])
+def test_a_median_is_one_of_clients(share: float):
+    runs = [Run(Median(participation=share, seed=2), hosted, 3) for hosted in ASSIGNMENTS]
+    for run in runs:
+        assert run.model == runs[0].model and run.who == runs[0].who
+        assert [one.answered for one in run.reports] == [8 * share] * 3
+        assert run.strategy.seen == sorted(run.who[-1].answered)  # type: ignore[attr-defined]
+    if share == 1:
+        assert runs[0].model == [13.5] * 2
+
+
+class Alone(Client):
+    """Written before there were rows."""
+
+    fit_each = None  # type: ignore[assignment]
+
+
+class Kin(Simple, FedAdam):
+    """Needs the mean alone."""
+
+
+class Declared(Simple):
+    weighted_sum = True
+
+    def combine(self, replies: Any) -> Combined:
+        return super().combine(replies)
+
+
+class Robustly(Simple, FedMedian):
+    """Flower's median."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "sums"),
+    [
+        (Simple, True),
+        (Kin, True),
+        (Declared, True),
+        (type("Below", (Declared,), {"combine": Median.combine}), False),
+        (Median, False),
+        (Robustly, False),
+        (Own, False),
+    ],
+)
+def test_a_mean_is_sent_only_where_nothing_else_is_needed(kind: type[Simple], sums: bool):
+    assert kind().is_weighted_sum == sums
+    assert make_robust(kind, Robust("median")).is_weighted_sum is False
+
+
+def test_noise_at_the_server_is_of_clients():
+    noisy = Simple()
+    noisy.central_noise = CentralNoise(1.0, 1e-9)
+    run = Run(noisy, [[0, 1], [2]])
+    assert run.reports[0].answered == 3 and run.model != [0, 0]
+
+
+def test_a_client_whose_row_is_bad_or_missing_costs_no_other():
+    rows = {1: NAN, 2: None}  # of those at the second SuperNode
+
+    def bad(place: int, kind: str, number: int) -> Any:
+        return rows if (place, kind) == (1, "train") else None
+
+    run = Run(Median(), [[0], [1, 2, 3]], bad=bad)
+    (who,) = run.who
+    assert who.answered == {0, 3} and who.failed.keys() == {1, 2}
+    assert "NaN" in who.failed[1] and run.model == [2.5] * 2
+    reasons = [entry["reason"] for entry in run.reports[0].rejected]
+    assert [reason.partition(":")[0] for reason in reasons] == ["client 2", "client 1"]
+    assert (run.reports[0].asked, run.reports[0].answered) == (4, 2)
+
+
+def test_one_mean_for_several_clients_is_not_taken_for_a_row():
+    app = app_of([[0, 1]], [])
+
+    def blind(message: Message, context: Context) -> Message:
+        for record in message.content.config_records.values():
+            record.pop("row-each", None)
+        return app(message, context)
+
+    run = Run(Median(), [[0, 1]], app=blind, skipped=True)
+    assert "a row" in run.rejected()[0] and run.who[0].failed.keys() == {0, 1}
+
+
+def test_a_client_of_somebodys_own_that_stands_for_several_is_told_what_it_lacks():
+    app = make_client_app(lambda context: Alone(0, [0, 1], [], good, None))
+    with pytest.raises(ClientBugError, match="fit_each"):
+        Run(Median(), [[0, 1]], app=app)
+    assert Run(Simple(), [[0, 1]], app=app).reports[0].answered == 2
 
 
 def test_flowers_own_loop_sends_personal_arrays_too():
@@ -248,15 +354,13 @@ def test_flowers_own_loop_sends_personal_arrays_too():
 def test_one_set_for_all_by_hand():
     class Largest(Simple):
         def combine(self, replies: Any) -> Combined:
-            assert [reply.clients for reply in replies] == [(0,), (1, 5), (2,)]
-            assert replies[0].num_examples == 1
-            assert replies[0].metrics == {"number": self._round.number}
-            with pytest.raises(ValueError, match="one"):
-                _ = replies[1].client
+            assert [reply.client for reply in replies] == [0, 1, 2, 5]
+            assert replies[0].num_examples == replies[1].num_examples == 1
+            assert replies[0].metrics == replies[1].metrics == {"number": self._round.number}
             return {"w": np.max([reply.arrays["w"] for reply in replies], axis=0).astype("f8")}
 
     run = Run(Largest(), [[0], [1, 5], [2]], 2)
-    assert run.got("train", 2) == {0: 3, 1: 3, 2: 3}
+    assert run.got("train", 2) == {0: 6, 1: 6, 2: 6, 5: 6}
     assert run.strategy.weights()["w"].dtype == np.float32
     assert run.reports[0].regulariser == 1
 

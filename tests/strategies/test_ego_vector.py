@@ -190,7 +190,7 @@ def test_weights_are_added_up_densely() -> None:
     plain = [PlainClient(ego, start, SETTINGS) for ego in egos]
     for client in plain:
         client.step()
-    first, rest = mean_weights(chosen)
+    first, rest = mean_weights(chosen, torch.ones(chosen.batch.size))
     np.testing.assert_allclose(first, average(plain).first, atol=1e-5)
     np.testing.assert_allclose(rest, average(plain).rest, atol=1e-5)
     layout = Layout(0, HIDDEN, first.size + rest.size)

@@ -53,6 +53,36 @@ def hostile(message: Message, context: Context, call_next: Callable[..., Message
     return reply
 
 
+AVERAGES = Robust("krum", num_malicious=1), Robust("trimmed-mean", beta=0.2), Robust("median")
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_clients_count_whoever_hosts_them(average: Robust) -> None:
+    """Two SuperNodes, of which one is hostile in one client alone."""
+
+    def spoil(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        reply = call_next(message, context)
+        if message.metadata.message_type == "train" and context.node_config["partition-id"] == 0:
+            ((name, record),) = reply.content.array_records.items()
+            rows = {key: value.numpy().copy() for key, value in record.items()}
+            for values in rows.values():
+                values[1] *= 1e3
+            reply.content[name] = ArrayRecord({key: Array(value) for key, value in rows.items()})
+        return reply
+
+    egos = seven_egos()
+    found = []
+    for hosts, mods in ((7, []), (2, []), (2, [spoil])):
+        strategy = make_robust(EgoFedAvg, average, EGO_SETTINGS)
+        app = ego_app(egos, client=EgoModelClient, mods=mods)
+        strategy.start(InProcessGrid(app, num_supernodes=hosts), num_rounds=3, timeout=1)
+        found.append(strategy.weights())
+    alone, together, spoilt = found
+    for name, values in alone.items():
+        np.testing.assert_allclose(together[name], values, rtol=1e-4, atol=1e-6)
+        assert np.abs(spoilt[name]).max() < 3
+
+
 def run(method: str, average: Robust, is_hostile: bool) -> tuple[list[float], float]:
     """Run ten rounds: the clients' loss after each, and the largest number in the last model."""
     kind, settings = KINDS[method]
@@ -74,7 +104,6 @@ def test_one_hostile_client_ruins_the_mean(method: str) -> None:
 
 
 MARKS = pytest.mark.slow, pytest.mark.release
-AVERAGES = Robust("krum", num_malicious=1), Robust("trimmed-mean", beta=0.2), Robust("median")
 
 
 # One of each, CI each average and each method once, a release all with all
@@ -112,8 +141,8 @@ def test_no_defence_is_the_strategy_itself_and_settings_arrive() -> None:
     ("robust", "answers", "why"),
     [
         (Robust("krum", num_malicious=1), 5, "krum with strategy.num_malicious=1 needs 5"),
-        (Robust("trimmed-mean", beta=0.2), 5, "leaves out none of 4 SuperNodes"),
-        (Robust("median"), 3, "the median of 2 SuperNodes is their mean"),
+        (Robust("trimmed-mean", beta=0.2), 5, "leaves out none of 4 clients"),
+        (Robust("median"), 3, "the median of 2 clients is their mean"),
     ],
 )
 def test_too_few_answers(robust: Robust, answers: int, why: str) -> None:
@@ -122,11 +151,13 @@ def test_too_few_answers(robust: Robust, answers: int, why: str) -> None:
 
 
 def test_too_few_answers_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = make_robust(StructureFedAvg, Robust("median"), settings_of(FEDGLS))
-    grid = InProcessGrid(client_app(FEDGLS), num_supernodes=2)
+    # Two of the six clients, which one SuperNode hosts
+    half = {"participation": 1 / 3}
+    strategy = make_robust(StructureFedAvg, Robust("median"), settings_of(FEDGLS), **half)
+    grid = InProcessGrid(client_app(FEDGLS), num_supernodes=1)
     with caplog.at_level(logging.WARNING):
         strategy.start(grid, num_rounds=3, timeout=1, on_round=lambda report: None)
-    said = "round 1: no protection from hostile clients: the median of 2 SuperNodes is their mean"
+    said = "round 1: no protection from hostile clients: the median of 2 clients is their mean"
     assert caplog.text.count("no protection") == 1
     assert said in caplog.text
 

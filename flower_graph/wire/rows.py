@@ -1,0 +1,174 @@
+"""Answers of several clients in one message, a row for each: arrays have a first axis, the clients.
+
+The server asks for rows where it needs more than the weighted sum of what clients send: for a
+median, or for models of the clients' own. A single client's arrays have no such axis: its answer is
+what any Flower client sends.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Message as FlowerMessage
+from numpy.typing import NDArray
+
+from flower_graph.errors import MalformedReplyError, brief
+from flower_graph.wire.arrays import (
+    IntArray,
+    decode_array,
+    encode_array,
+    metric_records,
+    record_of,
+    reply_slots,
+)
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import Clients, Reasons
+from flower_graph.wire.keys import (
+    ARRAY_NAMES,
+    ARRAYS,
+    CONFIG,
+    LEFT_OUT,
+    METRICS,
+    NUM_EXAMPLES,
+    ROWS,
+)
+from flower_graph.wire.numpy_client import Answer
+
+
+@dataclass
+class RowsBeside(Message, up="train"):
+    """The entries of an answer in rows besides arrays and metrics."""
+
+    rows: Annotated[
+        IntArray,
+        Clients(
+            ROWS,
+            "where a row each is asked for: whose they are. Arrays then have a first axis `c`, "
+            "metrics are lists, client after client",
+            shape="c",
+        ),
+    ]
+    left_out: Annotated[
+        dict[int, str], Reasons(LEFT_OUT, "`number:reason` for each that has no row")
+    ] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What ``fit_each`` returns for several clients, each of which is to answer for itself.
+
+    Attributes
+    ----------
+    answers : dict of int to tuple
+        What ``fit`` returns for one client, by its number: arrays, their weight, and further
+        numbers, under the same names for all.
+    left_out : dict of int to str
+        Clients without an answer, and why.
+    """
+
+    answers: Mapping[int, Answer]
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+    def to_record(self, incoming: list[tuple[str, str]]) -> RecordDict:
+        """Write the rows; ``incoming`` are the request's arrays, as (record, key)."""
+        numbers = sorted(self.answers)
+        parts = [self.answers[client] for client in numbers]
+        entries: list[dict[str, Any]] = [dict(part[2]) for part in parts]
+        names = [one.pop(ARRAY_NAMES, None) for one in entries]
+        slots = reply_slots(names[0], incoming, len(parts[0][0]))
+        records: dict[str, Any] = {ARRAYS: ArrayRecord()}
+        for index, (record, key) in enumerate(slots):
+            values = np.stack([part[0][index] for part in parts])
+            records.setdefault(record, ArrayRecord())[key] = encode_array(key, values)
+        weights = [{NUM_EXAMPLES: part[1]} for part in parts]
+        split = [metric_records(*one) for one in zip(weights, entries, strict=True)]
+        if any(list(one) != [METRICS] for one in split):
+            raise TypeError("beside its arrays a client's answer in rows has numbers alone")
+        records[METRICS] = _joined([one[METRICS] for one in split])
+        beside = RowsBeside(np.array(numbers, np.int64), dict(self.left_out)).to_config()
+        return RecordDict(records | {CONFIG: ConfigRecord(beside)})
+
+
+def _joined(records: Sequence[MetricRecord]) -> MetricRecord:
+    """Put the clients' metrics behind each other, name by name."""
+    joined = MetricRecord()
+    for name in records[0]:
+        values: list[Any] = []
+        for record in records:
+            value = record[name]
+            values += value if isinstance(value, list) else [value]
+        is_mixed = {type(value) for value in values} == {int, float}
+        joined[name] = [float(value) for value in values] if is_mixed else values
+    return joined
+
+
+def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMessage]:
+    """Return each client's answer as the message that it would have sent alone."""
+    beside = RowsBeside.read(reply.content)
+    numbers: list[int] = beside.rows.tolist()
+    if strangers := sorted(set(numbers) - set(asked)):
+        raise MalformedReplyError(f"{ROWS}: clients {brief(strangers, 60)} were not asked")
+    count = len(numbers)
+    contents = [RecordDict({METRICS: MetricRecord()}) for _ in numbers]
+    for name, record in reply.content.items():
+        if isinstance(record, ArrayRecord):
+            for content in contents:
+                content[name] = ArrayRecord()
+            for key, array in record.items():
+                for content, row in zip(
+                    contents, _rows(f"{name}/{key}", array, count), strict=True
+                ):
+                    content.array_records[name][key] = encode_array(key, np.asarray(row))
+    metrics = record_of(reply.content, METRICS, MetricRecord) or MetricRecord()
+    for key, value in metrics.items():
+        values = value if isinstance(value, list) else [value]
+        size, rest = divmod(len(values), count)
+        if rest or not size:
+            raise MalformedReplyError(f"{key}: {len(values)} numbers for {count} clients")
+        for index, content in enumerate(contents):
+            own = values[index * size : (index + 1) * size]
+            content.metric_records[METRICS][key] = own[0] if size == 1 else own
+    return {n: _with(reply, content) for n, content in zip(numbers, contents, strict=True)}
+
+
+def _rows(name: str, array: Array, count: int) -> NDArray[np.generic]:
+    try:
+        values = decode_array(name, array)
+    except (ValueError, TypeError) as error:
+        raise MalformedReplyError(f"{name} cannot be read: {error}") from error
+    if values.shape[:1] != (count,):
+        raise MalformedReplyError(f"{name} has shape {values.shape}, expected {count} rows")
+    return values
+
+
+def _with(message: FlowerMessage, content: RecordDict) -> FlowerMessage:
+    result = copy.copy(message)
+    result.content = content
+    return result
+
+
+def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
+    """Put models behind each other, a row each."""
+    return ArrayRecord(
+        {
+            name: encode_array(name, np.stack([model[name].numpy() for model in models]))
+            for name in models[0]
+        }
+    )
+
+
+def bytes_of_each(record: ArrayRecord, count: int) -> int:
+    """Count what one client's arrays would take of a record with a row for each of ``count``."""
+    if count == 1:
+        return record.count_bytes()
+    total = 0
+    for name, array in record.items():
+        # NumPy's header, by the length that it states; the record may not have been checked yet
+        head = min(10 + int.from_bytes(array.data[8:10], "little"), len(array.data))
+        total += len(name) + head + (len(array.data) - head) // count
+    return total
