@@ -43,9 +43,12 @@ class _Files(LoadFileScheduling):
     """Deals out tests by files, but all deployments to one worker, and all runs on Ray to one.
 
     Each message of a deployment starts a process: beside two of them runs on Ray take minutes.
+    Whole runs of shipped configs take minutes each, and are dealt out one by one.
     """
 
     def _split_scope(self, nodeid: str) -> str:
+        if "tests/test_shipped.py" in nodeid:
+            return nodeid
         return one_after_another(nodeid) or super()._split_scope(nodeid)
 
 
