@@ -85,7 +85,7 @@ REGRESSION, CENTRAL = "logistic regression", "centralised GCN"
 FED_KNN, LOCAL_KNN = "FedAvg, k-NN where no edges", "local, k-NN where no edges"
 FED_GNN, LOCAL_GNN = "FedAvg of communities", "local communities"
 FED_EGO, LOCAL_EGO = "FedAvg of ego-networks", "local ego-networks"
-LOCAL_GAT, CNFGNN = "local GAT", "CNFGNN"
+LOCAL_GAT, CNFGNN, LOCAL = "local GAT", "CNFGNN", "local training"
 OWN, SUMMED = "nFedGNN", "nFedGNN summed"  # a first layer of each user, and one for all
 JUDGED_ONCE = ("judge.mlp=false", "judge.every=10")  # by what no figure here is made of
 # As exact as masked sums but for fixed point, in a third of the time
@@ -99,6 +99,11 @@ METHODS = {
     "PPFL-GNN": Tried("ppfl/own-graph", JUDGED_ONCE, GAT_STEPS, LOCAL_GAT),
     "FedGTA": Tried("fedgta/own-graph", local=LOCAL_GNN, averaged=FED_GNN),
     "FED-PUB": Tried("fedpub/own-graph", local=LOCAL_GNN, averaged=FED_GNN),
+    "FedAvg": Tried("fedavg/own-graph", local=LOCAL),
+    "FedProx": Tried("fedprox/own-graph", local=LOCAL),
+    "FedProto": Tried("fedproto/own-graph", local=LOCAL),
+    "Ditto": Tried("ditto/own-graph", local=LOCAL),
+    LOCAL: Tried("local/own-graph"),
 }
 BASELINES = {
     REGRESSION: Tried("nfedgnn/own-graph", grid={}),

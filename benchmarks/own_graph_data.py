@@ -32,6 +32,9 @@ class Kind:
     homophily: float  # share of the edges within a class
     form: str  # of the features
     signal: float = 0.25  # how much features tell; its measure is the form's
+    ones: int = 0  # of a node's words, the mean, where some words and nodes have far more; else few
+    classes: int = CLASSES
+    degree: float = 10.0
 
 
 KINDS = {
@@ -39,6 +42,9 @@ KINDS = {
     "words-few": Kind(1000, 10, 0.7, WORDS, 0.5),
     "words-mixed": Kind(1000, 512, 0.4, WORDS, 0.2),
     "words-apart": Kind(600, 256, 0.05, WORDS, 0.2),
+    "words-100": Kind(1500, 745, 0.6, WORDS, 0.4, ones=100, classes=8, degree=8),
+    "words-300": Kind(2000, 767, 0.7, WORDS, 0.25, ones=300, classes=10),
+    "words-260": Kind(7650, 745, 0.8, WORDS, 0.4, ones=260, classes=8, degree=31),
     "counts": Kind(1000, 300, 0.7, COUNTS),
     "counts-many": Kind(600, 1000, 0.8, COUNTS),
     "shares": Kind(1000, 300, 0.8, SHARES),
@@ -54,7 +60,8 @@ def generated(kind: Kind, seed: int = SEED) -> Graph:
     active = max(1, kind.features // 16) if kind.features >= 64 else kind.features // 2
     graph = csbm(
         kind.nodes,
-        CLASSES,
+        kind.classes,
+        degree=kind.degree,
         features=kind.features,
         active=active,
         homophily=kind.homophily,
@@ -62,7 +69,7 @@ def generated(kind: Kind, seed: int = SEED) -> Graph:
         seed=seed,
     )
     chance = generator(seed, "own-graph-features")
-    make = FORMS.get(kind.form)
+    make = _many_words if kind.ones else FORMS.get(kind.form)
     return graph if make is None else replace(graph, x=make(kind, graph, chance))
 
 
@@ -76,6 +83,29 @@ def _shares(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
     """Divide a node's counts by their sum."""
     x = _counts(kind, graph, chance)
     return x / x.sum(1, keepdim=True)
+
+
+def _many_words(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
+    """Draw which words occur in texts: few words are in most, and few texts have most words."""
+    popular = torch.arange(1, kind.features + 1).double() ** -0.7
+    tilts = torch.randn(kind.classes, kind.features, generator=chance, dtype=torch.double)
+    length = torch.randn(kind.nodes, 1, generator=chance, dtype=torch.double).exp()
+    rates = length * (popular * (kind.signal * tilts).exp())[graph.y]
+    scale, most = 1.0, 1.0
+    while _occurs(most, rates).sum(1).mean() < kind.ones:
+        most *= 2
+    least = 0.0
+    for _ in range(40):
+        scale = (least + most) / 2
+        is_low = _occurs(scale, rates).sum(1).mean() < kind.ones
+        least, most = (scale, most) if is_low else (least, scale)
+    drawn = torch.rand(rates.shape, generator=chance, dtype=torch.double)
+    return (drawn < _occurs(scale, rates)).float()
+
+
+def _occurs(scale: float, rates: Tensor) -> Tensor:
+    """Give the chance of each word to be drawn at least once."""
+    return -torch.expm1(-scale * rates)
 
 
 def _standard(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:

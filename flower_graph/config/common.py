@@ -82,9 +82,9 @@ class DataConfig:
         choice(*FEATURES),
         help="`row`: each node's sum to one; `presence`: those that are not 0 become 1; "
         "`presence-row`: both; `standardise`: each has mean 0 and deviation 1 over all nodes; "
-        "`auto`: `as-is` for 0/1, `presence` for sparse ones without negative, else `standardise`; "
-        "`auto-dense`: `auto`, but `standardise` for sparse ones too where the graph has at most "
-        "50 million numbers",
+        "`auto`: `as-is` for 0/1, `presence` for sparse ones without negative, else `standardise`, "
+        "also where a node has more than 64 that are not 0 in the mean and the graph at most 50 "
+        "million numbers; `auto-dense`: `auto`, but `standardise` for all but 0/1 in such graphs",
     )
     feature_noise: float = setting(
         0.0,

@@ -33,6 +33,9 @@ MOST_DENSE = 50_000_000  # entries that `auto-dense` keeps in full: 200 MB
 ROWS = 4096  # that are looked at together: what is made of them stays in cache
 EXACT, ROUNDED = 1e-12, 1e-7  # relative deviation, in float64 and float32, that is rounding
 SPARSE = 1 / 3  # share of non-zero entries up to which features count as sparse
+# A node's entries that are not 0, in the mean, up to which features stay as they are, or are made 0
+# and 1. One step of Adam moves the weights of all of them: with hundreds, networks say one class
+MOST_WORDS = 64
 
 
 class Prepared(NamedTuple):
@@ -134,6 +137,9 @@ class _Look:
 
     def choice(self, *, is_dense: bool) -> tuple[str, str]:
         """Choose a treatment, and say why; docs/results/own-graph.md has the measurements."""
+        words = self.entries * self.share / sum(x.size(0) for x in self._features)
+        if words > MOST_WORDS and (self.share > SPARSE or self.entries <= MOST_DENSE):
+            return STANDARDISE, f"a node has {words:.0f} that are not 0, in the mean"
         if self.is_binary:
             return AS_IS, "all entries are 0 or 1"
         if self.least < 0:

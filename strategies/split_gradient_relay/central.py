@@ -1,12 +1,14 @@
-"""Reference rows: what is trained in one place, with all features at hand."""
+"""Reference rows: what is trained in one place, with all features or labels at hand."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import functional
 
+from flower_graph.data.baselines import propagate_all_labels
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.graph_batch import Epoch
 from flower_graph.engine.machine import resolve_device
@@ -57,6 +59,12 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
         if val > best:
             best, best_epoch = val, number
     return epochs
+
+
+def propagate_labels(config: NFedGNNConfig) -> list[Epoch]:
+    """Spread the labels that the server has: those it trains on, and those it takes a round by."""
+    found = propagate_all_labels(cached_data(config))
+    return [Epoch(math.nan, found["val"], found["test"])]
 
 
 def commonest(config: NFedGNNConfig) -> float:

@@ -11,8 +11,9 @@ vectors of round ``t`` carries the gradients of round ``t - 1``:
 1. server -> user ``i``: the gradient of the loss by the latent vector that ``i`` sent last;
 2. user ``i``: back-propagates it and takes an Adam step on ``theta_i`` (lines 11 and 12);
 3. user ``i`` -> server: ``x'_i = f_u(theta_i, x_i)`` (lines 5 and 6);
-4. server: ``Z = f_s(theta_s, A, X')``, ``L = CE(Z, Y) + lambda L_reg`` (equations 5 to 7), an Adam
-   step on ``theta_s``, and the gradients of ``L`` by every ``x'_i`` (lines 8 and 9).
+4. server: ``Z = f_s(theta_s, A, X')``, ``L = CE(Z, Y) + lambda L_reg`` (equations 5 to 7), the
+   gradients of ``L`` by every ``x'_i``, and an Adam step on ``theta_s`` (lines 9 and 8: the paper
+   steps first, here both are of one pass).
 
 One more message after the last round delivers the last gradients. At the end of step 4 the server
 evaluates the weights and latent vectors that it then has.

@@ -176,6 +176,13 @@ def test_labels_spread_over_each_clients_own_edges() -> None:
     assert found == pytest.approx((1 + 1 / 2) / 2)  # 1, the first of its equals, for 1 and 2
 
 
+def test_validation_labels_are_spread_too_where_asked_for() -> None:
+    # 2 and 3 are tested: 2 is joined to a training node, 3 to a validation node of another class
+    graph = chained(0, [0, 1, 0, 1], "tvee", [[0, 2], [1, 3]])
+    assert graph_baselines(graph)["label-propagation"]["test"] == 0.5
+    assert baselines.propagate_all_labels(graph) == {"val": 0.0, "test": 1.0}
+
+
 def test_a_graph_too_large_to_spread_over_is_skipped_in_words(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -301,6 +301,7 @@ def test_a_drawn_split_is_of_labelled_nodes_alone(tmp_path: Path) -> None:
 SPARSE_COUNTS = torch.tensor([[2.0, 0, 0, 0], [0, 6, 0, 0], [0, 0, 0, 0], [3, 0, 0, 1]])
 DENSE = torch.tensor([[1.0, 2], [3, 4]])
 SIGNED = torch.tensor([[0.0, -1], [0, 0], [0, 0]])
+MANY_WORDS = (torch.arange(1000).view(2, 500) % 7 == 0).float()  # 71 or 72 ones a node
 
 
 ENDS = torch.tensor([[-1.0, -1], [1, 1]])
@@ -337,14 +338,16 @@ def test_what_is_done_to_features_is_said(
 @pytest.mark.parametrize(
     ("x", "wanted"),
     [
-        (torch.eye(3), ("as-is", "as-is")),
-        (SPARSE_COUNTS, ("presence", "standardise")),
-        (SIGNED, ("standardise", "standardise")),
+        (torch.eye(3), ("as-is", "as-is", "as-is")),
+        (SPARSE_COUNTS, ("presence", "standardise", "presence")),
+        (SIGNED, ("standardise", "standardise", "standardise")),
+        (MANY_WORDS, ("standardise", "standardise", "as-is")),
+        (2 * MANY_WORDS, ("standardise", "standardise", "presence")),
     ],
 )
 @pytest.mark.parametrize("how", ["auto", "auto-dense"])
 def test_auto_looks_at_signs_and_zeros(
-    x: torch.Tensor, wanted: tuple[str, str], how: str, monkeypatch: pytest.MonkeyPatch
+    x: torch.Tensor, wanted: tuple[str, str, str], how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = wanted[how == "auto-dense"]
     (found,), (chosen, *_), treatment = prepare_features([x], how)
@@ -353,7 +356,7 @@ def test_auto_looks_at_signs_and_zeros(
     torch.testing.assert_close(treatment.apply(x), found)
     torch.testing.assert_close(found, prepare_features([x], form).features[0])
     monkeypatch.setattr("flower_graph.data.features.MOST_DENSE", 1)
-    assert f"chose {wanted[0]}: " in prepare_features([x], how).notes[0]
+    assert f"chose {wanted[2]}: " in prepare_features([x], how).notes[0]
 
 
 @pytest.mark.parametrize(("x", "why"), [(DENSE, "dense"), (SIGNED, "negative")])
