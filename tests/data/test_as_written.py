@@ -8,19 +8,27 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import igraph
 import networkx as nx
 import pandas as pd
 import pytest
+import scipy.sparse
 import torch
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
+from torch_geometric.transforms import ToSparseTensor
+from torch_geometric.utils import from_networkx
 
 from flower_graph.config.common import DataConfig
+from flower_graph.data import as_graph
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph
+from flower_graph.data.labels import read_labels
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.sources.datasets import load_graph
+from flower_graph.data.sources.pyg import load_file, read_file
+from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 
 PEOPLE = ("anna", "bert", "cora", "dora")
@@ -142,3 +150,442 @@ def test_names_go_along_with_a_graph_that_is_saved(tmp_path: Path) -> None:
     new = with_order(tmp_path, "tables", frame().columns)
     found = read_new_graph(new, form_of(load_graph(again), again))
     assert found.x.tolist() == [row[::-1] for row in X]
+
+
+# Data frames --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", ["", "Unnamed: 0"])
+def test_row_numbers_of_a_data_frame_are_no_feature(header: str, tmp_path: Path) -> None:
+    table = frame().to_csv(index_label=header)
+    said(
+        lambda: load_file(tables(tmp_path, table)), "nodes.csv, line 1", "index=False", "row.names"
+    )
+    edges = pd.DataFrame({"source": ["anna"], "target": ["bert"]}).to_csv()
+    said(lambda: load_file(tables(tmp_path, frame().to_csv(index=False), edges)), "edges.csv")
+
+
+# Labels, names and numbers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        (["1", "1.0", "nan", "3"], [1, 1, -1, 3]),
+        ([1, 1.0, float("nan"), 3], [1, 1, -1, 3]),
+        (["NA", "None", "", "null"], None),
+        (["007", "7", "7.0", None], ["007", "7", "7", None]),
+        (["cat", "1.0", "NaN", "N/A"], ["cat", "1", None, None]),
+        (["1e+05", "100000", "-1", "-1.0"], [100000, 100000, -1, -1]),
+        (["1.5e3x", "1_0", "\u200bcat\ufeff", " cat "], ["1.5e3x", "1_0", "cat", "cat"]),
+    ],
+)
+def test_one_rule_for_labels_in_files_and_in_python(
+    given: list[Any], wanted: Any, tmp_path: Path
+) -> None:
+    graph = nx.Graph()
+    for row, label in enumerate(given):
+        graph.add_node(row, label=label, a=row)
+    path = saved(tmp_path / "g.json", graph)
+    if wanted is None:
+        said(lambda: read_file(path), "no label")
+        return
+    for found in (read_labels(given, 4, []), read_labels(read_file(path)["y"], 4, [])):
+        assert (found.tolist() if isinstance(found, torch.Tensor) else found) == wanted
+
+
+def test_several_labels_a_node_are_refused(tmp_path: Path) -> None:
+    graph = network()
+    graph.nodes["bert"]["label"] = ["cat", "dog"]
+    said(lambda: load_file(saved(tmp_path / "g.json", graph)), "node 1: label", "'cat', 'dog'")
+    said(lambda: read_labels(["cat", ["dog"]], 2, []), "y[1]", "['dog']")
+
+
+def test_words_stay_as_they_are_written_in_classes_and_in_new_labels(tmp_path: Path) -> None:
+    rows = "".join(f"n{row},{('007', '7', 'NA')[row % 3]},{row}\n" for row in range(12))
+    path = tables(tmp_path / "old", f"name,label,a\n{rows}", "source,target\nn0,n1\n")
+    config = DataConfig(str(path), split="auto", features="as-is")
+    graph = load_graph(config)
+    assert graph.classes == ("007", "7") and graph.y.tolist() == [0, 1, -1] * 4
+    new = tables(tmp_path / "new", "name,label,a\nx,7,1\ny,7.0,2\n", "source,target\nx,y\n")
+    assert read_new_graph(new, form_of(graph, config)).y.tolist() == [1, 1]
+    (tmp_path / "new" / "nodes.csv").write_text("name,label,a\nx,1,1\ny,1,2\n")
+    mixed = form_of(graph, config)._replace(classes=("1", "cat", "dog"), num_classes=3)
+    assert read_new_graph(new, mixed).y.tolist() == [0, 0]  # by name, not by place
+
+
+def test_names_of_nodes_are_the_same_whole_or_as_floats(tmp_path: Path) -> None:
+    nodes = "id,label,a\n1,x,1\n2,y,2\n007,x,3\n"  # with an empty cell pandas writes floats
+    path = tables(tmp_path, nodes, "source,target\n1.0,2.0\n2.0,007\n")
+    assert read_file(path)["edge_index"].tolist() == [[0, 1], [1, 2]]
+    assert read_file(path)["names"] == ("1", "2", "007")
+    said(lambda: read_file(tables(tmp_path, nodes, "source,target\n1,7\n")), "'7' is no node")
+
+
+COMMAS = "name;label;age\nanna;cat;1,5\nbert;dog;-2\ncora;cat;,25\n"
+
+
+def test_a_decimal_comma_is_named_and_read(tmp_path: Path) -> None:
+    edges = "source;target;weight\nanna;bert;0,5\nbert;cora;2\n"
+    path = tables(tmp_path, COMMAS, edges)
+    for categories in ("refuse", "one-hot"):  # which would make a word of each number
+        said(lambda how=categories: load_file(path, Gaps(categories=how)), "line 2", "data.decimal")
+    found = read_file(path, Gaps(decimal="comma"))
+    assert found["x"].tolist() == [[1.5], [-2], [0.25]]
+    assert found["edge_weight"].tolist() == [0.5, 2]
+    said(
+        lambda: load_file(tables(tmp_path, COMMAS.replace("-2", "2.5")), Gaps(decimal="comma")),
+        "line 3",
+        "decimal point",
+    )
+    values = tables(tmp_path, COMMAS.replace("cat", "0,5").replace("dog", "3"), edges)
+    graph = load_file(values, Gaps(decimal="comma"), Uses(targets=True))
+    assert graph.targets is not None and graph.targets.tolist() == [0.5, 3, 0.5]
+    values = tables(
+        tmp_path, COMMAS.replace("cat", "0,5").replace(";1,5", ";1").replace(",25", "1")
+    )
+    (tmp_path / "edges.csv").write_text("source;target\n")
+    said(lambda: load_file(values, uses=Uses(targets=True)), "y[0]", "data.decimal")
+
+
+def test_numbers_keep_their_digits_until_they_are_standardised(tmp_path: Path) -> None:
+    seconds = [1_700_000_000 + step for step in range(12)]
+    rows = "".join(f"n{row},{row % 2},{one}\n" for row, one in enumerate(seconds))
+    path = tables(tmp_path / "t", f"name,label,time\n{rows}", "source,target\nn0,n1\n")
+    exact = torch.tensor(seconds).double()
+    wanted = ((exact - exact.mean()) / exact.std(correction=0)).float()[:, None]
+    torch.save(Data(x=exact[:, None], edge_index=torch.tensor([[0], [1]]), y=exact.long() % 2),
+               tmp_path / "g.pt")  # fmt: skip
+    for file in (path, tmp_path / "g.pt"):
+        config = DataConfig(str(file), split="auto", features="standardise")
+        graph = load_graph(config)
+        assert graph.x.dtype == torch.float32
+        torch.testing.assert_close(graph.x, wanted)
+        torch.testing.assert_close(read_new_graph(file, form_of(graph, config)).x, wanted)
+
+
+# Weights of edges ---------------------------------------------------------------------------------
+
+WEIGHTED = Uses(weights=True)
+
+
+def weighed(folder: Path, edges: str, **how: Any) -> Any:
+    path = tables(folder, frame().to_csv(index=False), edges)
+    return load_file(path, Gaps(**how), WEIGHTED).edge_weight
+
+
+def test_weights_are_read_in_any_case_and_by_a_name_of_their_own(tmp_path: Path) -> None:
+    for head, how in (("Weight", {}), ("WEIGHT", {}), ("value", {"weight": "value"})):
+        edges = f"Source,Target,{head}\nanna,bert,2\nbert,cora,3\n"
+        assert weighed(tmp_path, edges, **how).tolist() == [2, 2, 3, 3]
+    said(lambda: weighed(tmp_path, EDGES, weight="value"), "data.weight", "source, target")
+    assert weighed(tmp_path, "source,target,weight\nanna,bert,\nbert,cora,NA\n") is None
+
+
+@pytest.mark.parametrize("wrong", ["", "NA", '"1,5"', "strong"])
+def test_a_weight_that_is_no_number_is_refused_by_its_line(wrong: str, tmp_path: Path) -> None:
+    edges = f"source,target,weight\nanna,bert,2\nbert,cora,{wrong}\n"
+    said(lambda: weighed(tmp_path, edges), "edges.csv, line 3: weight")
+
+
+def test_weights_of_json_and_graphml_and_of_edges_without(tmp_path: Path) -> None:
+    graph = network()
+    for ending in ("json", "graphml"):
+        path = saved(tmp_path / f"g.{ending}", graph)
+        assert load_file(path, uses=WEIGHTED).edge_weight.tolist() == [2.0] * 6  # type: ignore[union-attr]
+    del graph.edges["bert", "cora"]["weight"]
+    for ending in ("json", "graphml"):
+        path = saved(tmp_path / f"g.{ending}", graph)
+        said(lambda path=path: load_file(path, uses=WEIGHTED), "edge 1: weight")
+
+
+def test_weights_that_from_networkx_makes_are_weights_and_no_feature(tmp_path: Path) -> None:
+    data = from_networkx(network())
+    data.x, data.y = data.age[:, None], data.label
+    assert as_graph(data, weights=True).edge_weight.tolist() == [2.0] * 6  # type: ignore[union-attr]
+    ring = nx.DiGraph()  # with as many edges as nodes
+    ring.add_nodes_from((node, {"label": node % 2}) for node in range(5))
+    ring.add_edges_from((node, (node + 1) % 5, {"weight": 3.0}) for node in range(5))
+    settings = with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path)
+    path = Path(str(settings["data.name"]))
+    said(lambda: load_file(path), "no x")
+    assert load_file(path, Gaps("degree"), WEIGHTED).edge_weight.tolist() == [3.0] * 10  # type: ignore[union-attr]
+    nx.set_node_attributes(ring, 1.0, "age")
+    said(lambda: with_saved_graphs({"data.name": from_networkx(ring)}, tmp_path), "age")
+
+
+# GraphML, as NetworkX reads it --------------------------------------------------------------------
+
+DESCRIBED = """\
+<graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+  <key id="d0" for="node" attr.name="label" attr.type="string">
+    <desc>the class of a person</desc>
+  </key>
+  <key id="d1" for="node" attr.name="age" attr.type="double">
+    <desc>in years</desc>
+    <default>
+      30
+    </default>
+  </key>
+  <key id="d2" for="edge" attr.name="weight" attr.type="double">
+    <default>2.5</default>
+  </key>
+  <key id="d3" attr.name="new" attr.type="boolean"><default>false</default></key>
+  <key id="d4" for="node" attr.name="id" attr.type="string"/>
+  <graph edgedefault="undirected">
+    <desc>people</desc>
+    <node id="n0"><desc>first</desc><data key="d0">cat</data><data key="d4">anna</data></node>
+    <node id="n1">
+      <data key="d0">dog</data><data key="d1">40</data><data key="d3">true</data>
+      <data key="d4">bert</data>
+    </node>
+    <node id="n2"><data key="d4">cora</data></node>
+    <edge id="e0" source="n0" target="n1"/>
+    <edge source="n1" target="n2"><data key="d2">1</data></edge>
+  </graph>
+</graphml>
+"""
+
+
+def test_descriptions_are_no_defaults_and_defaults_may_be_indented(tmp_path: Path) -> None:
+    (tmp_path / "g.graphml").write_text(DESCRIBED, encoding="utf-8")
+    found = read_file(tmp_path / "g.graphml")
+    assert found["y"] == ["cat", "dog", None] and found["names"] == ("anna", "bert", "cora")
+    assert found["columns"].names == ("age", "new")
+    assert found["x"].tolist() == [[30, 0], [40, 1], [30, 0]]
+    assert found["edge_weight"].tolist() == [2.5, 1]
+
+
+def test_a_hyperedge_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "g.graphml").write_text(DESCRIBED.replace("<edge id", "<hyperedge/><edge id"))
+    said(lambda: read_file(tmp_path / "g.graphml"), "hyperedge")
+
+
+# Programs that draw -------------------------------------------------------------------------------
+
+GEPHI_KEYS = "".join(
+    f'<key attr.name="{name}" attr.type="{kind}" for="{domain}" id="{key}"></key>'
+    for name, kind, domain, key in (
+        ("label", "string", "node", "label"), ("Edge Label", "string", "edge", "edgelabel"),
+        ("weight", "double", "edge", "weight"), ("Edge Id", "string", "edge", "edgeid"),
+        ("r", "int", "node", "r"), ("g", "int", "node", "g"), ("b", "int", "node", "b"),
+        ("x", "float", "node", "x"), ("y", "float", "node", "y"), ("size", "float", "node", "size"),
+        ("group", "string", "node", "group"), ("age", "double", "node", "age"),
+    )
+)  # fmt: skip
+
+
+def gephi(folder: Path) -> Path:
+    """Write a graph as Gephi's exporter of GraphML does."""
+    nodes = "".join(
+        f'<node id="{name}"><data key="label">{name.title()}</data><data key="group">{label}</data>'
+        f'<data key="age">{age}</data><data key="size">10.0</data><data key="r">153</data>'
+        f'<data key="g">0</data><data key="b">{row}</data><data key="x">{row}.5</data>'
+        '<data key="y">-1.0</data></node>'
+        for row, (name, label, age) in enumerate(zip(PEOPLE, LABELS, AGES, strict=True))
+    )
+    edges = "".join(
+        f'<edge id="{row}" source="{a}" target="{b}"><data key="edgeid">{row}</data>'
+        '<data key="weight">2.0</data></edge>'
+        for row, (a, b) in enumerate(pairwise(PEOPLE))
+    )
+    head = '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+    (folder / "gephi.graphml").write_text(
+        f'<?xml version="1.0" encoding="UTF-8"?>{head}{GEPHI_KEYS}<graph edgedefault="undirected">'
+        f"{nodes}{edges}</graph></graphml>",
+        encoding="utf-8",
+    )
+    return folder / "gephi.graphml"
+
+
+def yed(folder: Path) -> Path:
+    """Write a graph as yEd does, with a property of its user's own."""
+    space = 'xmlns:y="http://www.yworks.com/xml/graphml"'
+    nodes = "".join(
+        f'<node id="n{row}"><data key="d4" xml:space="preserve"/><data key="d5"/><data key="d6">'
+        '<y:ShapeNode><y:Geometry height="30.0" width="30.0" x="1.0" y="2.0"/>'
+        f"<y:NodeLabel>{name}</y:NodeLabel></y:ShapeNode></data>"
+        f'<data key="d7">{label}</data><data key="d8">{age}</data></node>'
+        for row, (name, label, age) in enumerate(zip(PEOPLE, LABELS, AGES, strict=True))
+    )
+    (folder / "yed.graphml").write_text(
+        f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns" {space}>'
+        '<key attr.name="Description" attr.type="string" for="graph" id="d0"/>'
+        '<key for="port" id="d1" yfiles.type="portgraphics"/>'
+        '<key attr.name="url" attr.type="string" for="node" id="d4"/>'
+        '<key attr.name="description" attr.type="string" for="node" id="d5"/>'
+        '<key for="node" id="d6" yfiles.type="nodegraphics"/>'
+        '<key attr.name="group" attr.type="string" for="node" id="d7"><default/></key>'
+        '<key attr.name="age" attr.type="double" for="node" id="d8"/>'
+        '<key for="graphml" id="d9" yfiles.type="resources"/>'
+        '<key for="edge" id="d10" yfiles.type="edgegraphics"/>'
+        f'<graph edgedefault="directed" id="G"><data key="d0"/>{nodes}'
+        '<edge id="e0" source="n0" target="n1"><data key="d10"><y:PolyLineEdge/></data></edge>'
+        '</graph><data key="d9"><y:Resources/></data></graphml>',
+        encoding="utf-8",
+    )
+    return folder / "yed.graphml"
+
+
+def gephi_tables(folder: Path) -> Path:
+    """Write a graph as Gephi's laboratory of data does."""
+    rows = "".join(
+        f"{name},{name.title()},,{label},{age}\n"
+        for name, label, age in zip(PEOPLE, LABELS, AGES, strict=True)
+    )
+    edges = "Source,Target,Type,Id,Label,timeset,Weight\nanna,bert,Undirected,0,,,2.0\n"
+    return tables(folder / "gephi", f"Id,Label,timeset,group,age\n{rows}", edges)
+
+
+@pytest.mark.parametrize("write", [gephi, yed, gephi_tables])
+def test_a_drawing_programs_captions_and_places_are_no_classes_and_no_features(
+    write: Any, tmp_path: Path
+) -> None:
+    path = write(tmp_path)
+    said(lambda: load_file(path), "data.label", "group, age", "yEd" if write is yed else "Gephi")
+    graph = load_file(path, Gaps(label="group"), WEIGHTED)
+    assert graph.x.tolist() == [[age] for age in AGES] and graph.classes == ("cat", "dog")
+    assert graph.edge_weight is None if write is yed else set(graph.edge_weight.tolist()) == {2}  # type: ignore[union-attr]
+    assert any("of the nodes left out" in note for note in graph.notes)
+    said(lambda: load_file(path, Gaps(label="club")), "data.label", "group")
+
+
+def test_labels_that_are_all_different_are_captions(tmp_path: Path) -> None:
+    graph = nx.path_graph(12)
+    nx.set_node_attributes(graph, {node: f"person {node}" for node in graph}, "label")
+    nx.set_node_attributes(graph, 1.0, "a")
+    said(lambda: load_file(saved(tmp_path / "g.json", graph)), "12 labels", "data.label")
+    with pytest.raises(DataError, match=r"data\.label"):
+        as_graph(Data(x=torch.eye(12), edge_index=torch.tensor([[0], [1]]), y=torch.arange(12)))
+
+
+def test_saved_graphs_have_the_named_entries_too(tmp_path: Path) -> None:
+    torch.save({"x": torch.eye(3), "edge_index": torch.tensor([[0], [1]]), "group": [1, 0, 1],
+                "strength": torch.tensor([3.0])}, tmp_path / "g.pt")  # fmt: skip
+    graph = load_file(tmp_path / "g.pt", Gaps(label="group", weight="strength"), WEIGHTED)
+    assert graph.y.tolist() == [1, 0, 1] and graph.edge_weight.tolist() == [3, 3]  # type: ignore[union-attr]
+    said(lambda: load_file(tmp_path / "g.pt", Gaps(label="club")), "data.label", "strength")
+
+
+# Graphs from Python -------------------------------------------------------------------------------
+
+
+def given(graph: object, folder: Path, **how: Any) -> Graph:
+    """Give a graph to a run, and read it as the run does."""
+    settings = with_saved_graphs({"data": {"name": graph}, **how}, folder)
+    name = settings["data"]["name"]  # type: ignore[index]
+    return load_file(Path(name), Gaps(label=how.get("data.label")), WEIGHTED)
+
+
+def test_graphs_of_networkx_and_igraph_are_read_as_their_files(tmp_path: Path) -> None:
+    graph = network()
+    theirs = igraph.Graph.from_networkx(graph)
+    theirs.write_graphml(str(tmp_path / "igraph.graphml"))
+    back = theirs.to_networkx()
+    found = [given(one, tmp_path) for one in (graph, theirs, back, nx.MultiGraph(graph))]
+    found += [load_file(saved(tmp_path / name, back)) for name in ("g.graphml", "g.json")]
+    found += [load_file(tmp_path / "igraph.graphml", uses=WEIGHTED)]
+    for one in found:
+        assert (
+            one.x.tolist() == X and one.classes == ("cat", "dog") and one.y.tolist() == [0, 1] * 2
+        )
+        assert one.columns is not None and one.columns.names == ("age", "income")
+        assert one.names == PEOPLE
+    for one in (*found[:4], found[-1]):
+        assert one.edge_weight.tolist() == [2.0] * 6  # type: ignore[union-attr]
+    grid = nx.grid_2d_graph(2, 2)
+    nx.set_node_attributes(grid, {node: node[0] for node in grid}, "group")
+    nx.set_node_attributes(grid, 1.0, "height")
+    assert given(grid, tmp_path, **{"data.label": "group"}).names[1] == "(0, 1)"  # type: ignore[index]
+    grid.nodes[0, 0]["group"] = object()
+    said(lambda: given(grid, tmp_path), "data.name", "object")
+
+
+def test_a_data_is_read_with_gradients_scipys_matrix_or_an_adjacency(tmp_path: Path) -> None:
+    x, edges = torch.tensor(X), torch.tensor([[0, 1], [1, 2]])
+    plain = Data(x=x, edge_index=edges, y=LABELS, edge_weight=torch.tensor([2.0, 3.0]))
+    sparse = torch.sparse_coo_tensor(edges.flip(0), plain.edge_weight, (4, 4))
+    rest = {"edge_index": edges, "y": LABELS, "edge_weight": plain.edge_weight}
+    several = [
+        Data(
+            x=x.clone().requires_grad_(), edge_index=edges, y=LABELS, edge_weight=plain.edge_weight
+        ),
+        Data(x=scipy.sparse.csr_matrix(x.numpy()), **rest),
+        Data(x=x, y=LABELS, adj_t=sparse.to_sparse_csr()),
+        ToSparseTensor(attr="edge_weight")(plain.clone()),
+    ]
+    for one in several:
+        for graph in (as_graph(one, weights=True), given(one, tmp_path)):
+            assert graph.x.tolist() == X and not graph.x.requires_grad
+            assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+            assert graph.edge_weight.tolist() == [2, 2, 3, 3]  # type: ignore[union-attr]
+    batch = Batch.from_data_list([plain, plain])
+    said(lambda: as_graph(batch), "Batch", "to_data_list")
+    said(lambda: given(batch, tmp_path), "data.name", "Batch")
+
+
+# The small rest -----------------------------------------------------------------------------------
+
+
+EDGE = "source,target\na,b"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "edges"),
+    [
+        ('"age; in years; whole",name,label\n1,a,x\n2,b,y\n', "source,target\na,b\n"),
+        ("name,label,age,\na,x,1,\nb,y,2,\n", "source,target,\na,b,\n"),
+        ("name,label,age\na,x,1,\nb,y,2,,\n,,\n", "source,target\na,b\n,\n"),
+        ("\u200bname,label\ufeff,age\n\u200ba,x,\u00a01\nb,y\u200b,2\n", EDGE + "\u200b\n"),
+        ("Name;LABEL;Age\r\na;x;1\r\nb;y;2\r\n", "SOURCE\tTarget\na\tb\n"),
+    ],
+)  # fmt: skip
+def test_small_slips_of_tables_are_read(nodes: str, edges: str, tmp_path: Path) -> None:
+    found = read_file(tables(tmp_path, nodes, edges))
+    assert found["x"].tolist() == [[1], [2]] and found["names"] == ("a", "b")
+    assert found["y"] == ["x", "y"] and found["edge_index"].tolist() == [[0], [1]]
+    assert len(found["columns"].names) == 1
+
+
+def test_a_row_with_a_name_that_the_header_lacks_is_refused(tmp_path: Path) -> None:
+    table = "name,label\n1,a,x\n2,b,y\n"  # R's write.table
+    said(lambda: read_file(tables(tmp_path, table)), "line 2", "row.names")
+
+
+def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
+    folder = tmp_path / "clients"
+    saved(folder / "a.JSON", network())
+    tables(folder / "b", frame().to_csv(index=False))
+    (folder / "b" / "nodes.csv").rename(folder / "b" / "Nodes.CSV")
+    nx.write_graphml(network(), folder / "c.GraphML")
+    for name in ("._a.json", ".DS_Store", "~$b.json", "__MACOSX", "Thumbs.db"):
+        (folder / name).write_bytes(b"\0")
+    assert len(load_folder(folder, RATIOS, 0)) == 3
+    assert load_file(folder / "b").num_nodes == 4
+    said(lambda: load_file(saved(tmp_path / "g.GEXF", network())), "write_graphml")
+
+
+def test_a_folder_with_other_names_is_refused_with_them(tmp_path: Path) -> None:
+    folder = tmp_path / "clients"
+    saved(folder / "a.json", network())
+    tables(folder / "b", frame().to_csv(index=False))
+    (folder / "b" / "nodes.csv").rename(folder / "b" / "people.csv")
+    said(lambda: load_folder(folder, RATIOS, 0), "edges.csv, people.csv", "nodes.csv")
+    (folder / "a.json").rename(folder / "a.gml")
+    said(lambda: load_folder(folder, RATIOS, 0), "a.gml")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "people.txt").touch()
+    said(lambda: load_folder(tmp_path / "none", RATIOS, 0), "people.txt")
+
+
+def test_links_and_edges_of_json(tmp_path: Path) -> None:
+    content = nx.node_link_data(network(), edges="edges")
+    path = tmp_path / "g.json"
+    path.write_text(json.dumps({"links": [], **content}))
+    assert read_file(path)["edge_index"].shape == (2, 3)
+    path.write_text(json.dumps({**content, "links": content["edges"][:1]}))
+    said(lambda: read_file(path), "`links` and `edges`")
+    for node in content["nodes"]:
+        node["name"] = node.pop("id")
+    path.write_text(json.dumps(content))
+    assert read_file(path)["names"] == PEOPLE

@@ -27,6 +27,8 @@ from flower_graph.data.sources.names import (
     file_path,
     folder_path,
     graphs_in,
+    shown_in,
+    table_in,
 )
 from flower_graph.data.sources.nodes import CLIENT
 from flower_graph.data.sources.pyg import read_file
@@ -62,7 +64,7 @@ def _says_clients(file: Path, saved: int) -> bool:
 
 def is_one_graph(path: Path | str) -> bool:
     """Return whether a path is one graph, a file or tables, and not a folder of graphs."""
-    return Path(path).is_file() or (Path(path) / NODES).is_file()
+    return Path(path).is_file() or table_in(Path(path), NODES).is_file()
 
 
 def client_graphs(
@@ -76,14 +78,24 @@ def client_graphs(
         yield from _parts(path, read_file(path, gaps))
         return
     files = graphs_in(path)
-    for file in sorted(path.iterdir()):
-        if file.suffix in OTHER_FILES and file.is_file():
-            raise DataError(f"file {file}: {OTHER_FILES[file.suffix]}")
+    others = [file for file in shown_in(path) if file not in files]
+    for file in others:
+        if file.is_file() and (why := OTHER_FILES.get(file.suffix.lower())) is not None:
+            raise DataError(f"file {file}: {why}")
+        if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
+            raise DataError(
+                f"folder {file}: has {', '.join(found)}, but no {NODES}: a graph in tables has "
+                f"{NODES} and {EDGES}"
+            )
     if not files:
+        there = ", ".join(file.name for file in others) or "nothing"
         raise DataError(
             f"data.name = {str(path)!r}: the folder has neither a graph for each client (files "
-            f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}) nor {NODES}"
+            f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}) nor {NODES}, but "
+            f"{there:.200}"
         )
+    left_out = ", ".join(file.name for file in others)
+    tell(f"folder {path}", [f"not read: {left_out:.200}"] if left_out else [])
     for file in files:
         yield f"file {file}", read_file(file, gaps)
 

@@ -18,10 +18,11 @@ from typing import TypeVar
 from safetensors.torch import save
 from torch import Tensor
 
+from flower_graph.config.common import POINT
 from flower_graph.config.metrics import VALUES
 from flower_graph.config.partition import keys_of_others
 from flower_graph.data.sources.generators import SIGNAL
-from flower_graph.data.sources.names import GRAPH_FILES
+from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import DataError, told
 from flower_graph.storage.places import DATA_FOLDER
 from flower_graph.storage.reading import (
@@ -120,13 +121,15 @@ class RunFolder:
 def deciding_settings(config: Tree) -> dict[str, object]:
     """Return the settings that decide each party's data, by dotted key."""
     data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
-    if data.get("signal") == SIGNAL:  # has an effect on generated graphs only
-        del data["signal"]
+    # A new key at its default decides nothing; the first is of generated graphs only
+    for key, default in (("signal", SIGNAL), ("decimal", POINT), ("label", None), ("weight", None)):
+        if data.get(key) == default:
+            data.pop(key, None)
     if data.get("split_seed", 0) is None:
         data["split_seed"] = config["seed"]
     result = {f"data.{key}": value for key, value in data.items()}
     name = str(config["data"]["name"])
-    if name.endswith(("/", *GRAPH_FILES)) or name.startswith(("/", ".", "~")):
+    if has_ending(name, ("/", *GRAPH_FILES)) or name.startswith(("/", ".", "~")):
         result["data.name"] = PurePath(name).name
     partition = dict(config.get("partition", {}))
     own_seed = partition.pop("seed", None)

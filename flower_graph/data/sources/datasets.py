@@ -19,7 +19,16 @@ from flower_graph.data.features import move_features, prepare_features
 from flower_graph.data.gaps import Gaps, fill_missing
 from flower_graph.data.graph import PARTS, Graph, fits_dense
 from flower_graph.data.sources.generators import csbm, csbm_sparse, graph_of_rows
-from flower_graph.data.sources.names import CSBM, EDGES, LINQS, NODES, OGB, file_path, pyg_name
+from flower_graph.data.sources.names import (
+    CSBM,
+    EDGES,
+    LINQS,
+    NODES,
+    OGB,
+    file_path,
+    pyg_name,
+    table_in,
+)
 from flower_graph.data.sources.pyg import load_file, load_ogb, load_pyg
 from flower_graph.data.splits import (
     Masks,
@@ -330,6 +339,7 @@ def saved_at(name: str) -> int:
         return path.stat().st_mtime_ns if path.is_file() else 0
     with os.scandir(path) as listing:  # asked for every message: one look at each file
         entries = list(listing)
-    tables = [Path(one.path, file) for one in entries if one.is_dir() for file in (NODES, EDGES)]
+    folders = [Path(one.path) for one in entries if one.is_dir()]
+    tables = [table_in(one, file) for one in folders for file in (NODES, EDGES)]
     times = [one.stat().st_mtime_ns for one in entries if one.is_file()]
     return max(times + [file.stat().st_mtime_ns for file in tables if file.is_file()], default=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
@@ -43,16 +44,18 @@ SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
 # Endings of graph files, and errors for other files that hold graphs
 GRAPH_FILES = (".pt", ".graphml", ".json")
 NODES, EDGES = "nodes.csv", "edges.csv"  # of a folder with one graph in tables
-_PICKLE = (
-    "is a pickle, and reading one can execute code; save the graph by "
-    "networkx.write_graphml(graph, 'graph.graphml'), or by "
+_INSTEAD = (
+    "save the graph by networkx.write_graphml(graph, 'graph.graphml'), or by "
     "json.dump(networkx.node_link_data(graph), file) in graph.json"
 )
+_PICKLE = f"is a pickle, and reading one can execute code; {_INSTEAD}"
+_TABLE = f"a graph in tables is a folder with {NODES} and {EDGES}"
+_FORM = f"a graph in another form than those that are read; {_INSTEAD}"
 OTHER_FILES = {
-    ".csv": f"a graph in tables is a folder with {NODES} and {EDGES}: name the folder",
-    ".gpickle": _PICKLE,
-    ".pickle": _PICKLE,
-    ".pkl": _PICKLE,
+    **dict.fromkeys((".csv", ".tsv"), f"{_TABLE}: name the folder"),
+    **dict.fromkeys((".xls", ".xlsx", ".ods", ".parquet"), f"{_TABLE}: save the two so"),
+    **dict.fromkeys((".gpickle", ".pickle", ".pkl"), _PICKLE),
+    **dict.fromkeys((".gexf", ".gml", ".net", ".gdf", ".dot", ".lgl", ".ncol"), _FORM),
 }
 
 
@@ -89,7 +92,7 @@ def file_path(name: str) -> Path | None:
     # That is a name with an ending such as ``.pt``, or with a path separator or an ending, if the
     # file exists.
     path = Path(name).expanduser()
-    if name.endswith((*GRAPH_FILES, *OTHER_FILES)) or (path / NODES).is_file():
+    if has_ending(name, (*GRAPH_FILES, *OTHER_FILES)) or table_in(path, NODES).is_file():
         return path
     return path if (len(path.parts) > 1 or path.suffix) and path.is_file() else None
 
@@ -99,7 +102,7 @@ def folder_path(name: str) -> Path | None:
     # That is a name that ends in ``/``, or a folder with ``.pt`` files in it; a folder of raw data
     # with the name of a data set does not count.
     path = Path(name).expanduser()
-    if (path / NODES).is_file():
+    if table_in(path, NODES).is_file():
         return None
     if name.endswith("/") or (path.is_dir() and any(path.glob("*.pt"))):
         return path
@@ -108,11 +111,33 @@ def folder_path(name: str) -> Path | None:
 
 def graphs_in(folder: Path) -> list[Path]:
     """List a folder's graphs, files and folders with tables, in the order of their names."""
-    return sorted(
-        path
-        for path in folder.glob("*")
-        if (path.suffix in GRAPH_FILES and path.is_file()) or (path / NODES).is_file()
-    )
+    return [path for path in shown_in(folder) if _is_graph(path)]
+
+
+def shown_in(folder: Path) -> list[Path]:
+    """List what a folder has, in the order of the names, without what systems hide there."""
+    hidden = (".", "~$", "__MACOSX")
+    return sorted(path for path in folder.glob("*") if not path.name.startswith(hidden))
+
+
+def _is_graph(path: Path) -> bool:
+    if path.is_file():
+        return has_ending(path.name, GRAPH_FILES)
+    return table_in(path, NODES).is_file()
+
+
+def has_ending(name: str, endings: Iterable[str]) -> bool:
+    """Return whether a file's name has one of some endings, in any case of letters."""
+    return name.lower().endswith(tuple(endings))
+
+
+def table_in(folder: Path, name: str) -> Path:
+    """Return the path of a table, whose name may be written in any case of letters."""
+    path = folder / name
+    if path.is_file() or not folder.is_dir():
+        return path
+    with os.scandir(folder) as listing:
+        return next((Path(one.path) for one in listing if one.name.lower() == name), path)
 
 
 def in_full(path: str, folder: Path) -> str:
@@ -128,8 +153,8 @@ def in_full(path: str, folder: Path) -> str:
 def located(name: str, folder: Path) -> str:
     """Make a name absolute if it means a file or a folder of clients, from the given folder."""
     path = in_full(name, folder)
-    is_named_so = name.endswith(("/", *GRAPH_FILES, *OTHER_FILES))
-    if is_named_so or folder_path(path) is not None or (Path(path) / NODES).is_file():
+    is_named_so = has_ending(name, ("/", *GRAPH_FILES, *OTHER_FILES))
+    if is_named_so or folder_path(path) is not None or table_in(Path(path), NODES).is_file():
         return path
     # A name without an ending is a file only with a separator: `Cora` is the data set.
     is_file = file_path(path) is not None
@@ -195,8 +220,8 @@ def check_graph_file(path: Path) -> None:
     """Refuse a graph's path that does not exist, or whose kind of file is not supported."""
     if not path.exists():
         raise absent(str(path))
-    if path.suffix in OTHER_FILES:
-        raise DataError(f"data.name = {str(path)!r}: {OTHER_FILES[path.suffix]}")
+    if (why := OTHER_FILES.get(path.suffix.lower())) is not None:
+        raise DataError(f"data.name = {str(path)!r}: {why}")
 
 
 def absent(name: str, what: str = "file") -> DataError:

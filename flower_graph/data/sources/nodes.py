@@ -26,11 +26,12 @@ SPLITS = ("train", "val", "test")
 # Columns that are no features, with the names that tables use for them
 ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
 # Programs that draw graphs: columns by which their files are known, and columns of the drawing
-_COLOURS = {"r", "g", "b", "size"}
+_PLACES = {"r", "g", "b", "x", "y", "size"}
 GEPHI, YED = "Gephi", "yEd"
 DRAWN = (
-    (GEPHI, _COLOURS, _COLOURS | {"x", "y", "z"}),
-    (GEPHI, {"id", "label", "timeset"}, {"timeset"}),
+    (GEPHI, _PLACES, _PLACES | {"z"}),
+    (GEPHI, {"viz"}, {"viz"}),  # of its GEXF, as NetworkX reads it
+    (GEPHI, {"label", "timeset"}, {"timeset"}),
 )
 
 
@@ -124,7 +125,9 @@ class Nodes:
         if len(features) != len(self.columns):
             count, wanted = len(features), len(self.columns)
             raise self.wrong(place, f"{count} features, but the first node has {wanted}")
-        try:
+        try:  # all at once, as long as all are numbers by Python's own rule
+            if self.gaps.has_comma:
+                raise ValueError("a point is no decimal sign here")
             self.features.extend(array("d", map(float, features)))
         except (TypeError, ValueError, OverflowError):
             row = len(self.rows) - 1

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
-from flower_graph.data.sources.names import EDGES, NODES
+from flower_graph.data.sources.names import EDGES, NODES, table_in
 from flower_graph.data.sources.nodes import (
     CLIENT,
     IDENTITY,
@@ -251,14 +251,6 @@ def _listed(value: object, several: int | None) -> Sequence[object]:
     if isinstance(value, list):
         return value
     return [None] * several if value is None and several is not None else [value]
-
-
-def table_in(folder: Path, name: str) -> Path:
-    """Return the path of a table, whose name may be written in any case."""
-    path = folder / name
-    if path.is_file() or not folder.is_dir():
-        return path
-    return next((one for one in sorted(folder.iterdir()) if one.name.lower() == name), path)
 
 
 def _check_twice(path: Path, header: Sequence[str]) -> None:
