@@ -166,7 +166,7 @@ def test_a_line_that_was_cut_short_does_not_count(tmp_path):
     assert mine.last(b"run") == 3 and path.read_bytes().endswith(b"}\n")
 
 
-def _full(*_):
+def _full(*_, **__):
     raise OSError(28, "No space left on device")
 
 
