@@ -228,7 +228,7 @@ def test_after_one_refused_sum_its_step_is_over(tmp_path):
     assert asked == [4, 3]
 
 
-def _full(*_):
+def _full(*_, **__):
     raise OSError(28, "No space left on device")
 
 

@@ -54,7 +54,7 @@ def new_identity(path: Path) -> bytes:
                 stream.flush()
                 os.fsync(stream.fileno())
     except OSError as error:
-        raise IdentityError(f"{error.filename}: cannot be made: {error.strerror}") from error
+        raise IdentityError(f"{file}: cannot be made: {error.strerror}") from error
     return public.public_bytes_raw()
 
 
