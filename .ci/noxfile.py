@@ -1,7 +1,7 @@
 """Tests of what touches Flower: with the oldest that is allowed, the newest, and the next one.
 
-``make test-versions`` runs it, each version in an environment of its own below ``build``. The newest
-is that of ``constraints.txt``; the files of constraints beside this one lay other versions over it.
+``make test-versions`` runs it, each version in an environment of its own below ``build``. The
+newest is that of ``constraints.txt``; the files of constraints beside this one lay others over it.
 """
 
 from __future__ import annotations
