@@ -1,7 +1,7 @@
-"""Tests of what touches Flower, with the oldest that is allowed and the newest that was tried.
+"""Tests of what touches Flower: with the oldest that is allowed, the newest, and the next one.
 
-``make test-versions`` runs it, each version in an environment of its own below ``build``. The two
-files of constraints beside it lay other versions over ``constraints.txt``.
+``make test-versions`` runs it, each version in an environment of its own below ``build``. The
+newest is that of ``constraints.txt``; the files of constraints beside this one lay others over it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TESTS = (
     *("tests/strategies/test_fed_sage.py", "tests/strategies/test_split_gradient_relay_api.py"),
     *("tests/test_existing_app.py", "tests/test_launch.py"),  # on Ray, the last
 )
-# With the newest alone: the scripts in deploy/ have SuperNodes and `flwr run` at one port of the
+# Not with the oldest: the scripts in deploy/ have SuperNodes and `flwr run` at one port of the
 # SuperLink, where 1.39 has two.
 DEPLOYMENT = (
     "tests/deployment/test_deployments.py::test_each_method_gives_what_the_simulation_gives",
@@ -36,9 +36,10 @@ SLOW = (
 )
 # Run in the new environment: what the Flower that is there asks for, with its extras
 NEEDS = """
+import sys
 from importlib.metadata import requires
 from pip._vendor.packaging.requirements import Requirement
-for one in map(Requirement, requires("flwr")):
+for one in map(Requirement, requires(sys.argv[1])):
     if not one.marker or any(one.marker.evaluate({"extra": e}) for e in ("simulation", "dp")):
         print(one.name, ",".join(one.extras), one.specifier, sep=";")
 """
@@ -48,25 +49,27 @@ nox.options.default_venv_backend = "venv"
 
 
 @nox.session
-@nox.parametrize("flower", ["oldest", "newest"])
+@nox.parametrize("flower", ["oldest", "newest", "nightly"])
 def versions(session: nox.Session, flower: str) -> None:
     """Install one version of Flower and what it needs; run the tests."""
     session.chdir(ROOT)
-    pinned = pins(ROOT / "constraints.txt") | pins(ROOT / ".ci" / f"constraints-{flower}.txt")
+    pinned, other = pins(ROOT / "constraints.txt"), ROOT / ".ci" / f"constraints-{flower}.txt"
+    pinned |= pins(other) if other.exists() else {}
+    package = "flwr-nightly" if flower == "nightly" else "flwr"
     # Not in `create_tmp()`: it becomes TMPDIR, and the names of Ray's sockets then are too long.
     file = Path(session.virtualenv.location) / "constraints.txt"
     file.write_text("".join(f"{name}=={version}\n" for name, version in pinned.items()))
     # Flower alone, and then what it asks for in the pinned versions: a registry may lack the very
     # newest of something that any version will do of.
-    session.install("--no-deps", f"flwr=={pinned['flwr']}")
-    said = session.run("python", "-c", NEEDS, silent=True)
+    session.install("--no-deps", f"{package}=={pinned[package]}")
+    said = session.run("python", "-c", NEEDS, package, silent=True)
     needed = [needs(line, pinned) for line in str(said).split()]
     session.install("--constraint", str(file), *needed, *own_needs())
     session.install("--no-deps", "--editable", ".")
     pytest = ("python", "-m", "pytest", "--numprocesses", "3", "--dist", "loadfile")
     session.run(*pytest, "-m", "not slow", *(session.posargs or TESTS))
     if not session.posargs:
-        session.run(*pytest, *SLOW, *(DEPLOYMENT if flower == "newest" else ()))
+        session.run(*pytest, *SLOW, *(() if flower == "oldest" else DEPLOYMENT))
 
 
 def pins(file: Path) -> dict[str, str]:

@@ -152,8 +152,9 @@ def test_the_versions_that_are_tried_are_those_that_are_said() -> None:
     wanted = f">={flower_compat.OLDEST}"
     assert f"flwr[simulation]{wanted}" in project["dependencies"]
     assert project["optional-dependencies"]["dp"] == [f"flwr[dp]{wanted}"]
-    for name, version in (("oldest", flower_compat.OLDEST), ("newest", flower_compat.NEWEST)):
-        text = (ROOT / ".ci" / f"constraints-{name}.txt").read_text(encoding="utf-8")
+    oldest, newest = ROOT / ".ci" / "constraints-oldest.txt", ROOT / "constraints.txt"
+    for file, version in ((oldest, flower_compat.OLDEST), (newest, flower_compat.NEWEST)):
+        text = file.read_text(encoding="utf-8")
         assert re.search(rf"^flwr=={re.escape(version)}\.\d+$", text, re.MULTILINE)
 
 
