@@ -30,6 +30,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.masking_client import PartyActions
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     ChosenEgos,
@@ -61,6 +62,7 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
     VectorEncoding,
     add_noise,
     add_up,
+    check_shared,
     measure,
     put_masks,
     read_shared,
@@ -83,6 +85,7 @@ LOG = logging.getLogger(__name__)
 # For each client: the last round that it trained for, and the last whose means it used. A repeated
 # message, or a resumed run, does neither a second time.
 TRAINED, FUSED = "trained-round", "fused-round"
+FUSIONS = b"fusions"  # in the journal
 Opened = tuple[EgoCohort, Tensors]
 SETTINGS = "ego-settings"  # in Context.state
 
@@ -308,7 +311,9 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             if request.checkpoint:
                 not_saved = self._save(request.settings, request.server_round - 1, request.run)
             trained = time.perf_counter()
-            writing = VectorEncoding.of(request, aligner.slots, now.pad_context(run))
+            writing = VectorEncoding.of(
+                request, aligner.slots, now.pad_context(run), checks=self.trust is not None
+            )
             if self._noise is not None:
                 clients = chosen.batch.clients
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
@@ -368,10 +373,14 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
         if request.sums is not None and request.settings.mu:
             try:
+                if self.trust is not None:
+                    self._check(request, table, pads, self.trust)
                 shared = read_shared(request.sums, chosen, table, request.ring, pads)
                 is_shared = table.num_slots > 0
-            except UnreadableSumError as error:  # a client's fault, for this round only
-                is_unread = True
+            except (RefusedError, UnreadableSumError) as error:  # for this round only
+                # A sum that passed is not counted: who has the common key, too, and colludes with
+                # the server could ask of slots that others hold.
+                is_unread = self.trust is None or isinstance(error, RefusedError)
                 LOG.warning(
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
@@ -382,6 +391,15 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 chosen.train(before)
             return None, is_unread
         return chosen.fuse(shared, before, classify=request.variant != "iter"), is_unread
+
+    def _check(
+        self, request: EgoRequest, table: SlotTable, pads: bytes, trust: TrustSettings
+    ) -> None:
+        """Refuse sums that a server has changed; what comes of it is the same for all changes."""
+        assert request.sums is not None and request.ring is not None  # a party is told of a ring
+        step, hidden = request.server_round - 1, request.settings.hidden
+        with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
+            check_shared(request.sums, table, request.ring, pads, hidden)
 
     def _train(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest

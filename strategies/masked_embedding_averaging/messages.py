@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.messages import Ready
+from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.secure.sum.terms import SumTerms
@@ -38,6 +39,8 @@ from flower_graph.wire.codec import (
 )
 from flower_graph.wire.counts import Counting, counts_size
 from flower_graph.wire.fields import (
+    Block,
+    Bytes,
     Clients,
     Flag,
     NotSaved,
@@ -78,6 +81,7 @@ class Layout(NamedTuple):
     weights: int = 0  # Numbers in a model; 0 where models are not shared
     classes: int = 0  # Of predictions that are counted, and what is: see ``ops.counts``
     counting: str = ""
+    checks: int = 0  # Of the embeddings and counts, where the server may lie
 
     @property
     def embeddings(self) -> slice:
@@ -88,6 +92,11 @@ class Layout(NamedTuple):
     def counts(self) -> slice:
         """``slots`` ones and zeros."""
         return slice(self.embeddings.stop, self.embeddings.stop + self.slots)
+
+    @property
+    def relayed(self) -> slice:
+        """What the clients get back: embeddings and counts."""
+        return slice(0, self.counts.stop)
 
     @property
     def metrics(self) -> slice:
@@ -105,9 +114,14 @@ class Layout(NamedTuple):
         return slice(self.model.stop, self.model.stop + counts_size(self.classes, self.counting))
 
     @property
+    def tags(self) -> slice:
+        """Checks of what is relayed."""
+        return slice(self.predictions.stop, self.predictions.stop + self.checks)
+
+    @property
     def length(self) -> int:
         """Numbers in the whole vector."""
-        return int(self.predictions.stop)
+        return int(self.tags.stop)
 
 
 SETTINGS = Part(
@@ -188,6 +202,24 @@ class Sums(NamedTuple):
             dtype=WORDS_OR_PLAIN,
         ),
     ]
+    members: Annotated[
+        IntArray | None,
+        Clients(
+            "sums-members",
+            "where the server may lie: the clients in it, each of which has a pad on its checks",
+            shape="q",
+            optional=True,
+        ),
+    ] = None
+    checks: Annotated[
+        Bytes | None,
+        Block(
+            "sums-checks",
+            "likewise: checks of embeddings and counts, words of 64 bits under these pads",
+            shape=f"{CHECKS} 8",
+            optional=True,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -330,7 +362,8 @@ class EgoReply(Message, up="train"):
             f"{keys.SUMS}/{keys.TOTAL}",
             "sum of the clients' vectors: embeddings by slot, ones for slots held, nine "
             "measurements, whether the last means could not be read, weights, counts if they are "
-            "asked for (`Layout` of `messages.py`); masked ring words, or plain",
+            "asked for, checks where the server may lie (`Layout` of `messages.py`); masked ring "
+            "words, or plain",
             shape="L",
             dtype=WORDS_OR_PLAIN,
             limit=None,

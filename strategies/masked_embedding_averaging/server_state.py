@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.ops.counts import Counts
+from flower_graph.secure.relayed import CHECKS
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.masked_embedding_averaging.cohort import (
     EgoSettings,
@@ -70,7 +71,9 @@ class EgoServerState:
         if server_round > session.rounds:
             return Layout(0, self.settings.hidden, 0, *about)
         weights = 0 if self.model is None else self.model.first.numel() + self.model.rest.numel()
-        return Layout(session.num_slots, self.settings.hidden, weights, *about)
+        slots, distrusted = session.num_slots, session.members.parties is not None
+        tags = CHECKS if distrusted and slots else 0
+        return Layout(slots, self.settings.hidden, weights, *about, tags)
 
     def request(self, server_round: int, session: EgoSession) -> EgoRequest:
         """Return the part of a round's request that all SuperNodes share."""
@@ -162,7 +165,11 @@ class EgoServerState:
             few = counts < LEAST_HOLDERS
             embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
             embeddings, counts = embeddings.ravel(), counts * ~few
-        return Sums(found.server_round, found.sum_round, found.contributors, embeddings, counts)
+        sums = Sums(found.server_round, found.sum_round, found.contributors, embeddings, counts)
+        if not layout.checks:
+            return sums
+        tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
+        return sums._replace(members=np.array(sorted(found.answered)), checks=tags)
 
     def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
         """Count payload as single clients would send and get it."""

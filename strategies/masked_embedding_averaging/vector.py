@@ -32,6 +32,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.terms import SumTerms
@@ -64,14 +65,17 @@ class VectorEncoding:
     sum_round: int  # Number of the secure sum of this round
 
     @classmethod
-    def of(cls, request: EgoRequest, table: SlotTable, pads: bytes) -> VectorEncoding:
-        """Return the encoding of a round's request."""
+    def of(
+        cls, request: EgoRequest, table: SlotTable, pads: bytes, *, checks: bool = False
+    ) -> VectorEncoding:
+        """Return the encoding of a round's request, with checks if the server may lie."""
         slots = 0 if request.is_last else table.num_slots
         weights = 0
         if request.model is not None and not request.is_last:
             weights = sum(part.size for part in request.model)
         about = request.settings.num_classes, request.counting
-        layout = Layout(slots, request.settings.hidden, weights, *about)
+        tags = CHECKS if checks and slots else 0
+        layout = Layout(slots, request.settings.hidden, weights, *about, tags)
         sum_round = request.mask.server_round if request.mask else request.server_round
         return cls(layout, table, request.ring, pads, sum_round)
 
@@ -114,7 +118,7 @@ def add_up(
         return total, present, left_out
     words = total.view(np.uint64)
     if writing.table.group_key and layout.slots:  # the server must not see sums
-        words = words + _pads(writing, slots, len(present))
+        words = _padded(writing, words, slots, present)
     return words.astype(writing.ring.dtype), present, left_out
 
 
@@ -228,17 +232,38 @@ def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray
     return np.concatenate([total.numpy().ravel(), others])
 
 
-def _pads(writing: VectorEncoding, slots: NDArray[np.int64], present: int) -> NDArray[np.uint64]:
-    """Return the pads that hide the sums from the server: holders' and common ones."""
-    layout, table = writing.layout, writing.table
-    pads = np.zeros(layout.length, np.uint64)
-    hidden = _common(table, writing.pads, writing.sum_round, layout.hidden)
-    pads[: layout.counts.stop] = hidden * np.uint64(present)
+def _padded(
+    writing: VectorEncoding, words: NDArray[np.uint64], slots: NDArray[np.int64], present: list[int]
+) -> NDArray[np.uint64]:
+    """Add the pads that hide the sums from the server: holders' and common ones; and checks."""
+    layout, table, result = writing.layout, writing.table, words.copy()
+    about = writing.pads, writing.sum_round
     count = np.bincount(slots[slots >= 0], minlength=layout.slots)[table.held]
-    local = table.pads(writing.pads, writing.sum_round, layout.hidden)
-    spread = pads[layout.embeddings].reshape(layout.slots, layout.hidden)
+    local = table.pads(*about, layout.hidden)
+    spread = result[layout.embeddings].reshape(layout.slots, layout.hidden)
     spread[table.held] += local * count[:, None].astype(np.uint64)
-    return pads
+    if layout.checks:
+        relayed = result[layout.relayed]
+        result[layout.tags] = table.check(*about, relayed.size).of(relayed)
+        result[layout.tags] += table.check_pads(*about, present)
+    hidden = _common(table, *about, layout.hidden)
+    result[layout.relayed] += hidden * np.uint64(len(present))
+    return result
+
+
+def check_shared(sums: Sums, table: SlotTable, ring: Ring, pads: bytes, hidden: int) -> None:
+    """Refuse sums that are not what their contributors have sent, before any of it is read."""
+    words = np.concatenate([sums.embeddings.ravel(), sums.counts]).astype(ring.dtype)
+    if sums.members is not None and sums.checks is not None:
+        common = _common(table, pads, sums.sum_round, hidden).astype(ring.dtype)
+        if words.size == common.size and sums.members.size == sums.contributors:
+            words = words - common * ring.dtype.type(sums.contributors)
+            tags = sums.checks.view("<u8").ravel()
+            tags = tags - table.check_pads(pads, sums.sum_round, sums.members.tolist())
+            check = table.check(pads, sums.sum_round, words.size)
+            if np.array_equal(check.of(words), tags.astype(ring.dtype)):
+                return
+    raise RefusedError(REFUSAL)
 
 
 def _common(table: SlotTable, pads: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:

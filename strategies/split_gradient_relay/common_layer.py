@@ -55,7 +55,7 @@ class CommonSettings(NamedTuple):
     dropout: float
 
 
-def bounded(total: NDArray[np.float64], limit: float) -> NDArray[np.float64]:
+def bounded(total: NDArray[np.floating], limit: float) -> NDArray[np.floating]:
     """Scale a sum of gradients down to a length of ``limit``, if it is longer."""
     length = float(np.linalg.norm(total))
     return total if length <= limit else np.clip(total * (limit / length), -limit, limit)

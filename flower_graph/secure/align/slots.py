@@ -18,7 +18,7 @@ server nothing.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from flower_graph.secure.align.blinded import Bytes2D, Words
 from flower_graph.secure.channel import KEY_BYTES, framed, pieces
+from flower_graph.secure.relayed import CHECKS, SumCheck
 
 DOMAIN = b"flower-graph/pad/2/"
 
@@ -73,6 +74,33 @@ class SlotTable:
             return hashlib.shake_128(context + self.group_key).digest(8 * length)
 
         return self._once(b"group", (run_id, server_round, length), make)
+
+    def check(self, run_id: bytes, server_round: int, length: int) -> SumCheck:
+        """Return what tells whether a sum of so many words was changed by who has no group key."""
+        # Arguments and errors are those of ``group_pad``.
+        if not self.group_key:
+            raise ValueError("clients aligned in the clear have no common key, and so no check")
+
+        def make() -> bytes:
+            context = _context(run_id, b"check", server_round, length)
+            return hashlib.shake_128(context + self.group_key).digest(8 * length)
+
+        return SumCheck(self._once(b"check", (run_id, server_round, length), make))
+
+    def check_pads(
+        self, run_id: bytes, server_round: int, clients: Iterable[int]
+    ) -> NDArray[np.uint64]:
+        """Return the pads, added up, that each of some clients puts on its checks."""
+        # Each has its own, as a multiple of one would leave lowest bits in the clear: those of
+        # what is checked, which slots' pads are in, are not zeros.
+        base = hashlib.shake_128(_context(run_id, b"member", server_round, CHECKS))
+        base.update(self.group_key)
+        total = np.zeros(CHECKS, np.uint64)
+        for client in clients:
+            stream = base.copy()
+            stream.update(int(client).to_bytes(8, "big"))
+            total += np.frombuffer(stream.digest(8 * CHECKS), "<u8")
+        return total
 
     def _once(self, kind: bytes, what: tuple[object, ...], make: Callable[[], bytes]) -> Words:
         """Return the words of a kind that were made last, or make others; read-only."""
