@@ -39,7 +39,7 @@ from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Train
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
-from flower_graph.wire.rows import Rows
+from flower_graph.wire.rows import Asked, Rows
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
@@ -246,7 +246,7 @@ class ModuleClient(NumPyClient):
     def _trained(self, parameters: Parameters, config: Config) -> list[Learner]:
         """Train those who are asked, each from the server's arrays for it."""
         request = RoundRequest.from_config(config)
-        begun = request.arrays_for(parameters, request.chosen(self._clients))
+        begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             chosen = [one for one in learners if one.graph.client in begun]
             for learner in chosen:
@@ -258,7 +258,7 @@ class ModuleClient(NumPyClient):
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the server's arrays on every client."""
         request = RoundRequest.from_config(config)
-        begun = request.arrays_for(parameters, self._clients)
+        begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             for learner in learners:
                 self._take_over(learner.module, begun[learner.graph.client])

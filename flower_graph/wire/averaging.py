@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.wire.arrays import IntArray, decode_array, own_records
+from flower_graph.wire.arrays import decode_array, own_records
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.counts import Counted, Counting
-from flower_graph.wire.fields import Clients, Flag, Handled, Real, Reasons, Whole
+from flower_graph.wire.fields import Clients, Handled, Real, Reasons, Whole
 from flower_graph.wire.keys import (
     ARRAYS,
     CLIENTS,
@@ -40,7 +40,7 @@ from flower_graph.wire.keys import (
     SERVER_ROUND,
 )
 from flower_graph.wire.ledger import ByteLedger
-from flower_graph.wire.numpy_client import Measurements, Parameters
+from flower_graph.wire.numpy_client import Measurements
 from flower_graph.wire.rows import bytes_of_each
 
 if TYPE_CHECKING:
@@ -121,39 +121,10 @@ class Enrolment(Message, up="query"):
 
 @dataclass
 class RoundRequest(Message, down="train evaluate"):
-    """The entries besides the model; Flower's own strategies send the first alone."""
+    """The entries that Flower's own strategies send besides the model."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
     counting: Counting = ""
-    clients: Annotated[
-        IntArray | None,
-        Clients(
-            CLIENTS, "whom of the clients here it is for; without it, all", shape="c", optional=True
-        ),
-    ] = None
-    has_rows: Annotated[
-        bool,
-        Flag(OWN_ARRAYS, "whether each of `clients` has a row in `arrays`", optional=True),
-    ] = False
-    wants_rows: Annotated[
-        bool,
-        Flag(ROW_EACH, "whether each of `clients` answers with a row of its own", optional=True),
-    ] = False
-
-    def chosen(self, hosted: Sequence[int]) -> list[int]:
-        """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
-        if self.clients is None:
-            return sorted(hosted)
-        if strangers := sorted(set(self.clients.tolist()) - set(hosted)):
-            raise ValueError(f"{CLIENTS}: {strangers!s:.60} are not here")
-        return sorted(self.clients.tolist())
-
-    def arrays_for(self, parameters: Parameters, clients: Sequence[int]) -> dict[int, Parameters]:
-        """Return the arrays that each client begins with."""
-        if not self.has_rows:
-            return dict.fromkeys(clients, parameters)
-        rows = [list(row) for row in zip(*parameters, strict=True)] or [[] for _ in clients]
-        return dict(zip(clients, rows, strict=True))
 
 
 @dataclass(kw_only=True)
