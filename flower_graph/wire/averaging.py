@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from numpy.typing import NDArray
 from torch import Tensor
@@ -63,6 +63,40 @@ def mean_of(metrics: Mapping[str, Any], name: str) -> float:
     """Return the mean over clients from Flower's mean of the sums; NaN where no client has any."""
     share = metrics.get(f"has-{name}", 0.0)
     return metrics[name] / share if isinstance(share, float) and share > 0 else math.nan
+
+
+def client_means(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Average what clients measured, for ``evaluate_metrics_aggr_fn`` of Flower's own strategies.
+
+    Flower's own mean of ``test`` also counts clients that have no test node, as 0. This one is over
+    those that have some; NaN where nobody has any.
+
+    Parameters
+    ----------
+    replies : list of RecordDict
+        The replies to ``evaluate``.
+    weighted_by : str
+        The key of the weight.
+
+    Returns
+    -------
+    MetricRecord
+        The means, without the shares ``has-<name>``.
+    """
+    # Any: Flower's records hold numbers and lists of them
+    records: list[Any] = [next(iter(reply.metric_records.values())) for reply in replies]
+    names = [name for name in records[0] if name != weighted_by and not name.startswith("has-")]
+
+    def total(name: str) -> NDArray[np.float64]:
+        return np.asarray(sum(one[weighted_by] * np.asarray(one[name], float) for one in records))
+
+    result = MetricRecord()
+    for name in names:
+        share = f"has-{name}"
+        below = total(share) if share in records[0] else sum(one[weighted_by] for one in records)
+        with np.errstate(invalid="ignore"):
+            result[name] = (total(name) / np.float64(below)).tolist()
+    return result
 
 
 @dataclass(frozen=True)
