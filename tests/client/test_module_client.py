@@ -221,7 +221,7 @@ def test_a_client_that_diverges_is_named(local: tuple[str, ...]):
 def test_without_an_example_a_client_is_named_and_its_round_is_skipped(kind: type[ModuleFedAvg]):
     """Drawn alone it gives nothing to average, of a link task for example."""
 
-    idle = {graph.client for graph in GRAPHS[1:]}
+    idle = {graph.client for graph in GRAPHS} - {21}
 
     class Idle(Scaled if kind is Personal else ModuleClient):  # type: ignore[misc]
         def examples(self, graph: Any) -> int:
