@@ -96,6 +96,7 @@ if TYPE_CHECKING:
         StructureFedAvg,
         initial_arrays,
     )
+    from flower_graph.wire.averaging import client_means
     from flower_graph.wire.exchange import Exchange
 
 __all__ = [
@@ -150,6 +151,7 @@ __all__ = [
     "align_pairs",
     "alignment_precision",
     "client_graph_from_data",
+    "client_means",
     "compare",
     "consensus",
     "ego_from_data",

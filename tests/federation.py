@@ -79,7 +79,7 @@ class Setup:
         return run(self.load(*overrides), out, **{"supernodes": self.supernodes, **how})
 
 
-# Each client is answered with a model of its own, and needs a SuperNode of its own
+# Each client is answered with a model of its own
 PERSONAL = ("fedgta", "fedpub")
 # Each is Ditto, or FedAvg's half of it, with less: CI has Ditto and FedProto
 ALIKE = ("fedavg", "fedprox", "local")

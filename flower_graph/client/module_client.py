@@ -29,6 +29,7 @@ from flower_graph.client.learner import (
 from flower_graph.client.state import Tensors
 from flower_graph.client.tasks import NODES, Judged, NodeTask, Seen
 from flower_graph.engine.machine import resolve_device
+from flower_graph.errors import RefusedError, brief
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
@@ -39,11 +40,12 @@ from flower_graph.wire.averaging import Enrolment, Measured, RoundRequest, Train
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAY_NAMES, EXTRAS
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
-from flower_graph.wire.rows import Rows
+from flower_graph.wire.rows import Asked, Rows
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
+NO_EXAMPLE = "no example to train on"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's names
 
 
@@ -141,6 +143,7 @@ class ModuleClient(NumPyClient):
             how,
             task,
         )
+        self._graph_of = {graph.client: graph for graph in self.graphs}
         self.device, self._make_module = resolve_device(device), make_module
         self.received: dict[str, Tensor] = {}
         self.outputs, self._classes = ClientOutputs(context, output_dir), classes
@@ -246,10 +249,12 @@ class ModuleClient(NumPyClient):
     def _trained(self, parameters: Parameters, config: Config) -> list[Learner]:
         """Train those who are asked, each from the server's arrays for it."""
         request = RoundRequest.from_config(config)
-        begun = request.arrays_for(parameters, request.chosen(self._clients))
+        begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             chosen = [one for one in learners if one.graph.client in begun]
             for learner in chosen:
+                if not self._examples_of(learner):
+                    continue
                 self._take_over(learner.module, begun[learner.graph.client])
                 self.prepare(learner)
                 self._train(learner, request.server_round, float(config.get(PROXIMAL, 0)))
@@ -258,7 +263,7 @@ class ModuleClient(NumPyClient):
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the server's arrays on every client."""
         request = RoundRequest.from_config(config)
-        begun = request.arrays_for(parameters, self._clients)
+        begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             for learner in learners:
                 self._take_over(learner.module, begun[learner.graph.client])
@@ -290,8 +295,7 @@ class ModuleClient(NumPyClient):
 
     def _seen(self, learner: Learner) -> Seen:
         """Return a client's graph with what its module gives for it."""
-        (local,) = (one for one in self.graphs if one.client == learner.graph.client)
-        judged = self._judged(learner)
+        local, judged = self._graph_of[learner.graph.client], self._judged(learner)
         return Seen(local, learner.graph, judged, partial(self.logits, learner.module))
 
     @property
@@ -333,16 +337,22 @@ class ModuleClient(NumPyClient):
     def _sent_by(
         self, learners: Sequence[Learner], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
-        """Yield client, weight and what is sent; note who has diverged, and sends nothing."""
-        graphs = {graph.client: graph for graph in self.graphs}
+        """Yield client, weight and what is sent; note who sends nothing, and why."""
         for learner in learners:
-            client, sent = learner.graph.client, self._numbers_of(learner)
-            if is_finite(learner.module, sent):
-                yield client, self.examples(graphs[client]), sent
+            client, examples = learner.graph.client, self._examples_of(learner)
+            if not examples:
+                left_out[client] = NO_EXAMPLE
+            elif is_finite(learner.module, sent := self._numbers_of(learner)):
+                yield client, examples, sent
             else:
                 left_out[client] = "weights are not finite"
         if len(left_out) == len(learners):
-            raise ValueError(f"clients {sorted(left_out)}: weights are not finite; nobody is left")
+            why = " and ".join(sorted(set(left_out.values())))
+            kind = RefusedError if why == NO_EXAMPLE else ValueError
+            raise kind(f"clients {brief(sorted(left_out), 60)}: {why}; nobody is left")
+
+    def _examples_of(self, learner: Learner) -> int:
+        return self.examples(self._graph_of[learner.graph.client])
 
     @torch.no_grad()
     def _numbers_of(self, learner: Learner) -> dict[str, NDArray[np.generic]]:

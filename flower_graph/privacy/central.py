@@ -22,8 +22,6 @@ from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping, 
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.privacy.accountant import multiplier_of
 from flower_graph.privacy.local import fresh_noise
-from flower_graph.wire.averaging import clients_of
-from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.keys import NUM_EXAMPLES
 
 Averaged = tuple[ArrayRecord | None, MetricRecord | None]
@@ -35,18 +33,6 @@ class CentralNoise:
 
     def __init__(self, clipping_norm: float, noise_multiplier: float) -> None:
         self.clipping_norm, self.noise_multiplier = clipping_norm, noise_multiplier
-
-    @staticmethod
-    def sort_out(replies: Sequence[Message]) -> tuple[list[Message], list[Rejected]]:
-        """Leave out replies of several clients, which would be clipped as one client's."""
-        counts = [clients_of(reply) for reply in replies]
-        kept = [reply for reply, count in zip(replies, counts, strict=True) if count == 1]
-        why = "it speaks for {} clients, and would be clipped as one"
-        return kept, [
-            Rejected(reply.metadata.src_node_id, why.format(count))
-            for reply, count in zip(replies, counts, strict=True)
-            if count != 1
-        ]
 
     def average(
         self, server_round: int, model: ArrayRecord, replies: Sequence[Message], average: Average

@@ -24,7 +24,7 @@ from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.session import Session
 from flower_graph.wire.arrays import encode_array, read_array
-from flower_graph.wire.averaging import weight_of
+from flower_graph.wire.averaging import clients_of, weight_of
 from flower_graph.wire.client_errors import Kind, kind_of, no_content
 from flower_graph.wire.counts import counts_size, read_counts
 from flower_graph.wire.exchange import MAX_NAMED, Rejected, unreadable
@@ -112,6 +112,8 @@ def check_replies(
         if not own:
             parts[node, clients[0] if clients else None] = came[node]
     bad = {place: why for place, one in parts.items() if (why := _problem(one, *about))}
+    several = {at: clients_of(one) for at, one in parts.items() if at[0] in rows and at not in bad}
+    bad |= {at: f"it speaks for {n} clients; one was asked" for at, n in several.items() if n > 1}
     bad |= _too_heavy({at: one for at, one in parts.items() if at not in bad}, most_examples)
     bad |= _odd_ones({at: one for at, one in parts.items() if at not in bad})
     reasons |= {at[0]: why for at, why in bad.items() if len(rows.get(at[0], ())) < 2}
@@ -347,7 +349,7 @@ def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
         dtype = np.dtype(wanted.dtype)
         # A mean of counters is no whole number.
         rounded = np.rint(values) if dtype.kind in "iu" and values.dtype.kind == "f" else values
-        record[name] = encode_array(name, rounded.astype(dtype))
+        record[name] = encode_array(name, np.asarray(rounded, dtype))
     return record
 
 

@@ -18,16 +18,16 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import numpy as np
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from flwr.app import Message as FlowerMessage
 from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.wire.arrays import IntArray, decode_array, own_records
+from flower_graph.wire.arrays import decode_array, own_records
 from flower_graph.wire.codec import Entries, Field, Message, Reading, Writing
 from flower_graph.wire.counts import Counted, Counting
-from flower_graph.wire.fields import Clients, Flag, Handled, Real, Reasons, Whole
+from flower_graph.wire.fields import Clients, Handled, Real, Reasons, Whole
 from flower_graph.wire.keys import (
     ARRAYS,
     CLIENTS,
@@ -40,7 +40,7 @@ from flower_graph.wire.keys import (
     SERVER_ROUND,
 )
 from flower_graph.wire.ledger import ByteLedger
-from flower_graph.wire.numpy_client import Measurements, Parameters
+from flower_graph.wire.numpy_client import Measurements
 from flower_graph.wire.rows import bytes_of_each
 
 if TYPE_CHECKING:
@@ -63,6 +63,40 @@ def mean_of(metrics: Mapping[str, Any], name: str) -> float:
     """Return the mean over clients from Flower's mean of the sums; NaN where no client has any."""
     share = metrics.get(f"has-{name}", 0.0)
     return metrics[name] / share if isinstance(share, float) and share > 0 else math.nan
+
+
+def client_means(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
+    """Average what clients measured, for ``evaluate_metrics_aggr_fn`` of Flower's own strategies.
+
+    Flower's own mean of ``test`` also counts clients that have no test node, as 0. This one is over
+    those that have some; NaN where nobody has any.
+
+    Parameters
+    ----------
+    replies : list of RecordDict
+        The replies to ``evaluate``.
+    weighted_by : str
+        The key of the weight.
+
+    Returns
+    -------
+    MetricRecord
+        The means, without the shares ``has-<name>``.
+    """
+    # Any: Flower's records hold numbers and lists of them
+    records: list[Any] = [next(iter(reply.metric_records.values())) for reply in replies]
+    names = [name for name in records[0] if name != weighted_by and not name.startswith("has-")]
+
+    def total(name: str) -> NDArray[np.float64]:
+        return np.asarray(sum(one[weighted_by] * np.asarray(one[name], float) for one in records))
+
+    result = MetricRecord()
+    for name in names:
+        share = f"has-{name}"
+        below = total(share) if share in records[0] else sum(one[weighted_by] for one in records)
+        with np.errstate(invalid="ignore"):
+            result[name] = (total(name) / np.float64(below)).tolist()
+    return result
 
 
 @dataclass(frozen=True)
@@ -121,39 +155,10 @@ class Enrolment(Message, up="query"):
 
 @dataclass
 class RoundRequest(Message, down="train evaluate"):
-    """The entries besides the model; Flower's own strategies send the first alone."""
+    """The entries that Flower's own strategies send besides the model."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
     counting: Counting = ""
-    clients: Annotated[
-        IntArray | None,
-        Clients(
-            CLIENTS, "whom of the clients here it is for; without it, all", shape="c", optional=True
-        ),
-    ] = None
-    has_rows: Annotated[
-        bool,
-        Flag(OWN_ARRAYS, "whether each of `clients` has a row in `arrays`", optional=True),
-    ] = False
-    wants_rows: Annotated[
-        bool,
-        Flag(ROW_EACH, "whether each of `clients` answers with a row of its own", optional=True),
-    ] = False
-
-    def chosen(self, hosted: Sequence[int]) -> list[int]:
-        """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
-        if self.clients is None:
-            return sorted(hosted)
-        if strangers := sorted(set(self.clients.tolist()) - set(hosted)):
-            raise ValueError(f"{CLIENTS}: {strangers!s:.60} are not here")
-        return sorted(self.clients.tolist())
-
-    def arrays_for(self, parameters: Parameters, clients: Sequence[int]) -> dict[int, Parameters]:
-        """Return the arrays that each client begins with."""
-        if not self.has_rows:
-            return dict.fromkeys(clients, parameters)
-        rows = [list(row) for row in zip(*parameters, strict=True)] or [[] for _ in clients]
-        return dict(zip(clients, rows, strict=True))
 
 
 @dataclass(kw_only=True)

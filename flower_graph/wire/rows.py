@@ -27,17 +27,55 @@ from flower_graph.wire.arrays import (
     reply_slots,
 )
 from flower_graph.wire.codec import Message
-from flower_graph.wire.fields import Clients, Reasons
+from flower_graph.wire.fields import Clients, Flag, Reasons
 from flower_graph.wire.keys import (
     ARRAY_NAMES,
     ARRAYS,
+    CLIENTS,
     CONFIG,
     LEFT_OUT,
     METRICS,
     NUM_EXAMPLES,
+    OWN_ARRAYS,
+    ROW_EACH,
     ROWS,
 )
-from flower_graph.wire.numpy_client import Answer
+from flower_graph.wire.numpy_client import Answer, Parameters
+
+
+@dataclass
+class Asked(Message, down="train evaluate"):
+    """Which of a SuperNode's clients a request is for, and whether they answer one by one."""
+
+    clients: Annotated[
+        IntArray | None,
+        Clients(
+            CLIENTS, "those that it is for; without it, all that are here", shape="c", optional=True
+        ),
+    ] = None
+    has_rows: Annotated[
+        bool,
+        Flag(OWN_ARRAYS, "whether `arrays` have a first axis `c`: a row for each", optional=True),
+    ] = False
+    wants_rows: Annotated[
+        bool, Flag(ROW_EACH, "whether each answers with a row of its own", optional=True)
+    ] = False
+
+    def chosen(self, hosted: Sequence[int]) -> list[int]:
+        """Return the clients that it is for, ascending; ``ValueError`` if one is not here."""
+        if self.clients is None:
+            return sorted(hosted)
+        if strangers := sorted(set(self.clients.tolist()) - set(hosted)):
+            raise ValueError(f"{CLIENTS}: {strangers!s:.60} are not here")
+        return sorted(self.clients.tolist())
+
+    def arrays_for(self, parameters: Parameters, hosted: Sequence[int]) -> dict[int, Parameters]:
+        """Return the arrays that each of the clients begins with."""
+        clients = self.chosen(hosted)
+        if not self.has_rows:
+            return dict.fromkeys(clients, parameters)
+        rows = [[np.asarray(row) for row in part] for part in zip(*parameters, strict=True)]
+        return dict(zip(clients, rows, strict=True))
 
 
 @dataclass
@@ -48,8 +86,8 @@ class RowsBeside(Message, up="train"):
         IntArray,
         Clients(
             ROWS,
-            "where a row each is asked for: whose they are. Arrays then have a first axis `c`, "
-            "metrics are lists, client after client",
+            "where each answers with a row: whose they are, ascending. All arrays then have a "
+            "first axis `c`, and metrics are lists, client after client",
             shape="c",
         ),
     ]

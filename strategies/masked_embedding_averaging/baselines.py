@@ -54,7 +54,7 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
     mean_weights,
     measure,
 )
-from flower_graph.wire.averaging import Enrolment, RoundRequest
+from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
@@ -68,7 +68,7 @@ from flower_graph.wire.keys import (
     SERVER_ROUND,
 )
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
-from flower_graph.wire.rows import Rows
+from flower_graph.wire.rows import Asked, Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
@@ -132,12 +132,11 @@ class EgoModelClient(EgoCohortClient):
         settings = read_settings(config)
         if "proximal-mu" in config:  # Flower's FedProx sends it
             settings = settings._replace(proximal=float(config["proximal-mu"]))
-        request = RoundRequest.from_config({SERVER_ROUND: 0, **config})
-        asked = request.chosen([ego.client for ego in self.egos])
+        asked = Asked.from_config(config).chosen([ego.client for ego in self.egos])
         with self._kept.opened(self._makers(settings)) as (cohort, _):
             clients = cohort.choose(asked)
             clients.start_from(model_of(parameters))
-            clients.train(request.server_round)
+            clients.train(int(config.get(SERVER_ROUND, 0)))
             yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:

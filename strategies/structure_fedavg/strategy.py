@@ -67,7 +67,7 @@ from flower_graph.wire.averaging import ClientReply, Enrolment, RoundRequest, me
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ARRAYS
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
-from flower_graph.wire.rows import Rows
+from flower_graph.wire.rows import Asked, Rows
 
 NOT_FINITE = "weights are not finite"
 
@@ -145,12 +145,12 @@ class StructureClient(NumPyClient):
     ) -> tuple[StructureCohort, Trained]:
         """Train the clients that are asked; return them."""
         # They keep their state even if nobody is left to average.
-        request = RoundRequest.from_config(config)
-        chosen = request.chosen([graph.client for graph in self.graphs])
+        server_round = RoundRequest.from_config(config).server_round
+        chosen = Asked.from_config(config).chosen([graph.client for graph in self.graphs])
         with self.opened() as cohort:
             self.receive(cohort, parameters)
             with cohort.taking_part(chosen) as part:
-                trained = part.train(request.server_round, prototypes)
+                trained = part.train(server_round, prototypes)
         return part, trained
 
     def _answer(

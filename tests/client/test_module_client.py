@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
-from flwr.serverapp.strategy import FedProx
+from flwr.serverapp.strategy import FedAvg, FedProx
 from structure_helpers import toy_clients
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,6 +25,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import seeded
 from flower_graph.server.averaging_replies import Combined
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.averaging import client_means
 
 GRAPHS = toy_clients()
 FEATURES, CLASSES = GRAPHS[0].x.shape[1], 1 + max(int(graph.y.max()) for graph in GRAPHS)
@@ -212,6 +215,71 @@ def test_a_client_that_diverges_is_named(local: tuple[str, ...]):
     strategy, reports = run(1, 1, client=Breaks, settings=SETTINGS._replace(local=local))
     assert reports[0].rejected[0]["reason"] == "client 21: weights are not finite"
     assert all(torch.as_tensor(v).isfinite().all() for v in strategy.weights().values())
+
+
+@pytest.mark.parametrize("kind", [ModuleFedAvg, Personal])
+def test_without_an_example_a_client_is_named_and_its_round_is_skipped(kind: type[ModuleFedAvg]):
+    """Drawn alone it gives nothing to average, of a link task for example."""
+
+    idle = {graph.client for graph in GRAPHS} - {21}
+
+    class Idle(Scaled if kind is Personal else ModuleClient):  # type: ignore[misc]
+        def examples(self, graph: Any) -> int:
+            return 0 if graph.client in idle else super().examples(graph)
+
+    _, reports = run(9, 1, client=Idle, kind=kind, participation=1 / len(GRAPHS))
+    skipped = [one for one in reports if one.skipped]
+    assert 0 < len(skipped) < 9
+    for report in skipped:
+        (left,) = report.rejected
+        assert any(f"[{client}]: no example" in left["reason"] for client in idle)
+    _, (first,) = run(1, 1, client=Idle, kind=kind)
+    assert sorted(entry["reason"] for entry in first.rejected) == [
+        f"client {client}: no example to train on" for client in sorted(idle)
+    ]
+    assert first.answered == 1 and not first.skipped
+
+
+def test_flowers_own_mean_is_one_of_those_who_have_such_a_number():
+    graphs = [replace(GRAPHS[0], test_mask=torch.zeros_like(GRAPHS[0].test_mask)), *GRAPHS[1:]]
+
+    def client_fn(context: Context) -> ModuleClient:
+        return ModuleClient(
+            context, graphs[context.node_config["partition-id"] :: 3], Net, SETTINGS
+        )
+
+    ours, theirs = ModuleFedAvg(Net, SETTINGS), FedAvg(evaluate_metrics_aggr_fn=client_means)
+    found, reports = list[Any](), list[RoundReport]()
+    for strategy, more in ((ours, {"on_round": reports.append}), (theirs, {})):
+        grid = InProcessGrid(make_client_app(client_fn), num_supernodes=3)
+        found.append(strategy.start(grid, ours.first_arrays(), 2, **more))  # type: ignore[arg-type]
+    for number, report in enumerate(reports, 1):
+        said = found[1].evaluate_metrics_clientapp[number]
+        for role in ("train", "val", "test"):
+            assert said[role] == pytest.approx(getattr(report, f"{role}_accuracy"))
+        assert not [name for name in said if name.startswith("has-")]
+
+
+def median_of(share: float, supernodes: int) -> tuple[ModuleFedAvg, list[RoundReport]]:
+    class Median(ModuleFedAvg):
+        def combine(self, replies: Any) -> Combined:
+            names = replies[0].arrays
+            return {n: np.median([one.arrays[n] for one in replies], axis=0) for n in names}
+
+    return run(3, supernodes, kind=Median, participation=share)
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_median_of_clients_whoever_hosts_them(share: float):
+    alone, reports = median_of(share, len(GRAPHS))
+    for supernodes in (1, 2):
+        other, more = median_of(share, supernodes)
+        assert_like(other, alone.weights())
+        asked = max(1, round(share * len(GRAPHS)))
+        assert [(one.asked, one.answered) for one in more] == [(asked, asked)] * 3
+        assert [one.participation for one in more] == [one.participation for one in reports]
+    mean, _ = run(3, 1, participation=share)
+    assert not (mean.weights()["head.weight"] == alone.weights()["head.weight"]).all()
 
 
 def test_graphs_are_checked():

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
-from federation import METHODS, PERSONAL, tried
+from federation import METHODS, tried
 
 from flower_graph.apps.client_app import app
 from flower_graph.client.resident import app as resident
@@ -25,8 +25,7 @@ def play(name: str, place: Path, node_config: dict[str, Any]) -> tuple[list[Any]
     """Run a method's first rounds with two SuperNodes, or the fewest that it takes."""
     setup = METHODS[name]
     config = load_config(setup.config, [*setup.overrides, f"rounds={ROUNDS}"])
-    few = max(min(2, setup.supernodes), setup.fewest)
-    nodes = setup.supernodes if name in PERSONAL else few
+    nodes = max(min(2, setup.supernodes), setup.fewest)
     grid = InProcessGrid(
         app,
         num_supernodes=nodes,

@@ -10,7 +10,6 @@ from federation import ALL, COMPARED, EACH, METHODS, PERSONAL, Done, Outcome, Se
 
 from flower_graph.client import state
 
-OWN = [METHODS[name] for name in PERSONAL]
 # The loss of a client's state is not noticed: weights come anew
 AVERAGES = ("fedgls", *PERSONAL, *COMPARED)
 KEEPS_STATE = [name for name in METHODS if name not in AVERAGES]
@@ -19,7 +18,7 @@ IDS = pytest.mark.parametrize("new_id", [True, False], ids=["new-id", "same-id"]
 
 def play(setup: Setup, out: Path, rounds: int = 4, **how: object) -> Done:
     """Run with three SuperNodes, or the fewest that the setting takes."""
-    nodes = setup.supernodes if setup in OWN else min(max(3, setup.fewest), setup.supernodes)
+    nodes = min(max(3, setup.fewest), setup.supernodes)
     more = {"supernodes": nodes, "final": setup.final, **how}
     return setup.run(out, f"rounds={rounds}", "strategy.timeout=5", **more)
 

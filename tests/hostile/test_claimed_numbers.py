@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from federation import METHODS, PERSONAL, VARIANTS, Federation, Setup, tried
+from federation import METHODS, VARIANTS, Federation, Setup, tried
 from mutations import invented
 
 from flower_graph.apps.run import client_app
@@ -26,10 +26,7 @@ EVERY = tried(EACH)
 
 @dataclass
 class Hosted:
-    """A federation with one SuperNode that claims the numbers of all, the lowest id's or another.
-
-    One with personal models may host one client: there it claims another's number.
-    """
+    """A federation with one SuperNode that claims all numbers, the lowest id's or another."""
 
     setup: Setup
     is_lowest: bool = True
@@ -46,14 +43,11 @@ class Hosted:
         self.clients = [[*assigned(k, len(self.ids), count)] for k in range(len(self.ids))]
         ends = min(self.ids), max(self.ids)
         self.claimant = ends[0] if self.is_lowest else ends[1]
-        other = self.clients[self.ids.index(ends[1] if self.is_lowest else ends[0])]
-        is_personal = config.app in PERSONAL
-        self.claim = other[:1] if is_personal else [*range(count)]
+        self.count = count
 
     def _fault(self, partition: int, server_round: int, kind: str) -> Any:
         is_claim = kind == "query" and self.ids[partition] == self.claimant
-        first, size = self.claim[0], len(self.claim)
-        return invented("all", size, first, instead=True).apply if is_claim else "good"
+        return invented("all", self.count, 0, instead=True).apply if is_claim else "good"
 
     def members(self, nodes: Iterable[int]) -> list[Member]:
         """List some SuperNodes with their ids, the others without."""

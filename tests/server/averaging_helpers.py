@@ -19,8 +19,8 @@ from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.simulation import InProcessGrid
-from flower_graph.wire.averaging import Enrolment, RoundRequest
-from flower_graph.wire.rows import Rows
+from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.rows import Asked, Rows
 
 Hosted = list[list[int]]  # clients of each SuperNode; nobody where it does not say
 # Called with place, kind of message and round before each answer: None, or what is answered
@@ -47,7 +47,7 @@ class Client(NumPyClient):
 
     def fit(self, parameters: Any, config: Any) -> Any:
         number = config["server-round"]
-        request = RoundRequest.from_config(config)
+        request = Asked.from_config(config)
         place = self.place_of(request)
         self.log.append(("train", number, place, float(parameters[0][0])))
         arrays, metrics = [parameters[0] + np.float32(place + 1)], {"number": float(number)}
@@ -60,23 +60,24 @@ class Client(NumPyClient):
             metrics["array-names"] = ["arrays/w", "extras/side"]  # type: ignore[assignment]
         return arrays, weight, metrics
 
-    def place_of(self, request: RoundRequest) -> int:
+    def place_of(self, request: Asked) -> int:
         chosen = request.chosen(self.clients)
         return chosen[0] if len(chosen) == 1 else self.place
 
     def fit_each(self, parameters: Any, config: Any) -> Rows:
-        request = RoundRequest.from_config(config)
-        begun = request.arrays_for(parameters, request.chosen(self.clients))
+        request = Asked.from_config(config)
+        number = config["server-round"]
+        begun = request.arrays_for(parameters, self.clients)
         for client, (values,) in begun.items():
-            self.log.append(("train", request.server_round, client, float(values[0])))
+            self.log.append(("train", number, client, float(values[0])))
         made = {client: values[0] + np.float32(client + 1) for client, values in begun.items()}
-        said = self.bad(self.place, "train", request.server_round) or {}
+        said = self.bad(self.place, "train", number) or {}
         made |= {c: values for c, values in said.items() if c in made}
-        entries = {"number": float(request.server_round)}
+        entries = {"number": float(number)}
         return Rows({c: ([values], 1, entries) for c, values in made.items() if values is not None})
 
     def evaluate(self, parameters: Any, config: Any) -> Any:
-        number, request = config["server-round"], RoundRequest.from_config(config)
+        number, request = config["server-round"], Asked.from_config(config)
         if request.has_rows:
             for client, (values,) in request.arrays_for(parameters, self.clients).items():
                 self.log.append(("evaluate", number, client, float(values[0])))
