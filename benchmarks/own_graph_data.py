@@ -44,7 +44,7 @@ KINDS = {
     "words-apart": Kind(600, 256, 0.05, WORDS, 0.2),
     "words-100": Kind(1500, 745, 0.6, WORDS, 0.4, ones=100, classes=8, degree=8),
     "words-300": Kind(2000, 767, 0.7, WORDS, 0.25, ones=300, classes=10),
-    "words-260": Kind(7650, 745, 0.8, WORDS, 0.4, ones=260, classes=8, degree=31),
+    "words-260": Kind(7650, 745, 0.6, WORDS, 0.15, ones=260, classes=8),
     "counts": Kind(1000, 300, 0.7, COUNTS),
     "counts-many": Kind(600, 1000, 0.8, COUNTS),
     "shares": Kind(1000, 300, 0.8, SHARES),
