@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,19 @@ def test_graphs_are_checked():
     """What else is refused of them, ``test_structure_cohort.py`` shows."""
     with pytest.raises(ValueError, match="all"):
         ModuleClient(None, [GRAPHS[0], GRAPHS[0]], Net, SETTINGS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_client_with_another_number_of_features_is_left_out_by_name(more: int):
+    class Wide(ModuleClient):
+        def __init__(self, context: Context, graphs: Any, *args: Any, **how: Any) -> None:
+            own = [replace(one, x=torch.ones(len(one.y), FEATURES + more)) for one in graphs]
+            super().__init__(context, own if own[0].client == odd else graphs, *args, **how)
+
+    odd = GRAPHS[-1].client
+    _, reports = run(1, len(GRAPHS), client=Wide)
+    reasons = [one["reason"] for one in reports[0].rejected]
+    assert reasons and all(f"client {odd}: x has not as many features" in one for one in reasons)
 
 
 def test_who_diverged_has_no_predictions() -> None:
