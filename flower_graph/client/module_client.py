@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from itertools import repeat
@@ -29,7 +31,7 @@ from flower_graph.client.learner import (
 from flower_graph.client.state import Tensors
 from flower_graph.client.tasks import NODES, Judged, NodeTask, Seen
 from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import RefusedError, brief
+from flower_graph.errors import DataError, RefusedError, brief, told
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.grouped import one_thread
 from flower_graph.outputs.client import ClientOutputs
@@ -44,6 +46,7 @@ from flower_graph.wire.rows import Asked, Rows
 
 __all__ = ["GraphOnDevice", "Learner", "ModuleClient", "ModuleSettings", "first_module"]
 
+NO_FIT = re.compile("shapes cannot be multiplied|size mismatch")  # of PyTorch's errors
 PROXIMAL = "proximal-mu"  # the key of Flower's FedProx
 NO_EXAMPLE = "no example to train on"
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's names
@@ -256,19 +259,21 @@ class ModuleClient(NumPyClient):
                 if not self._examples_of(learner):
                     continue
                 self._take_over(learner.module, begun[learner.graph.client])
-                self.prepare(learner)
-                self._train(learner, request.server_round, float(config.get(PROXIMAL, 0)))
+                with _fitting(learner.graph):
+                    self.prepare(learner)
+                    self._train(learner, request.server_round, float(config.get(PROXIMAL, 0)))
         return chosen
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         """Measure the server's arrays on every client."""
-        request = RoundRequest.from_config(config)
+        request, judged = RoundRequest.from_config(config), list[Judged]()
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
             for learner in learners:
                 self._take_over(learner.module, begun[learner.graph.client])
-                self.prepare(learner)
-            judged = [self._judged(one) for one in learners]
+                with _fitting(learner.graph):
+                    self.prepare(learner)
+                    judged.append(self._judged(learner))
             measured = torch.stack([self.task.measure(one) for one in judged])
         loss, train, val, test = measured.T
         nodes = [graph.y.numel() for graph in self.graphs]
@@ -415,6 +420,18 @@ def _answered(
     dtypes += [np.dtype(np.float32)] * (len(sent) - len(dtypes))
     arrays = [_typed(values, dtype) for values, dtype in zip(sent.values(), dtypes, strict=True)]
     return arrays, weight, {ARRAY_NAMES: list(sent)} | trained.to_config()
+
+
+@contextmanager
+def _fitting(graph: GraphOnDevice) -> Iterator[None]:
+    """Say of a client in one line that its features are not as many as the module takes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not NO_FIT.search(str(error)):
+            raise
+        words = f"client {graph.client}: x has not as many features as the run's module takes"
+        raise told(DataError(words), words) from error
 
 
 def _typed(values: NDArray[np.generic], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:

@@ -288,6 +288,19 @@ def test_graphs_are_checked():
         ModuleClient(None, [GRAPHS[0], GRAPHS[0]], Net, SETTINGS)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_client_with_another_number_of_features_is_left_out_by_name(more: int):
+    class Wide(ModuleClient):
+        def __init__(self, context: Context, graphs: Any, *args: Any, **how: Any) -> None:
+            own = [replace(one, x=torch.ones(len(one.y), FEATURES + more)) for one in graphs]
+            super().__init__(context, own if own[0].client == odd else graphs, *args, **how)
+
+    odd = GRAPHS[-1].client
+    _, reports = run(1, len(GRAPHS), client=Wide)
+    reasons = [one["reason"] for one in reports[0].rejected]
+    assert reasons and all(f"client {odd}: x has not as many features" in one for one in reasons)
+
+
 def test_who_diverged_has_no_predictions() -> None:
     """What all others leave, ``contracts/test_predictions.py`` shows."""
     context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})

@@ -278,7 +278,7 @@ def test_weights_are_read_in_any_case_and_by_a_name_of_their_own(tmp_path: Path)
     for head, how in (("Weight", {}), ("WEIGHT", {}), ("value", {"weight": "value"})):
         edges = f"Source,Target,{head}\nanna,bert,2\nbert,cora,3\n"
         assert weighed(tmp_path, edges, **how).tolist() == [2, 2, 3, 3]
-    said(lambda: weighed(tmp_path, EDGES, weight="value"), "data.weight", "source, target")
+    said(lambda: weighed(tmp_path, EDGES, weight="value"), "edges.csv: data.weight")
     assert weighed(tmp_path, "source,target,weight\nanna,bert,\nbert,cora,NA\n") is None
 
 
@@ -589,3 +589,74 @@ def test_links_and_edges_of_json(tmp_path: Path) -> None:
         node["name"] = node.pop("id")
     path.write_text(json.dumps(content))
     assert read_file(path)["names"] == PEOPLE
+
+
+# Tables as programs write them, with what becomes of each -----------------------------------------
+
+HEAD = "name,label,age,income\n"
+ROWS = "anna,cat,30.0,1.5\nbert,dog,40.0,2.0\ncora,cat,50.0,-3.0\ndora,dog,60.0,0.0\n"
+QUOTED = (
+    '"name","label","age","income"\n"anna","cat",30,1.5\n"bert","dog",40,2\n'
+    '"cora","cat",50,-3\n"dora","dog",60,0\n'
+)
+COMMA = Gaps(decimal="comma")
+TABLES = {
+    "pandas, index=False": (HEAD + ROWS, EDGES, Gaps(), None),
+    "pandas, tabs": ((HEAD + ROWS).replace(",", "\t"), EDGES, Gaps(), None),
+    "pandas, decimal=','": ((HEAD + ROWS).replace(",", ";").replace(".", ","), EDGES, COMMA, None),
+    "pandas": (
+        ",name,label\n0,anna,cat\n", EDGES, Gaps(), "index=False"
+    ),
+    "NetworkX, to_pandas_edgelist": (
+        HEAD + ROWS, "source,target,weight\nanna,bert,1\nbert,cora,1\n", Gaps(), None
+    ),
+    "igraph, get_vertex_dataframe": (
+        "vertex ID,name,label,age,income\n0,anna,cat,30,1\n1,bert,dog,40,2\n",
+        "edge ID,source,target\n0,0,1\n", Gaps(), "'0' is no node"
+    ),
+    "R, write.csv": ('"","name","label"\n"1","anna","cat"\n', EDGES, Gaps(), "row.names = FALSE"),
+    "R, write.csv(row.names = FALSE)": (
+        QUOTED, '"from","to","weight"\n"anna","bert",2\n"bert","cora",1e+05\n', Gaps(), None
+    ),
+    "R, write.csv2(row.names = FALSE)": (
+        QUOTED.replace(",", ";").replace("1.5", "1,5"),
+        '"from";"to";"weight"\n"anna";"bert";2\n"bert";"cora";0,5\n', COMMA, None
+    ),
+    "R, write.table(sep = ',')": (
+        QUOTED.replace('"anna"', '"1","anna"', 1), EDGES, Gaps(), "row.names"
+    ),
+    "R, write.table": ('"name" "label"\n"1" "anna" "cat"\n', EDGES, Gaps(), "nodes.csv"),
+    "Excel, CSV UTF-8, German": (
+        ("\ufeff" + HEAD + ROWS).replace(",", ";").replace(".", ",").replace("\n", ";;\r\n")
+        + ";;;;;\r\n",
+        "\ufeff" + EDGES.replace(",", ";").replace("\n", "\r\n") + ";\r\n", COMMA, None
+    ),
+    "Excel, CSV UTF-8, with #N/A": (
+        "\ufeff" + (HEAD + ROWS).replace("40.0", "#N/A"), EDGES, Gaps(), "line 3: age"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("program", TABLES)
+def test_tables_of_programs(program: str, tmp_path: Path) -> None:
+    nodes, edges, gaps, refusal = TABLES[program]
+    path = tables(tmp_path, nodes, edges)
+    if refusal is not None:
+        said(lambda: load_file(path, gaps), refusal)
+        return
+    graph = load_file(path, gaps)
+    assert graph.x.tolist() == X and graph.classes == ("cat", "dog") and graph.names == PEOPLE
+    assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+
+
+def test_pandas_and_igraph_write_these(tmp_path: Path) -> None:
+    """The tables above are what the programs write that can be asked here."""
+    assert frame().to_csv(index=False) == TABLES["pandas, index=False"][0]
+    assert frame().to_csv(index=False, sep="\t") == TABLES["pandas, tabs"][0]
+    comma = frame().to_csv(index=False, sep=";", decimal=",")
+    assert comma == TABLES["pandas, decimal=','"][0]
+    assert frame().to_csv().startswith(",name,label")
+    graph = igraph.Graph.from_networkx(network())
+    assert next(iter(graph.get_vertex_dataframe().reset_index())) == "vertex ID"
+    listed = nx.to_pandas_edgelist(network()).to_csv(index=False)
+    assert listed.startswith("source,target,weight\nanna,bert,2.0\n")

@@ -44,7 +44,7 @@ from flower_graph.storage.reading import (
 )
 
 MOST_ROW = 1 << 24  # characters of a row of a table
-ENDS, WEIGHT = ("source", "target"), "weight"
+ENDS, ENDS_OF_R, WEIGHT = ("source", "target"), ("from", "to"), "weight"
 _QUOTED, _INDEX = re.compile(r'"[^"]*"'), re.compile(r"Unnamed: \d+")
 
 
@@ -62,10 +62,10 @@ class Edges:
         self.weight = wanted if wanted in columns else lower.get(wanted.lower())
         if gaps.weight is not None and self.weight is None:
             raise DataError(
-                f"file {path}: data.weight = {wanted!r}: there is no such column, but "
-                f"{', '.join(columns)}"
+                f"file {path}: data.weight = {wanted!r}: edges have no such column, but "
+                f"{', '.join(columns) or 'no other'}"
             )
-        self.unused = [key for key in columns if key.lower() not in ENDS and key != self.weight]
+        self.unused = [key for key in columns if key != self.weight]
 
     def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
         """Add an edge."""
@@ -156,12 +156,14 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
         )
     with _table(path) as (header, rows):
         lower = [key.lower() for key in header]
-        if missing := [key for key in ENDS if key not in lower]:
+        ends = ENDS_OF_R if {*ENDS_OF_R} <= {*lower} else ENDS
+        if missing := [key for key in ends if key not in lower]:
             raise DataError(
                 f"file {path}, line 1: no column {missing[0]}; there are {', '.join(header)}"
             )
-        source, target = (lower.index(key) for key in ENDS)
-        edges = Edges(nodes, path, "line", header)
+        source, target = (lower.index(key) for key in ends)
+        others = [key for at, key in enumerate(header) if at not in (source, target)]
+        edges = Edges(nodes, path, "line", others)
         weight = None if edges.weight is None else header.index(edges.weight)
         for line, row in rows:
             edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
@@ -226,7 +228,8 @@ def of_entries(
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
         flat = [one for key in roles.features for one in _listed(entry.get(key), several.get(key))]
         nodes.add(index, name, [None if key is None else entry.get(key) for key in own], flat)
-    edges = Edges(nodes, path, "edge", [*dict.fromkeys(key for one in links for key in one)])
+    others = dict.fromkeys(key for one in links for key in one if key not in ENDS)
+    edges = Edges(nodes, path, "edge", [*others])
     edges.unused = [key for key in edges.unused if key not in ("key", "id")]
     for index, entry in enumerate(links):
         weight = None if edges.weight is None else entry.get(edges.weight)
