@@ -18,7 +18,7 @@ from pathlib import Path
 
 from flower_graph.apps.cli.progress import EngineLines, RoundPrinter, Shown
 from flower_graph.config.common import RunConfig
-from flower_graph.config.foreign import Trust
+from flower_graph.config.foreign import Trust, seed_folders
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.method.registry import method_of
@@ -132,7 +132,7 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
     if args.resume is not None:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
-        seeds = seeds or _seeds_in(args.resume)
+        seeds = seeds or ([*seed_folders(args.resume)] or None)
         name = name or _config_in(args.resume)
     if name is None:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
@@ -163,11 +163,6 @@ def _named(args: Options) -> tuple[str | None, list[str]]:
     if args.every is not None:
         overrides.append(f"every={args.every}")
     return name, overrides
-
-
-def _seeds_in(folder: Path) -> list[int] | None:
-    names = (path.name.removeprefix("seed-") for path in folder.glob("seed-*"))
-    return sorted(int(name) for name in names if name.isdigit()) or None
 
 
 def _config_in(folder: Path) -> str:
@@ -248,6 +243,7 @@ def _done(job: Job) -> dict[str, object] | None:
         result: dict[str, object] = read_json(path)
         if not isinstance(result, dict):
             raise ValueError("it is no mapping")
+        describe_result("", result, job.out)  # as it will be, if it is of these settings
     return result if result.get("config") == to_dict(job.config) else None
 
 
