@@ -70,7 +70,8 @@ class RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
         missing = dict[str, object](scores={}, confusion=[])
         given = missing | dict(record)
-        kinds = _kinds(cls)
+        # mypy asks for a hash of instances where classes are hashed
+        kinds = _kinds(cls)  # type: ignore[arg-type]
         names = {name: name.replace("_", "-") for name in kinds}
         values = {name: _taken(given[key], kinds[name], key) for name, key in names.items()}
         result = cls(**values)
