@@ -17,6 +17,7 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from flower_graph.apps.cli.progress import EngineLines, RoundPrinter, Shown
+from flower_graph.apps.cli.say import say
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import Trust, seed_folders
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
@@ -74,17 +75,16 @@ def run_command(args: argparse.Namespace) -> int:
         names = {field.name for field in fields(Options)}
         top, jobs, figures = run_all(Options(**{k: v for k, v in vars(args).items() if k in names}))
     except KeyboardInterrupt as stop:
-        print(*getattr(stop, "__notes__", ["interrupted"]), file=sys.stderr)
+        say(*getattr(stop, "__notes__", ["interrupted"]), to=sys.stderr)
         return 130
     except EngineFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", to=sys.stderr)
         return 1
     method = method_of(jobs[0].config)
     called = (method.client, method.clients)
     if not (args.json and args.quiet):
-        stream = sys.stderr if args.json else sys.stdout
         text = describe_result(title_of(jobs[0].name), figures, top, called)
-        print(text, file=stream, flush=True)
+        say(text, to=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -208,7 +208,8 @@ def check_all(jobs: Sequence[Job], args: Options) -> None:
         kind.append(text)
     shown = [] if args.quiet else facts
     shown = shown + [f"warning: {warning}" for warning in warnings]
-    print(*(f"data  {line}\n" for line in shown), sep="", end="", file=sys.stderr, flush=True)
+    if shown:
+        say(*(f"data  {line}" for line in shown), to=sys.stderr)
 
 
 @contextmanager
