@@ -105,6 +105,11 @@ def one_line(said: object, limit: int = MAX_REASON) -> str:
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """Put a question mark in the place of each sign that a terminal would obey."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
+
+
 def brief(value: object, limit: int = 60) -> str:
     """Write what ``repr`` would begin with, without writing the rest: a peer's may have 60 MiB."""
     if isinstance(value, (str, bytes, bytearray)):

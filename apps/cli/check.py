@@ -17,6 +17,7 @@ import torch
 from click import ClickException
 from flwr.app import UserConfigValue
 
+from flower_graph.apps.cli.say import say
 from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
@@ -46,28 +47,28 @@ def check_command(args: argparse.Namespace) -> int:
     resolve_device(first.device)
     description = survey(first)
     with new_folder(args.out) if args.out else nullcontext() as out:
-        print(args.target, *_shown(description), sep="\n", flush=True)
+        say(args.target, *_shown(description))
         tried = {name: _tried(name, config, description) for name, config in configs.items()}
         for why, names in _refusals(tried).items():
-            print(f"{', '.join(names)}\n  cannot     {why}", flush=True)
+            say(f"{', '.join(names)}\n  cannot     {why}")
         if out is not None:
             _write(out, args.target, description, configs, tried)
-            print(f"written to {out}", flush=True)
+            say(f"written to {out}")
     return 0
 
 
 def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
     """Print what a node config permits, and whether it permits the runs that are named."""
     permits = Permits.of(_node_config(text))
-    print("this SuperNode permits", *(f"  {line}" for line in permits.lines()), sep="\n")
+    say("this SuperNode permits", *(f"  {line}" for line in permits.lines()))
     refused = False
     for name, config in _configs(target, overrides).items() if target is not None else ():
         try:
             permits.check(config)
-            print(f"{name}\n  takes part")
+            say(f"{name}\n  takes part")
         except RefusedError as error:
             refused = True
-            print(f"{name}\n  refuses: {error}")
+            say(f"{name}\n  refuses: {error}")
     return int(refused)
 
 
@@ -171,7 +172,7 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
         "seconds": {"first-round": seconds[0], "per-round": median(seconds[1:] or seconds)},
         "memory-bytes": memory.peak,
     }
-    print(f"{name}\n" + "\n".join(_lines(config, result)), flush=True)
+    say(name, *_lines(config, result))
     return result
 
 

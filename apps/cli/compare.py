@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from flower_graph.apps.cli.say import say
 from flower_graph.method.compare import compare
 
 
@@ -12,7 +13,7 @@ def compare_command(args: argparse.Namespace) -> int:
     """Print runs beside each other, and name those that are left out."""
     compared = compare(*args.runs, by=args.by)
     for reason in compared.left_out:
-        print(f"left out: {reason}", file=sys.stderr)
+        say(f"left out: {reason}", to=sys.stderr)
     if args.json:
         print(compared.to_json())
     else:

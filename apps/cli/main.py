@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from flower_graph import __version__, errors
+from flower_graph.apps.cli.say import Printable, say
 from flower_graph.errors import ConfigError
 from flower_graph.method.registry import give_file
 
@@ -33,7 +34,9 @@ EXIT_CODES = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command."""
     args = _parse(argv)
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(Printable("%(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     try:
         given = getattr(args, "seeds", None)
         args.seeds = None if given is None else parse_seeds(given)
@@ -43,10 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = getattr(import_module(module), function)(args)
         return status
     except errors.ClientBugError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", to=sys.stderr)
         return 1
     except OUR_ERRORS as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", to=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

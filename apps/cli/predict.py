@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from flower_graph.apps.cli.predict_links import HEAD, link_lines
+from flower_graph.apps.cli.say import say
 from flower_graph.data.new_graph import read_new_graph
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
@@ -35,21 +36,22 @@ def predict_command(args: argparse.Namespace) -> int:
     if args.links:
         lines = link_lines(run, args)
         _hand_over(table_text(HEAD, lines), args.out)
-        print(f"{run.path}: {len(lines):,} pairs", file=sys.stderr)
+        say(f"{run.path}: {len(lines):,} pairs", to=sys.stderr)
         return 0
     if args.data is None:
         predictions = run.predictions(args.client)
     else:
         predictions = predict_file(run, args.data, args.client)
     _hand_over(table_text(*table_of(predictions)), args.out)
-    print(*_summary(run, predictions, is_new=args.data is not None), sep="\n", file=sys.stderr)
+    say(*_summary(run, predictions, is_new=args.data is not None), to=sys.stderr)
     return 0
 
 
 def _hand_over(text: str, out: Path | None) -> None:
     """Print a table, or write it into a file."""
     if out is None:
-        print(text, end="", flush=True)
+        # Another program gets the table as it is.
+        say(text, end="") if sys.stdout.isatty() else print(text, end="", flush=True)
     else:
         write_text(named(out), text)
 

@@ -15,7 +15,7 @@ from flower_graph.config.module import MLP
 from flower_graph.errors import OutputError
 from flower_graph.method.run import Run
 from flower_graph.ops.links import dot_products
-from flower_graph.outputs.files import NO_CLIENT, SERVER
+from flower_graph.outputs.files import NO_CLIENT, SERVER, quoted
 from flower_graph.outputs.links import Decoder, best_partners
 from flower_graph.storage.reading import MOST_RECORD, read_text
 
@@ -47,7 +47,7 @@ def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
             chances = decoder(table, among.T).sigmoid().tolist()
             scored = ((*pair, chance) for pair, chance in zip(here, chances, strict=True))
         who = SERVER if client == NO_CLIENT else str(client)
-        lines += [[who, one, other, f"{p:.6g}"] for one, other, p in scored]
+        lines += [[who, quoted(one), quoted(other), f"{p:.6g}"] for one, other, p in scored]
     if not lines:
         what = f"node {args.node!r}" if pairs is None else f"both nodes of a pair in {args.pairs}"
         raise OutputError(f"{run.path}: no client has {what}; names are as in the run's data")

@@ -17,8 +17,9 @@ from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from flower_graph.apps.cli.progress import EngineLines, RoundPrinter, Shown
+from flower_graph.apps.cli.say import say
 from flower_graph.config.common import RunConfig
-from flower_graph.config.foreign import Trust
+from flower_graph.config.foreign import Trust, seed_folders
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.method.registry import method_of
@@ -76,17 +77,16 @@ def run_command(args: argparse.Namespace) -> int:
         names = {field.name for field in fields(Options)}
         top, jobs, figures = run_all(Options(**{k: v for k, v in vars(args).items() if k in names}))
     except KeyboardInterrupt as stop:
-        print(*getattr(stop, "__notes__", ["interrupted"]), file=sys.stderr)
+        say(*getattr(stop, "__notes__", ["interrupted"]), to=sys.stderr)
         return 130
     except EngineFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", to=sys.stderr)
         return 1
     method = method_of(jobs[0].config)
     called = (method.client, method.clients)
     if not (args.json and args.quiet):
-        stream = sys.stderr if args.json else sys.stdout
         text = describe_result(title_of(jobs[0].name), figures, top, called)
-        print(text, file=stream, flush=True)
+        say(text, to=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -145,7 +145,7 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
     if args.resume is not None:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
-        seeds = seeds or _seeds_in(args.resume)
+        seeds = seeds or ([*seed_folders(args.resume)] or None)
         name = name or _config_in(args.resume)
     if name is None:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
@@ -176,11 +176,6 @@ def _named(args: Options) -> tuple[str | None, list[str]]:
     if args.every is not None:
         overrides.append(f"every={args.every}")
     return name, overrides
-
-
-def _seeds_in(folder: Path) -> list[int] | None:
-    names = (path.name.removeprefix("seed-") for path in folder.glob("seed-*"))
-    return sorted(int(name) for name in names if name.isdigit()) or None
 
 
 def _config_in(folder: Path) -> str:
@@ -226,7 +221,8 @@ def check_all(jobs: Sequence[Job], args: Options) -> None:
         kind.append(text)
     shown = [] if args.quiet else facts
     shown = shown + [f"warning: {warning}" for warning in warnings]
-    print(*(f"data  {line}\n" for line in shown), sep="", end="", file=sys.stderr, flush=True)
+    if shown:
+        say(*(f"data  {line}" for line in shown), to=sys.stderr)
 
 
 @contextmanager
@@ -261,6 +257,7 @@ def _done(job: Job) -> dict[str, object] | None:
         result: dict[str, object] = read_json(path)
         if not isinstance(result, dict):
             raise ValueError("it is no mapping")
+        describe_result("", result, job.out)  # as it will be, if it is of these settings
     return result if result.get("config") == to_dict(job.config) else None
 
 

@@ -346,6 +346,11 @@ class RunConfig:
         """Whether clients hide what they send under masks."""
         return False
 
+    @property
+    def sends_singly(self) -> bool:
+        """Whether the server reads what a single SuperNode sends of its data."""
+        return not self.masks_sums
+
     def validate(self) -> None:
         """Refuse values that no run can have; ``ConfigError`` names key and value."""
         if own := type(self).app:

@@ -12,6 +12,7 @@ from typing import Any
 
 from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
+from flower_graph.outputs.files import as_text
 from flower_graph.outputs.frames import html_of, pandas_module
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain
@@ -101,7 +102,7 @@ class Comparison:
         text, lines = io.StringIO(), [self._flat(row) for row in self.rows]
         writer = csv.DictWriter(text, [*dict.fromkeys(key for one in lines for key in one)])
         writer.writeheader()
-        writer.writerows(lines)
+        writer.writerows({key: _cell(one) for key, one in line.items()} for line in lines)
         return text.getvalue()
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
@@ -175,6 +176,10 @@ class Comparison:
         different = row.get("difference", {})
         flat |= {"difference": different.get("mean"), "p": different.get("p")}
         return flat | {"p (Holm)": different.get("holm")}
+
+
+def _cell(value: object) -> object:
+    return as_text(value) if isinstance(value, str) else value
 
 
 def order(row: Tree, by: str, otherwise: float = -math.inf) -> float:

@@ -13,7 +13,7 @@ from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
-from flower_graph.data.sources.names import file_path, folder_path
+from flower_graph.data.sources.names import is_known
 from flower_graph.errors import ConfigError, RefusedError, brief, told
 from flower_graph.handed import handed_over
 from flower_graph.method.load import is_file_name, load_config, parse_overrides
@@ -35,22 +35,25 @@ def configured(
 
     `allowed` are the modules of foreign methods that may be imported; None: any.
     """
-    given = {**RUN_CONFIG, **context.run_config}
-    name = str(given["config"])
-    # As text, the key of the cache; in Flower's spelling of true and false.
-    keys = tuple((key, str(given[key])) for key in SETTINGS if given[key] != "")
-    overrides = str(given["overrides"])
-    config = handed_over(
-        f"config {name} {overrides} {keys}",
-        lambda: _configuration(name, overrides, keys, saved_at(name), allowed),
-    )
-    folder = str(given["output-dir"])
+    config, folder = _settings(context, allowed), str(context.run_config.get("output-dir", ""))
     if config.checkpoint_every and not folder:
         raise ConfigError(
             f"checkpoint_every: {config.checkpoint_every} needs output-dir in the run config, "
             "where clients save their part"
         )
     return config, named(folder) if folder else None
+
+
+def _settings(context: Context, allowed: frozenset[str] | None) -> RunConfig:
+    given = {**RUN_CONFIG, **context.run_config}
+    name = str(given["config"])
+    # As text, the key of the cache; in Flower's spelling of true and false.
+    keys = tuple((key, str(given[key])) for key in SETTINGS if given[key] != "")
+    overrides = str(given["overrides"])
+    return handed_over(
+        f"config {name} {overrides} {keys}",
+        lambda: _configuration(name, overrides, keys, saved_at(name), allowed),
+    )
 
 
 def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
@@ -60,9 +63,9 @@ def configured_client(context: Context) -> tuple[RunConfig, Path | None]:
         config, out = configured(context, allowed)
         permits.check(config)
         return config, out
-    if is_file_name(name := str(context.run_config.get("config", ""))):
-        raise _no_path("config", name, "name a config that ships, or one in the app's conf/")
-    config, _ = configured(context, allowed)
+    if is_file_name(str(context.run_config.get("config", ""))):
+        raise _no_path("config", "name a config that ships, or one in the app's conf/")
+    config = _settings(context, allowed)
     permits.check(config)
     root = context.node_config.get(DATA_ROOT)
     if DATA_FOLDER not in context.node_config:
@@ -81,24 +84,25 @@ def _refuse_paths(config: RunConfig, permits: Permits, *, named_here: bool) -> N
     """Refuse paths on this machine that a run names: the files may be pickles, or private."""
     data, how = config.data, f"its node config has {DATA_FOLDER}, {DATA_ROOT}, or {DATA}"
     if data.root is not None and not named_here:
-        raise _no_path("data.root", data.root, how)
+        raise _no_path("data.root", how)
     added = getattr(data, "add", None)
     if permits.data is not None:
-        named = {"data.name": data.name} | ({"data.add": added} if added else {})
-        for key, name in named.items():
+        asked = {"data.name": data.name} | ({"data.add": added} if added else {})
+        for key, name in asked.items():
             if not permits.allows_data(name):
                 words = "is not among the data that this SuperNode may read"
-                raise RefusedError(f"{key}: {brief(name)}: {words}")
+                raise RefusedError(f"{key}: {words}")
         return
-    is_path = file_path(data.name) is not None or folder_path(data.name) is not None
-    if is_path or not NAMED.fullmatch(data.name):
-        raise _no_path("data.name", data.name, how)
+    # A name that no data set has is refused as a path is, so that whether a file has it stays here
+    if not NAMED.fullmatch(data.name) or not is_known(data.name):
+        raise _no_path("data.name", how)
     if added:
-        raise _no_path("data.add", added, how)
+        raise _no_path("data.add", how)
 
 
-def _no_path(key: str, value: str, instead: str) -> ConfigError:
-    words = f"{key}: {brief(value)}: a run names no path on a SuperNode's machine; {instead}"
+def _no_path(key: str, instead: str) -> ConfigError:
+    # The value is not quoted: it was made absolute, from this machine's folders.
+    words = f"{key}: a run names no path on a SuperNode's machine; {instead}"
     return told(ConfigError(words), words)
 
 

@@ -83,10 +83,12 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     heading = title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
     parts = [f"<h1>{escape(heading)}</h1>"]
     if len(compared.rows) > 1:
-        parts += _comparison(compared)
+        with reading("runs", OutputError, "cannot be shown beside each other"):
+            parts += _comparison(compared)
     for row in compared.rows[:SECTIONS]:
         heading = f"<h2>{escape(row['run'])}</h2>" if len(names) > 1 else ""
-        parts += [heading, *_section(row)]
+        with reading(row["path"], OutputError, "cannot be shown"):
+            parts += [heading, *_section(row)]
     if (more := len(names) - SECTIONS) > 0:
         parts.append(f'<p class="note">{more} further runs are in the table alone.</p>')
     for reason in compared.left_out:

@@ -42,13 +42,31 @@ __all__ = ["ALLOW_TRUST", "PLAIN", "Permits"]
 
 MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip"
 ALLOW_TRUST, DATA = "allow-trust", "data"
-NOISE = (MOST_EPSILON, LEAST_NOISE, MOST_CLIP)
-KEYS = (*NOISE, LEAST_CLIENTS, HOLDERS, OF_NODE, DIFFER_BY, ALLOW_TRUST, DATA)
+MOST_DELTA = "most-delta"
+USUAL_DELTA = 1e-5  # with `most-epsilon`, which promises nothing at a delta near 1
+NOISE = (MOST_EPSILON, LEAST_NOISE, MOST_CLIP, MOST_DELTA)
 # Beginnings of keys that can only be misspelt limits
 FLOORS = ("least-", "most-", "allow-", "differ-")
 PLAIN = "plain"  # the server reads what each SuperNode sends
 FORMS = (PLAIN, *TRUST)
 HERE = "this SuperNode's node config"
+_NOISED = ("privacy.epsilon", "privacy.form", "privacy.measurements")
+_READ = ("strategy.name", "strategy.aggregation", "strategy.alignment", "strategy.share")
+# The settings of a run, which are the server's, that the promise of each limit depends on. All that
+# a server could turn to learn more is here: a test knows every other key of every method.
+PROMISES = {
+    MOST_EPSILON: (*_NOISED, "privacy.delta", "rounds"),
+    LEAST_NOISE: _NOISED,
+    MOST_CLIP: (*_NOISED, "privacy.clipping_norm"),
+    MOST_DELTA: (*_NOISED, "privacy.delta"),
+    LEAST_CLIENTS: _READ,
+    HOLDERS: ("strategy.least_holders",),
+    OF_NODE: ("strategy.most_points", "strategy.block_cap"),
+    DIFFER_BY: ("strategy.differ_by", "strategy.trust", *_READ),
+    ALLOW_TRUST: ("strategy.trust", *_READ),
+    DATA: ("data.name", "data.add", "data.root"),
+}
+KEYS = tuple(PROMISES)
 
 
 @dataclass(frozen=True)
@@ -63,6 +81,8 @@ class Permits:
         ``least-noise``: the least standard deviation of the noise over the sensitivity.
     most_clip : float or None
         ``most-clip``: the longest vector that a client sends before the noise.
+    most_delta : float or None
+        ``most-delta``: the largest chance, over the whole run, that the budget does not hold.
     least_clients : int or None
         ``least-clients``: the fewest clients in a sum; no vector leaves outside a masked sum then.
     least_holders : int
@@ -85,6 +105,7 @@ class Permits:
     most_epsilon: float | None = None
     least_noise: float | None = None
     most_clip: float | None = None
+    most_delta: float | None = None
     least_clients: int | None = None
     least_holders: int = LEAST_HOLDERS
     most_points: int = MOST_POINTS
@@ -108,6 +129,7 @@ class Permits:
             most_epsilon=_number(node_config, MOST_EPSILON),
             least_noise=_number(node_config, LEAST_NOISE),
             most_clip=_number(node_config, MOST_CLIP),
+            most_delta=_number(node_config, MOST_DELTA, 1),
             least_clients=least_clients(node_config) if LEAST_CLIENTS in node_config else None,
             least_holders=least_holders(node_config),
             most_points=most_points(node_config),
@@ -126,7 +148,7 @@ class Permits:
         """
         self._check_noise(config)
         form, how = PLAIN, config.strategy
-        if config.masks_sums:
+        if not config.sends_singly:
             form = how.trust if isinstance(how, TrustSection) else SEMI_HONEST
         if form not in self.allow_trust:
             raise _refused(ALLOW_TRUST, ",".join(self.allow_trust), f"this run is {form}")
@@ -143,12 +165,17 @@ class Permits:
         """Whether every vector of a permitted run has noise."""
         return self.least_noise is not None or self.most_epsilon is not None
 
+    @property
+    def _delta(self) -> float | None:
+        return USUAL_DELTA if self.most_delta is None and self.most_epsilon else self.most_delta
+
     def lines(self) -> list[str]:
         """Describe the limits in words, a line for each key."""
         noise = {
             MOST_EPSILON: (self.most_epsilon, "a budget of at most {:g} for the whole run"),
             LEAST_NOISE: (self.least_noise, "noise of at least {:g} times the sensitivity"),
             MOST_CLIP: (self.most_clip, "vectors of length {:g} at most, before the noise"),
+            MOST_DELTA: (self._delta, "a chance of at most {:g} that the budget does not hold"),
             LEAST_CLIENTS: (self.least_clients, "masked sums of at least {:g} clients alone"),
             DIFFER_BY: (self.differ_by, "sums that differ by {:g} SuperNodes at least, or by none"),
         }
@@ -177,17 +204,21 @@ class Permits:
             raise _refused(DIFFER_BY, self.differ_by, why)
 
     def _check_noise(self, config: RunConfig) -> None:
-        floors = (self.most_epsilon, self.least_noise, self.most_clip)
-        if floors == (None, None, None):
+        values = (self.most_epsilon, self.least_noise, self.most_clip, self.most_delta)
+        floors = {key: one for key, one in zip(NOISE, values, strict=True) if one is not None}
+        if not floors:
             return
-        privacy = config.privacy
-        key, floor = next(
-            (key, floor) for key, floor in zip(NOISE, floors, strict=True) if floor is not None
-        )
+        privacy, (key, floor) = config.privacy, next(iter(floors.items()))
         if privacy.epsilon is None or not privacy.is_local:
             server = "this run leaves the noise to the server (privacy.form=central)"
             lack = server if privacy.is_on else "this run has no budget (privacy.epsilon=null)"
             raise _refused(key, floor, lack)
+        if not privacy.withholds:
+            exact = f"in this run (privacy.measurements={privacy.measurements}) clients send "
+            raise _refused(key, floor, f"{exact}accuracies and losses without noise")
+        if self._delta is not None and privacy.delta > self._delta:
+            chance = f"this run has privacy.delta={privacy.delta:g}"
+            raise _refused(MOST_DELTA, self._delta, chance)
         if self.most_epsilon is not None and privacy.epsilon > self.most_epsilon:
             budget = f"this run has privacy.epsilon={privacy.epsilon:g}"
             raise _refused(MOST_EPSILON, self.most_epsilon, budget)
@@ -219,13 +250,16 @@ def _refused(key: str, floor: object, why: str) -> RefusedError:
     return RefusedError(f"{HERE} has {key}={floor}, and {why}")
 
 
-def _number(node_config: Mapping[str, UserConfigValue], key: str) -> float | None:
+def _number(
+    node_config: Mapping[str, UserConfigValue], key: str, below: float = math.inf
+) -> float | None:
     value = node_config.get(key)
     if value is None:
         return None
     good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not good or not (math.isfinite(float(value)) and float(value) > 0):
-        raise ConfigError(f"node-config {key}: {brief(value)}; must be a number above 0")
+    if not good or not 0 < float(value) < below:
+        limit = "" if below == math.inf else f" and below {below:g}"
+        raise ConfigError(f"node-config {key}: {brief(value)}; must be a number above 0{limit}")
     return float(value)
 
 

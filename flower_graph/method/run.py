@@ -5,14 +5,13 @@ Only ``Run.predict``, which uses the run's method, needs Flower.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust
+from flower_graph.config.foreign import CONFIG, DATA, NOBODY, Trust, seed_folders
 from flower_graph.config.metrics import LINKS, NODES
 from flower_graph.data.new_graph import DataForm, NewGraph, new_graph
 from flower_graph.errors import OutputError
@@ -34,7 +33,8 @@ from flower_graph.outputs.files import (
 from flower_graph.outputs.frames import Rounds
 from flower_graph.outputs.links import FILE as LINK_FILE
 from flower_graph.outputs.links import KnownLinks
-from flower_graph.storage.reading import Tree, read_json, read_lines, reading
+from flower_graph.records.rounds import read_records
+from flower_graph.storage.reading import Tree, read_json, reading
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -63,14 +63,9 @@ class Run:
 
     def __init__(self, path: Path | str, trust: Trust = NOBODY, *, is_one: bool = False) -> None:
         self.path, self._trust = Path(path), trust
-        folders = {
-            int(match[1]): one
-            for one in self.path.glob("seed-*")
-            if (match := re.fullmatch(r"seed-([0-9]{1,20})", one.name)) and one.is_dir()
-        }
         # A seed's run has no seeds of its own, even if its folder links to itself
-        folders = {} if is_one else folders
-        self._several = {seed: Run(folders[seed], trust, is_one=True) for seed in sorted(folders)}
+        folders = {} if is_one else seed_folders(self.path)
+        self._several = {seed: Run(one, trust, is_one=True) for seed, one in folders.items()}
 
     def __repr__(self) -> str:
         """Name the folder."""
@@ -109,8 +104,7 @@ class Run:
     def metrics(self) -> Rounds:
         """The figures of each round, by the keys of ``metrics.jsonl``."""
         path = self._one().path / METRICS
-        with reading(path, OutputError):
-            return Rounds(read_lines(path))
+        return Rounds(read_records(path))
 
     # What it left
 

@@ -50,6 +50,7 @@ PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
 SAID = "outputs.json"  # has the round of the files beside it
 EMBEDDINGS = "embeddings.npz"
 ONE, SEVERAL = "model", "models"
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how what a spreadsheet computes begins
 Numbers = NDArray[Any]
 T = TypeVar("T")
 
@@ -151,8 +152,20 @@ def _texts(values: Numbers) -> Iterable[str]:
     return map(quoted, listed) if values.dtype.kind == "U" else map(str, listed)
 
 
+def as_text(text: str) -> str:
+    """Keep a spreadsheet from taking text for a formula: an apostrophe shows that it is none."""
+    if text[:1] not in FORMULAS or not text:
+        return text
+    try:
+        float(text)
+    except ValueError:
+        return f"'{text}"
+    return text  # a number stays one
+
+
 def quoted(text: str) -> str:
     """Quote text for a table."""
+    text = as_text(text)
     return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
 
 

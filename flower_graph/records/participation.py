@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,9 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_graph.errors import brief
+
 Integers = NDArray[np.int64]
 Clients = Collection[int] | Integers
 
+MOST_CLIENTS = 1 << 24  # in what is read: each takes some ten bytes
+_RANGES = re.compile(r"\d{1,18}(-\d{1,18})?(,\d{1,18}(-\d{1,18})?)*", re.ASCII)
 UNKNOWN, ANSWERED, FAILED, LEFT_OUT = range(4)  # the states of a client in a round
 NOT_DRAWN, NOT_CONNECTED = "not drawn", "not connected"
 NOT_READY = "its keys for the sum did not come in time"
@@ -86,7 +91,7 @@ class Participation:
             "left-out": by_reason(self.left_out),
         }
 
-    # Any: the entry is nested as ``to_record`` made it
+    # Any, here and below: the entry is nested as ``to_record`` made it
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Participation:
         """Read an entry that ``to_record`` made."""
@@ -189,19 +194,32 @@ def ranges(clients: Iterable[int] | Integers) -> str:
     return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(first, last, strict=True))
 
 
-def _expand(text: str) -> Integers:
-    """Read the text of ``ranges`` as an array."""
+def _ends(text: str) -> tuple[Integers, Integers]:
+    """Read the text of ``ranges`` as where each begins and ends; ``ValueError`` if it is none."""
     if not text:
-        return np.zeros(0, np.int64)
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    if not _RANGES.fullmatch(text):
+        raise ValueError(f"{brief(text)} is no list of clients' numbers")
     ends = np.array(text.replace("-", ",").split(","), np.int64)
     marks = np.frombuffer(text.encode(), np.uint8)
     marks = marks[(marks == ord(",")) | (marks == ord("-"))]
     is_last = np.concatenate([[False], marks == ord("-")])  # a number after a dash ends its range
     first = np.flatnonzero(~is_last)
     last = np.concatenate([first[1:], [ends.size]]) - 1
-    sizes = ends[last] - ends[first] + 1
+    if (ends[1:] <= ends[:-1]).any():
+        raise ValueError(f"{brief(text)} is not in order")
+    return ends[first], ends[last]
+
+
+def _expand(text: str) -> Integers:
+    """Read the text of ``ranges`` as an array."""
+    return _listed(*_ends(text))
+
+
+def _listed(first: Integers, last: Integers) -> Integers:
+    sizes = last - first + 1
     starts = np.cumsum(sizes) - sizes
-    result: Integers = np.arange(sizes.sum()) + np.repeat(ends[first] - starts, sizes)
+    result: Integers = np.arange(sizes.sum()) + np.repeat(first - starts, sizes)
     return result
 
 
@@ -213,12 +231,39 @@ def numbers(text: str) -> list[int]:
 
 def known_clients(records: Iterable[Mapping[str, object]]) -> Integers:
     """Return the numbers of all clients that any round's record names, ascending."""
-    result = np.zeros(0, np.int64)
+    return _listed(*_known(records))
+
+
+def check_records(records: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse entries that ``to_record`` cannot have made, or that name too many clients."""
+    records = [record for record in records if record]
+    for record in records:
+        reasons = [entry["reason"] for key in ("failed", "left-out") for entry in record[key]]
+        if bad := [one for one in reasons if not isinstance(one, str)]:
+            raise ValueError(f"participation: {brief(bad[0])} is no reason")
+        _ends(record["asked"])
+    first, last = _known(records)
+    if (count := sum((last - first + 1).tolist())) > MOST_CLIENTS:
+        raise ValueError(f"{count:,} clients are more than {MOST_CLIENTS:,}")
+
+
+def _known(records: Iterable[Mapping[str, object]]) -> tuple[Integers, Integers]:
+    """Return the ranges of all clients that any round's record names."""
+    first, last = _ends("")
     for text in {text for record in records for _, text in _texts(record)}:
-        local = _expand(text)
-        if not np.isin(local, result, assume_unique=True).all():
-            result = np.union1d(result, local)
-    return result
+        begins, ends = _ends(text)
+        place = np.searchsorted(first, begins, side="right") - 1
+        if begins.size and not (first.size and ((place >= 0) & (ends <= last[place])).all()):
+            first, last = _merged(np.append(first, begins), np.append(last, ends))
+    return first, last
+
+
+def _merged(first: Integers, last: Integers) -> tuple[Integers, Integers]:
+    """Merge ranges that touch."""
+    order = np.argsort(first, kind="stable")
+    first, last = first[order], np.maximum.accumulate(last[order])
+    begins = np.append(True, first[1:] > last[:-1] + 1)
+    return first[begins], last[np.append(begins[1:], True)]
 
 
 def states(

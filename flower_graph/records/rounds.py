@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from flower_graph.errors import OutputError, brief
-from flower_graph.storage.reading import StateDict, read_lines, reading
+from flower_graph.storage.reading import StateDict, Tree, read_lines, reading
 from flower_graph.wire.keys import (
     ACCURACY,
     AP,
@@ -26,13 +27,7 @@ if TYPE_CHECKING:
     from flower_graph.ops.counts import Counts, Errors
 
 WAYS = ("up", "down")
-KINDS: dict[str, type | tuple[type, ...]] = {
-    "int": int,
-    "float": (int, float),
-    "str": str,
-    "list": list,
-    "dict": dict,
-}  # of fields
+MOST_FIGURE = 1e100  # so that means and deviations of figures are finite
 COUNTED = ("scores", "confusion")  # left out of a line where nothing was counted
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -75,16 +70,18 @@ class RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
         missing = dict[str, object](scores={}, confusion=[])
         given = missing | dict(record)
-        result = {item.name: given[item.name.replace("_", "-")] for item in fields(cls)}
-        values: dict[str, Any] = {n: math.nan if v is None else v for n, v in result.items()}
-        for item in fields(cls):
-            kind = KINDS[str(item.type).partition("[")[0]]
-            if not isinstance(values[item.name], kind):
-                raise ValueError(f"{item.name}: {brief(values[item.name])} is unfit")
-        for name, by_role in values["scores"].items():
-            known = {role: math.nan if v is None else float(v) for role, v in by_role.items()}
-            values["scores"][name] = known
-        return cls(**values)
+        # mypy asks for a hash of instances where classes are hashed
+        kinds = _kinds(cls)  # type: ignore[arg-type]
+        names = {name: name.replace("_", "-") for name in kinds}
+        values = {name: _taken(given[key], kinds[name], key) for name, key in names.items()}
+        result = cls(**values)
+        if result.round < 1:
+            raise ValueError(f"round: {result.round} is not at least 1")
+        for entry in result.rejected:
+            _taken(entry.get("reason"), str, "reason")
+        if any(len(row) != len(result.confusion) for row in result.confusion):
+            raise ValueError("confusion: has not as many columns as rows")
+        return result
 
     def note_counts(self, counts: Counts | Errors | None, metrics: Sequence[str]) -> None:
         """Work out the metrics that need counts; NaN where nobody could be counted."""
@@ -100,6 +97,32 @@ class RoundReport:
         if metric == ACCURACY:
             return float(getattr(self, f"{role}_accuracy"))
         return self.scores.get(metric, {}).get(role, math.nan)
+
+
+# Cached: each round of a run is read by the same types
+@cache
+def _kinds(of: type) -> dict[str, Any]:
+    return get_type_hints(of)
+
+
+# Any: types of fields, and the values of JSON that fit them
+def _taken(value: Any, kind: Any, key: str) -> Any:
+    """Return a value of a field's type; ``ValueError`` if it has another, or is beyond bounds."""
+    inner = get_args(kind)
+    if kind is object:
+        return value
+    if get_origin(kind) is list and isinstance(value, list):
+        return [_taken(one, inner[0], key) for one in value]
+    if get_origin(kind) is dict and isinstance(value, dict):
+        return {name: _taken(one, inner[1], f"{key}.{name}") for name, one in value.items()}
+    if kind is float and value is None:
+        return math.nan
+    is_number = type(value) is int or (kind is float and type(value) is float)
+    if kind in (int, float) and is_number and abs(value) <= MOST_FIGURE:
+        return value
+    if kind is str and isinstance(value, str):
+        return value
+    raise ValueError(f"{brief(key)}: {brief(value)} is unfit")
 
 
 def merit(metric: str, value: float) -> float:
@@ -171,15 +194,30 @@ def _score(metric: str, counts: Counts | Errors | None, place: int) -> float:
     return {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}[metric](counts.confusion[place])
 
 
+def read_records(path: Path) -> list[Tree]:
+    """Read ``metrics.jsonl`` as it stands, after the checks of ``read_reports``."""
+    return _read(path)[0]
+
+
 def read_reports(path: Path) -> list[RoundReport]:
-    """Read ``metrics.jsonl``."""
+    """Read ``metrics.jsonl``; ``OutputError`` says what in it no run has written."""
+    return _read(path)[1]
+
+
+def _read(path: Path) -> tuple[list[Tree], list[RoundReport]]:
     with reading(path, OutputError):
         records = read_lines(path)
-    reports = []
+    reports = list[RoundReport]()
     for number, record in enumerate(records, start=1):
         with reading(path, OutputError, f"line {number} is not a round's report"):
             reports.append(RoundReport.from_record(record))
-    return reports
+            if number > 1 and reports[-1].round <= reports[-2].round:
+                raise ValueError(f"round {reports[-1].round} is not after {reports[-2].round}")
+    from flower_graph.records.participation import check_records  # loads NumPy
+
+    with reading(path, OutputError, "who took part is damaged"):
+        check_records(one.participation for one in reports)
+    return records, reports
 
 
 def byte_unit(number: float) -> int:

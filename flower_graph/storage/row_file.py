@@ -60,6 +60,11 @@ class RowFile:
             raise StateLostError(f"{path}: the file of users' rows is gone")
         self._handle = open_own(path)
         weakref.finalize(self, os.close, self._handle)
+        # The index may be from another's checkpoint: nothing is moved beyond what is there.
+        start, end = index[START], int(index[END])
+        inner = not start.numel() or (int(start.min()) >= -1 and int(start.max()) <= end)
+        if not inner or not 0 <= end <= os.fstat(self._handle).st_size:
+            raise StateLostError(f"{path}: its index names bytes that it does not have")
 
     def read(self, owners: Tensor, ptr: Tensor, parts: Sequence[Tensor]) -> None:
         """Read the first matrices of some owners' records; who has none keeps what is there."""
@@ -167,6 +172,9 @@ def go_back(path: Path, server_round: int) -> None:
         for one in reversed(later):
             entries = list(_entries(_journal(path, one)))
             for start, size, old in reversed(entries):
+                last = os.fstat(handle).st_size - size
+                if (start < 0).any() or (size < 0).any() or (start > last).any():
+                    raise CheckpointError(f"{path}: its journal names bytes that it does not have")
                 _move(os.pwritev, handle, start, size, old, path)
         os.fsync(handle)
     finally:

@@ -179,6 +179,11 @@ class FedSCemConfig(RunConfig):
         """Whether clients hide what they send under masks."""
         return self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked"
 
+    @property
+    def sends_singly(self) -> bool:
+        """Whether the server reads a SuperNode's vectors, or its clients' identities."""
+        return not self.masks_sums or self.strategy.alignment != "psi"
+
     def _validate_privacy(self) -> None:
         """Refuse a budget if clients send something without noise, or nothing at all."""
         how = self.strategy

@@ -13,7 +13,8 @@ import pytest
 
 from flower_graph import handed
 from flower_graph.client.resident import mirror
-from flower_graph.client.resident.mirror import Folders, Mirror
+from flower_graph.client.resident.mirror import Change, Folders, Mirror
+from flower_graph.errors import OutputError
 
 
 def test_what_was_taken_over_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,6 +50,26 @@ def sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path, 
     there, here = tmp_path / "there", tmp_path / "here"
     folders = [Folders(root / "out", root / "state") for root in (there, here)]
     return there / "out", here / "out", Mirror(folders[1], Called(folders[0]))
+
+
+BAD = [("../a", 0), ("/etc/a", 0), ("x/../../a", 0), ("", 0), ("f", 99), ("f", -1), ("link/a", 0)]
+
+
+@pytest.mark.parametrize("name,start", BAD)
+@pytest.mark.parametrize("data", [b"x", None])
+def test_a_remote_worker_changes_no_other_files(
+    tmp_path: Path, name: str, start: int, data: bytes | None
+) -> None:
+    folders = Folders(tmp_path / "out", tmp_path / "state")
+    (tmp_path / "out").mkdir()
+    for path in (tmp_path / "a", tmp_path / "out" / "f"):
+        path.write_text("mine")
+    (tmp_path / "out" / "link").symlink_to(tmp_path)
+    if data is not None or not start:
+        with pytest.raises(OutputError):
+            folders.write([Change("out", name, start, data)])
+    assert (tmp_path / "a").read_text() == "mine"
+    assert (tmp_path / "out" / "f").read_text() == "mine"
 
 
 def test_files_go_there_as_they_were_written(sides: tuple[Path, Path, Mirror]) -> None:

@@ -96,6 +96,37 @@ def test_a_run_chooses_no_files_of_a_supernode(
     assert not (folder / "ran").exists()
 
 
+NAMES = ["mine.pt", "./mine.pt", "work/mine", "work/mine.bin", "work", "~/mine.pt",
+         "~nobody-here/a.pt", "~root/a.pt", "work/"]  # fmt: skip
+
+
+@pytest.mark.parametrize("node", [{}, {"data": "Cora"}], ids=["any", "data"])
+def test_a_run_does_not_learn_which_files_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: dict[str, Any]
+) -> None:
+    home = tmp_path / "home-of-somebody"
+    home.mkdir()
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HOME", str(home))
+
+    def answers(name: str) -> set[str]:
+        keys = ("data.name", "data.add") if name.endswith(".pt") else ("data.name",)
+        runs = [{"config": "nfedgnn/cora", "overrides": f"{key}={name}"} for key in keys]
+        runs[0]["output-dir"] = name
+        return {asked(app, tmp_path, node=node, **run) for run in runs}
+
+    before = {name: answers(name) for name in NAMES}
+    assert len({said for each in before.values() for said in each}) == 2, "one answer for each key"
+    (home / "work").mkdir()
+    for name in ("mine.pt", "work/mine", "work/mine.bin", "work/a.pt", "work/nodes.csv"):
+        (home / name).write_text("")
+    after = {name: answers(name) for name in NAMES}
+    assert before == after
+    assert not any(
+        str(tmp_path) in said or "mine" in said for each in after.values() for said in each
+    )
+
+
 def test_a_supernode_has_its_paths_from_its_own_config(tmp_path: Path) -> None:
     node = {**NODE, "data-root": "/own"}
     run: Any = {"config": "quickstart", "overrides": "data.root=/run data.name=Cora",

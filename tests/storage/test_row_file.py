@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,27 @@ def test_records_are_read_as_they_were_written_last(tmp_path: Path) -> None:
     assert values(file)[2] == [1.2, 1.2, 5.2, 5.2, 5.2, 5.2]
     assert values(file, 1) == values(file)[:1]
     assert file.path.stat().st_size == 3 * 6 * WIDTH * 4
+
+
+def test_an_index_or_a_journal_names_no_bytes_that_are_not_there(tmp_path: Path) -> None:
+    file, index = new_file(tmp_path)
+    write(file, [0, 3], 1.0)
+    for name, value in (("rows-end", 1 << 40), ("rows-end", -1), ("rows-start", 1 << 40),
+                        ("rows-start", -9)):  # fmt: skip
+        bad = {key: part.clone() for key, part in index.items()}
+        bad[name].fill_(value)
+        with pytest.raises(StateLostError):
+            RowFile(file.path, bad)
+    file.mark(1)
+    journal = next(tmp_path.glob("*.since-*"))
+    for start, size in ((1 << 40, 8), (-8, 8)):
+        body = [torch.tensor([one]).numpy().tobytes() for one in (start, size)] + [b"x" * 8]
+        check = zlib.crc32(b"".join(body))
+        header = row_file.HEADER.pack(len(b"".join(body)), check, 1)
+        journal.write_bytes(header + b"".join(body))
+        with pytest.raises(CheckpointError):
+            row_file.go_back(file.path, 1)
+    assert file.path.stat().st_size < 1000
 
 
 def test_records_go_back_to_a_mark(tmp_path: Path) -> None:

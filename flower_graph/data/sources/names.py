@@ -87,11 +87,27 @@ def known_names() -> tuple[str, ...]:
     return (LINQS, CSBM, *short, *SINGLE, *OGB, *long)
 
 
+def expanded(path: str) -> Path:
+    """Return a path with a ``~`` written out, unless it is of a user who is not there."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
+def is_known(name: str) -> bool:
+    """Return whether a name is a data set's, whatever files lie here."""
+    try:
+        return name in known_names() or bool(pyg_name(name))
+    except DataError:
+        return False
+
+
 def file_path(name: str) -> Path | None:
     """Return the path when a name means one graph: a file, or a folder with tables; else None."""
     # That is a name with an ending such as ``.pt``, or with a path separator or an ending, if the
     # file exists.
-    path = Path(name).expanduser()
+    path = expanded(name)
     if has_ending(name, (*GRAPH_FILES, *OTHER_FILES)) or table_in(path, NODES).is_file():
         return path
     return path if (len(path.parts) > 1 or path.suffix) and path.is_file() else None
@@ -101,7 +117,7 @@ def folder_path(name: str) -> Path | None:
     """Return the path when a name means a folder of clients' graphs, else None."""
     # That is a name that ends in ``/``, or a folder with ``.pt`` files in it; a folder of raw data
     # with the name of a data set does not count.
-    path = Path(name).expanduser()
+    path = expanded(name)
     if table_in(path, NODES).is_file():
         return None
     if name.endswith("/") or (path.is_dir() and any(path.glob("*.pt"))):
@@ -144,7 +160,7 @@ def in_full(path: str, folder: Path) -> str:
     """Make a path absolute; a relative one starts from the given folder."""
     if not path or "${" in path:  # empty, or still to be filled in by OmegaConf
         return path
-    full = folder.absolute() / Path(path).expanduser()
+    full = folder.absolute() / expanded(path)
     if ".." in full.parts:  # one file has one name, from whichever folder it was named
         full = full.resolve()
     return f"{full}{'/' if path.endswith('/') else ''}"
@@ -227,7 +243,7 @@ def check_graph_file(path: Path) -> None:
 def absent(name: str, what: str = "file") -> DataError:
     """Return the error for a missing file or folder, with the place where it was looked for."""
     return DataError(
-        f"data.name = {name!r}: there is no such {what} ({Path(name).expanduser().absolute()}); in "
+        f"data.name = {name!r}: there is no such {what} ({expanded(name).absolute()}); in "
         "a YAML a path starts from the YAML's folder, elsewhere from the working directory"
     )
 

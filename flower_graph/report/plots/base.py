@@ -17,6 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
@@ -327,10 +328,22 @@ def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
     )
 
 
+def without_formulas(figure: Figure) -> None:
+    """Have a figure's text drawn as it stands: two dollar signs in a name make no formula."""
+    scaled = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
+    powers = {  # whose labels matplotlib writes itself, as formulas
+        text for axis in scaled if axis.get_scale() == "log" for text in axis.findobj(Text)
+    } - {axis.label for axis in scaled}
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text not in powers:
+            text.set_parse_math(False)
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a picture, whole or not at all."""
     # Not by `savefig`, which draws a figure with a layout twice.
     figure.set_dpi(DPI)
+    without_formulas(figure)
     canvas: Any = FigureCanvasAgg(figure)  # its method has no types
     with written(path) as stream:
         canvas.print_png(stream)

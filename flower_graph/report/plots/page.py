@@ -29,6 +29,7 @@ from flower_graph.report.plots.base import (
     mean_band,
     open_grid,
     staying,
+    without_formulas,
 )
 
 SIZE = (4.6, 3.3)  # of a panel, in inches
@@ -180,6 +181,7 @@ def svg(figure: Figure) -> str:
     # Names of clipped parts must differ between the pictures of one page, and not between runs.
     salt = sha256(repr([axes.get_ylabel() for axes in figure.axes]).encode()).hexdigest()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": salt}):
+        without_formulas(figure)
         canvas: Any = FigureCanvasSVG(figure)  # its method has no types
         canvas.print_svg(stream, metadata={"Date": None, "Creator": None})
     text = stream.getvalue()

@@ -1,0 +1,187 @@
+"""Folders of runs that somebody spoiled: every command that reads one ends in a named error."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import flower_graph as fg
+from flower_graph import errors
+from flower_graph.apps.cli.main import main
+from flower_graph.records.participation import MOST_CLIENTS, check_records
+from flower_graph.records.rounds import RoundReport, read_reports
+
+SMALL = {
+    **dict.fromkeys(("strategy.local_epochs", "rounds"), 2),
+    "data": {"name": "csbm", "nodes": 120, "classes": 3, "num_features": 40},
+    "data.ratios": [0.4, 0.3, 0.3],
+    "partition": {"clients": 2, "method": "random"},
+    "model.hidden": 4,
+    "metrics": ["accuracy", "macro-f1"],
+    "checkpoint_every": 1,
+}
+LINES, RESULT = "metrics.jsonl", "result.json"
+WORSE: list[Any] = [
+    None, -1, 1.5, True, 2**64, 1e300, "", "x", "0-200000000", "9-1", "0-99999999999999999999",
+    "$a$b$", "\u00b2", [], {}, [[]], [None], {"x": None}, {"up": {"x": "y"}}, [1, 2], "\x1b[2J",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("honest") / "run"
+    fg.run("fedgls/cora-linqs", {**SMALL, "graph.neighbours": 3}, out=folder, quiet=True)
+    return folder
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Name every place in nested JSON."""
+    inner = enumerate(value) if isinstance(value, list) else ()
+    for key, one in value.items() if isinstance(value, dict) else inner:
+        yield (*path, key)
+        yield from places(one, (*path, key))
+
+
+def put(value: Any, path: tuple[Any, ...], new: Any) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    value[path[-1]] = new
+
+
+def drop(value: Any, path: tuple[Any, ...]) -> None:
+    for key in path[:-1]:
+        value = value[key]
+    del value[path[-1]]
+
+
+def spoil(folder: Path, draw: random.Random) -> str:
+    """Spoil one entry of one file; say what was done."""
+    name = draw.choice([LINES, LINES, LINES, RESULT, RESULT, "data.json"])
+    text = (folder / name).read_text()
+    content = (
+        [json.loads(line) for line in text.splitlines()] if name == LINES else [json.loads(text)]
+    )
+    where = draw.choice(list(places(content)))
+    worse = draw.choice(WORSE)
+    if len(where) > 1 and draw.random() < 0.2:
+        drop(content, where)
+        worse = "dropped"
+    else:
+        put(content, where, worse)
+    lines = [json.dumps(one) for one in content]
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return f"{name} {where}: {worse!r}"
+
+
+def commands(folder: Path, out: Path) -> list[list[str]]:
+    run = str(folder)
+    return [
+        ["report", run, "--out", str(out / "page.html")],
+        ["compare", run, run],
+        ["predict", run, "--client", "0"],
+        ["run", "--resume", run, "--quiet"],
+    ]
+
+
+def ends_well(command: list[str], said: Callable[[], Any]) -> bool:
+    """Whether a command works, or is refused in words; an error that is nobody's is not caught."""
+    code = main(command)
+    said()
+    return code in (0, 1, 2)
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        0,
+        *(pytest.param(one, marks=(pytest.mark.slow, pytest.mark.release)) for one in range(1, 30)),
+    ],
+)
+def test_commands_that_read_a_spoiled_run_end_in_a_page_or_a_named_error(
+    seed: int, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draw = random.Random(seed)
+    for number in range(8):
+        folder = tmp_path / f"run-{number}"
+        shutil.copytree(honest, folder)
+        done = [spoil(folder, draw) for _ in range(draw.choice([1, 1, 2]))]
+        command = commands(folder, tmp_path)[number % 3 if draw.random() < 0.9 else 3]
+        try:
+            assert ends_well(command, capsys.readouterr)
+        except BaseException as error:
+            raise AssertionError(f"{command[0]} of a run with {done}") from error
+
+
+def test_every_entry_of_a_round_has_its_type(honest: Path, tmp_path: Path) -> None:
+    """All places of an honest line, each with all that is worse: read, or refused by the file."""
+    line = json.loads((honest / LINES).read_text().splitlines()[0])
+    path = tmp_path / LINES
+    refused = 0
+    for where in places(line):
+        for worse in WORSE:
+            spoiled = json.loads(json.dumps(line))
+            put(spoiled, where, worse)
+            path.write_text(json.dumps(spoiled) + "\n")
+            try:
+                read_reports(path)
+            except errors.OutputError as error:
+                assert str(path) in str(error)
+                refused += 1
+    assert refused > 500
+
+
+def test_numbers_of_many_clients_take_no_memory(tmp_path: Path, honest: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(honest, folder)
+    lines = [json.loads(line) for line in (folder / LINES).read_text().splitlines()]
+    for line in lines:
+        line["participation"]["answered"] = "0-200000000"
+    (folder / LINES).write_text("\n".join(map(json.dumps, lines)) + "\n")
+    code = "import sys; from flower_graph.apps.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "report", str(folder), "--out", str(tmp_path / "a.html")]
+    limit = lambda: resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))  # noqa: E731
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 2 and "metrics.jsonl" in done.stderr, done.stderr[-2000:]
+    assert "Traceback" not in done.stderr
+
+
+def test_many_clients_in_many_rounds_are_counted_together() -> None:
+    def record(text: str) -> dict[str, Any]:
+        return {"asked": text, "answered": text, "failed": [], "left-out": []}
+
+    check_records([record("0-5,7"), record("6,8-9"), {}])
+    half = MOST_CLIENTS // 2
+    check_records([record(f"0-{half - 1}"), record(f"{half}-{2 * half - 1}")])
+    for bad in ("1-", "a", "3,2", "1-1", " 1", "1,,2", "0-" + "9" * 30):
+        with pytest.raises(ValueError):
+            check_records([record(bad)])
+    with pytest.raises(ValueError):
+        check_records([record(f"0-{half}"), record(f"{half}-{2 * half}")])
+
+
+def test_a_folder_of_no_seed_is_none(honest: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(honest, folder)
+    for name in ("seed-\u00b2", "seed-x", "seed-\u0663"):
+        (folder / name).mkdir()
+    (folder / RESULT).unlink()
+    assert main(["run", "--resume", str(folder), "--quiet"]) == 0
+
+
+def test_honest_rounds_are_read_as_they_were(honest: Path) -> None:
+    reports = read_reports(honest / LINES)
+    lines = [json.loads(line) for line in (honest / LINES).read_text().splitlines()]
+    again = [RoundReport.from_record(json.loads(json.dumps(one.to_record()))) for one in reports]
+    assert [one.round for one in reports] == [line["round"] for line in lines]
+    assert [json.dumps(one.to_record()) for one in again] == [
+        json.dumps(one.to_record()) for one in reports
+    ]
