@@ -20,7 +20,7 @@ from flower_graph.apps.cli.launch import flwr_run
 from flower_graph.apps.cli.processes import termination_as_exit
 from flower_graph.records.rounds import read_reports
 
-CONFIG = "quickstart"
+CONFIG = "nfedgnn/cora-linqs"
 CLUSTERS = {"one": (2,), "two": (1, 1)}  # name -> processors of each machine
 SUPERNODES, ROUNDS, TURNS = (4, 16, 64), 22, 2
 WARM_UP = 2  # rounds that are not counted: workers start, clients load their data

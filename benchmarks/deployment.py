@@ -27,9 +27,9 @@ from flower_graph.apps.cli.processes import termination_as_exit
 
 TIMEOUT = 900.0  # seconds that one run may take
 # Configuration, settings, exchanges of a round
-NFEDGNN = ("quickstart", ["rounds=7"], 1)
+NFEDGNN = ("nfedgnn/cora-linqs", ["rounds=7"], 1)
 FEDGLS = ("fedgls/cora-linqs", ["rounds=4", "partition.clients=4"], 2)
-QUICK = ("quickstart", ["rounds=2"], 1)
+QUICK = ("nfedgnn/cora-linqs", ["rounds=2"], 1)
 BLOCK = 1 << 16
 
 

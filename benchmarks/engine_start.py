@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.measure import ROOT, keep_bytecode, say, summary
 from flower_graph.apps.cli.launch import clean_up, engine_command, engine_environment
 
-NAME, SUPERNODES, TIMES = "quickstart", 2, 5
+NAME, SUPERNODES, TIMES = "nfedgnn/cora-linqs", 2, 5
 TARGET = 1.3  # times the empty app
 PYPROJECT = """\
 [project]

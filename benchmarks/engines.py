@@ -59,7 +59,7 @@ def main() -> None:
     try:
         load_data(config.data, seed=config.seed, download=False)
     except DataError:
-        name = "quickstart"
+        name = "nfedgnn/cora-linqs"
     cases = QUICK if "--quick" in sys.argv else CASES
     load = os.getloadavg()[0]
     entries = [measure(name, *case) for case in cases]

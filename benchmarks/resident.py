@@ -29,10 +29,10 @@ LEAST = 0.1  # processor seconds of a process that has imported Flower
 LOOK = 0.05  # seconds between two looks at the processes
 # Configuration, settings, exchanges of a round
 CASES = (
-    ("quickstart", ("rounds=5",), 1),
+    ("nfedgnn/cora-linqs", ("rounds=5",), 1),
     ("fedgls/cora-linqs", ("rounds=3", "partition.clients=4"), 2),
 )
-QUICK = (("quickstart", ("rounds=2",), 1),)
+QUICK = (("nfedgnn/cora-linqs", ("rounds=2",), 1),)
 TIMEOUT = 900.0
 EMPTY = """
 from flwr.app import ConfigRecord, Context, Message, RecordDict

@@ -50,7 +50,7 @@ def in_process(rounds: int) -> dict[str, Any]:
 
 def _run(rounds: int, progress: Callable[[RoundReport], None] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config("quickstart", [f"rounds={rounds}", "device=cpu"])
+        config = load_config("nfedgnn/cora-linqs", [f"rounds={rounds}", "device=cpu"])
         run(config, Path(folder) / "run", progress=progress)
 
 
@@ -67,7 +67,7 @@ def on_ray(rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         given = [f"rounds={rounds}", "device=cpu"]
-        flwr_run("quickstart", given, Path(folder) / "run", supernodes=2, echo=sample)
+        flwr_run("nfedgnn/cora-linqs", given, Path(folder) / "run", supernodes=2, echo=sample)
         seconds = time.perf_counter() - started
     deadline = time.monotonic() + ENDS
     while (alive := me.children(recursive=True)) and time.monotonic() < deadline:

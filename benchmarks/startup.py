@@ -33,12 +33,18 @@ TARGETS = {"torch, flwr": 1.7, "numpy": 2.5}  # by the clock of an idle machine
 # What each is compared with, and what is run
 BASES = {"torch, flwr": ("-c", "import torch, flwr"), "numpy": ("-c", "import numpy")}
 COMMANDS = {
-    "run quickstart rounds=1": ("torch, flwr", ("run", "quickstart", "rounds=1", "--out", "{out}")),
-    "run quickstart rounds=2": ("torch, flwr", ("run", "quickstart", "rounds=2", "--out", "{out}")),
+    "run nfedgnn/cora-linqs rounds=1": (
+        "torch, flwr",
+        ("run", "nfedgnn/cora-linqs", "rounds=1", "--out", "{out}"),
+    ),
+    "run nfedgnn/cora-linqs rounds=2": (
+        "torch, flwr",
+        ("run", "nfedgnn/cora-linqs", "rounds=2", "--out", "{out}"),
+    ),
     "--help": ("numpy", ("--help",)),
     "list": ("numpy", ("list",)),
-    "show quickstart": ("numpy", ("show", "quickstart")),
-    "a refused key": ("numpy", ("run", "quickstart", "strategy.reg_wieght=1")),
+    "show nfedgnn/cora-linqs": ("numpy", ("show", "nfedgnn/cora-linqs")),
+    "a refused key": ("numpy", ("run", "nfedgnn/cora-linqs", "strategy.reg_wieght=1")),
 }
 
 

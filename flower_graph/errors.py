@@ -48,7 +48,10 @@ class MembershipError(RuntimeError):
 
 
 class ClientBugError(NoClientsError):
-    """All clients of a simulation fail at the same line; the message has one's traceback."""
+    """All clients fail with the same error.
+
+    The message has a traceback where clients run on this machine, elsewhere the error's kind.
+    """
 
 
 class StateLostError(RuntimeError):

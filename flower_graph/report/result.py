@@ -196,6 +196,7 @@ def describe_result(
                 f"  {word:9} {line}"
                 for word, line in zip(words, describe_baselines(result), strict=False)
             ),
+            *([_skipped(result)] if _mean(result["skipped"]) else []),
             f"  traffic   {_traffic(result['bytes'], 1)} in all, also after the last "
             f"round; {_traffic(result['bytes'], clients)} per {one}",
             f"  time      {_mean(seconds['total']):.1f} s, "
@@ -204,6 +205,15 @@ def describe_result(
             f"  outputs   {out}",
             *(f"            {line}" for line in describe_kept(result)),
         ]
+    )
+
+
+def _skipped(result: Tree) -> str:
+    """Say how many rounds had no effect."""
+    skipped, rounds = _mean(result["skipped"]), _mean(result["rounds"])
+    return (
+        f"  skipped   {skipped:g} of {rounds:g} rounds: nothing was learnt in them "
+        "(metrics.jsonl has the reasons)"
     )
 
 

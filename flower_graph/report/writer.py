@@ -164,7 +164,7 @@ class RunWriter:
                 LOG.warning(text, report.round, report.loss, advice)
         elif earlier and report.loss > max(earlier[0], RISE * min(earlier)):
             self._has_warned = True
-            # The first steps may overshoot and come back, as those of `quickstart` do.
+            # The first steps may overshoot and come back, as those of `nfedgnn/cora` do.
             text = "round %d: the loss rose to %.4g from %.4g in round %d"
             first = self.reports[0].round
             advice = f"; if it does not fall again, lower {self._steadying}"

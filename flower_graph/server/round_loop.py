@@ -212,7 +212,7 @@ class RoundLoop(Strategy):
         ------
         NoClientsError
             If no client is there, none gives a usable answer before the deadline, or all rounds
-            were skipped; ``ClientBugError`` if all clients of a simulation fail at one line.
+            were skipped; ``ClientBugError`` if all clients fail with the same error.
         AlignmentError
             If clients cannot be brought to one order of the nodes that they share.
         DivergedError
@@ -245,7 +245,7 @@ class RoundLoop(Strategy):
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
-        result, why = Result(), "no round was reported"
+        result, reported, skipped = Result(), 0, list[str]()  # reasons of rounds without effect
         while not self._is_over(done, patience):
             done += 1
             report = self._reported(done, result, evaluate_fn)
@@ -255,7 +255,8 @@ class RoundLoop(Strategy):
             # best round has a snapshot.
             (on_round or self._log)(report)
             self.best.any_used |= not report.skipped
-            why = report.skipped
+            reported += 1
+            skipped += [report.skipped] * bool(report.skipped)
             validation = report.score(self.metrics[0], "val")
             if self.best.see(report.round, merit(self.metrics[0], validation)):
                 self.saw_best()
@@ -267,7 +268,11 @@ class RoundLoop(Strategy):
         self._finish_outputs(wanted)
         self.finish(self.session.rounds)
         if not self.best.any_used:
+            why = skipped[-1] if skipped else "no round was reported"
             raise NoClientsError(f"all rounds were skipped, so nothing was learnt: {why}")
+        if skipped:
+            last = len(skipped), reported, skipped[-1]
+            LOG.warning("%d of %d rounds were skipped: nothing was learnt in them; last: %s", *last)
         result.arrays = self.learnt()
         return result
 

@@ -2,8 +2,8 @@
 
 In a deployment only an error's kind, and words that are meant for others, leave a client's machine;
 its traceback stays in the SuperNode's log. Where clients run on the server's machine, in one
-process or on Ray, the server has tracebacks: if all clients fail at one line, the run stops and
-names it (`Failures`).
+process or on Ray, the server has tracebacks. If all clients fail alike, the run stops and says how
+(`Failures`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ if TYPE_CHECKING:
 # Their texts quote the request and nothing else.
 TELLABLE = (RefusedError, MalformedReplyError)
 AT_HOME = "what it says stays in the SuperNode's log"
+NOT_OURS = re.compile(
+    rf"\b(\w{{1,99}}): {AT_HOME}"
+)  # in the reason of an error from another machine
 STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
-# Flower's error of a ClientApp without a function for ``query``. Nothing else tells it from one
-# whose function failed.
-NO_QUERY = "No query function registered"
+# Flower's error of a ClientApp without a function for a type of message, such as ``query``. Nothing
+# else tells it from one whose function failed.
+NO_QUERY, NO_FUNCTION = "No query function registered", re.compile(r"No \w+ function registered")
 # Of a traceback: the places of its calls, and the kind of its error
 PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
 KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
@@ -121,54 +124,65 @@ def no_content(reply: Message) -> str | None:
     return None if reply.has_content() else "empty reply"
 
 
-# A fault that all clients of a simulation have --------------------------------------------------
+# A fault that all clients have ------------------------------------------------------------------
+
+Fault = tuple[str, str, str]  # an error's kind, file and line; the last two only from this machine
 
 
 @dataclass
 class Failures:
-    """The errors of a simulation's nodes, until one of them gives a good answer."""
+    """The nodes whose last answer was an error that is none of our own."""
 
     grid: Grid
-    works: bool = False  # whether a node has trained
-    found: dict[int, str] = field(default_factory=dict)  # node id -> traceback
+    found: dict[int, tuple[Fault, str]] = field(default_factory=dict)  # by node, with all it says
 
     def note(self, reply: Message, waiting: Mapping[str, int]) -> None:
         """Record the answer of a node that was asked."""
         node_id = waiting.get(reply.metadata.reply_to_message_id)
         # A plain ClientApp cannot answer a query, but trains.
-        if self.works or node_id is None or not reply.metadata.message_type.startswith("train"):
+        if node_id is None or reply.metadata.message_type.startswith("query"):
             return
-        if not reply.has_error():
-            self.works = True
-        elif traceback := self._traceback(reply, node_id):
-            self.found[node_id] = traceback
+        self.found.pop(node_id, None)
+        if reply.has_error():
+            said = self._said(reply, node_id)
+            fault = None if NO_FUNCTION.search(said) else fault_of(said)
+            # Our own errors are raised on purpose, so they are no bug.
+            if fault and not hasattr(errors, fault[0].rpartition(".")[2]):
+                self.found[node_id] = fault, said
 
     def check(self, asked: Iterable[int]) -> None:
         """Raise ``ClientBugError`` if all nodes have failed at one line with one kind of error."""
-        if self.works or not self.found or not {*asked} <= self.found.keys():
+        nodes = {*asked}
+        if not nodes or not nodes <= self.found.keys():
             return
         if not {*self.grid.get_node_ids()} <= self.found.keys():
             return
-        faults = {fault_of(traceback) for traceback in self.found.values()}
-        if len(faults) > 1 or (fault := faults.pop()) is None:
-            return
-        kind, count = fault[0], len(self.found)
-        first = next(iter(self.found.values())).strip()
-        # Our own errors are raised on purpose, so they are no bug.
-        if not hasattr(errors, kind.rpartition(".")[2]):
+        count = len(self.found)
+        if len({fault for fault, _ in self.found.values()}) == 1:
+            (kind, file, _), said = next(iter(self.found.values()))
             who = "the SuperNode" if count == 1 else f"each of the {count} SuperNodes"
-            raise ClientBugError(f"{who} fails with the same error:\n{first}")
+            words = said.strip() if file else f"{kind}, whose text stays in the log of each"
+            raise ClientBugError(f"{who} fails with the same error:\n{words}")
 
-    def _traceback(self, reply: Message, node_id: int) -> str:
-        """Return the traceback of an error reply, if this is a simulation."""
+    def _said(self, reply: Message, node_id: int) -> str:
+        """Return an error's traceback, or what of an error elsewhere may be told."""
         here: dict[int, str] | None = getattr(self.grid, "tracebacks", None)
         if here is not None:
             return here.get(node_id, "")
-        return (reply.error.reason or "").partition(CHAINED)[0] if on_ray() else ""
+        reason = reply.error.reason or ""
+        if on_ray():
+            return reason.partition(CHAINED)[0]
+        at_home = NOT_OURS.search(reason[-LOOKED_AT:])
+        return at_home[0] if at_home else ""
 
 
-def fault_of(traceback: str) -> tuple[str, str, str] | None:
-    """Return an error's kind, file and line, without its words, whose values may differ."""
-    places = [*PLACE.finditer(traceback)]
-    kind = KIND.search(traceback, places[-1].end()) if places else None
+def fault_of(said: str) -> Fault | None:
+    """Return an error's kind, file and line, without its words, whose values may differ.
+
+    Of an error in another's log only the kind is known.
+    """
+    if at_home := NOT_OURS.search(said):
+        return at_home[1], "", ""
+    places = [*PLACE.finditer(said)]
+    kind = KIND.search(said, places[-1].end()) if places else None
     return (kind[1], places[-1][1], places[-1][2]) if kind else None

@@ -245,7 +245,7 @@ class Exchange:
         Raises
         ------
         ClientBugError
-            If all nodes of a simulation fail at the same line, and none has trained yet.
+            If all nodes fail with the same error: at one line, where tracebacks are here.
         ValueError
             If an argument is impossible.
         """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from app_helpers import MakeConfig, context_of, own_graph
 
+from flower_graph.apps.run import simulate
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import DataError, RefusedError
+from flower_graph.method.load import load_config
 from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
 from flower_graph.strategies.split_gradient_relay.method import METHOD
 
@@ -46,3 +49,14 @@ def test_a_deployed_client_shows_no_sum_of_gradients_unless_its_node_allows_it(
         METHOD.build_client(masked, context_of(node), None)
     with pytest.raises(DataError):
         METHOD.build_client(config, context_of(node | {"allow-trust": "plain,semi-honest"}), None)
+
+
+@pytest.mark.slow
+def test_quickstart_is_calm(caplog: pytest.LogCaptureFixture) -> None:
+    """It is the first that people see: no warning, the loss falls, accuracy does not jump."""
+    reports = simulate(load_config("quickstart", ["device=cpu"]))
+    found, losses = [one.val_accuracy for one in reports], [one.loss for one in reports]
+    assert len(reports) == 200 and not caplog.messages
+    assert max(losses) < 1.05 * losses[0] and losses[-1] < losses[100] < losses[50] < losses[0]
+    assert max(abs(one - other) for one, other in pairwise(found[50:])) < 0.03
+    assert min(found[100:]) > 0.74  # the paper's form: between 0.63 and 0.75

@@ -49,11 +49,11 @@ def test_an_audit_writes_its_figures_a_table_and_a_picture(
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["quickstart", "--epsilon", "0"], "--epsilon '0'"),
-        (["quickstart", "--epsilon", "ten"], "--epsilon 'ten'"),
-        (["quickstart", "--rounds", "1"], "--rounds 1: at least 2"),
+        (["nfedgnn/cora-linqs", "--epsilon", "0"], "--epsilon '0'"),
+        (["nfedgnn/cora-linqs", "--epsilon", "ten"], "--epsilon 'ten'"),
+        (["nfedgnn/cora-linqs", "--rounds", "1"], "--rounds 1: at least 2"),
         ([], "CONFIG: missing"),
-        (["quickstart", "--page", "here"], "--page here: runs nothing"),
+        (["nfedgnn/cora-linqs", "--page", "here"], "--page here: runs nothing"),
         (["--page", "nowhere"], "no sub-folder has audit.json"),
         (["fedgls/cora-linqs", "strategy.name=fedproto"], "strategy.name: fedproto"),
         (["ppfl/cora-linqs-gat", "strategy.name=local"], "strategy.name: local"),
@@ -77,12 +77,16 @@ def labels(name: str, *overrides: str, alone: bool = False) -> list[str]:
 
 def test_every_method_has_its_counterparts() -> None:
     noise = "noise, epsilon 10"
-    assert labels("quickstart") == ["no noise", noise]
-    assert labels("quickstart", "privacy.epsilon=2") == ["noise, epsilon 2", "no noise", noise]
+    assert labels("nfedgnn/cora-linqs") == ["no noise", noise]
+    assert labels("nfedgnn/cora-linqs", "privacy.epsilon=2") == [
+        "noise, epsilon 2",
+        "no noise",
+        noise,
+    ]
     averaged = ["strategy.share=averaged", "strategy.average_every=5"]
-    assert labels("quickstart", *averaged) == ["averaged, no noise"]
+    assert labels("nfedgnn/cora-linqs", *averaged) == ["averaged, no noise"]
     forms = ["summed, plain sums", "summed, masked sums"]
-    assert labels("quickstart", "strategy.share=summed") == [
+    assert labels("nfedgnn/cora-linqs", "strategy.share=summed") == [
         *(f"{form}, no noise" for form in forms),
         "no noise",
         "averaged, no noise",
@@ -97,7 +101,9 @@ def test_every_method_has_its_counterparts() -> None:
 
 def test_rounds_are_few_unless_told() -> None:
     def rounds(count: int | None, *overrides: str) -> int:
-        found = audit.settings_of("quickstart", overrides, rounds=count, epsilons=[], alone=True)
+        found = audit.settings_of(
+            "nfedgnn/cora-linqs", overrides, rounds=count, epsilons=[], alone=True
+        )
         return found[0].config.rounds
 
     assert (rounds(None), rounds(None, "rounds=4"), rounds(33)) == (10, 4, 33)

@@ -48,8 +48,10 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def test_nfedgnn_has_the_settings_of_quickstart_and_hints_are_of_the_same_method() -> None:
-    assert load_config("nfedgnn/cora-linqs") == load_config("quickstart")
+def test_the_papers_form_is_beside_quickstart_and_hints_are_of_the_same_method() -> None:
+    quick, paper = load_config("quickstart"), load_config("nfedgnn/cora-linqs")
+    assert quick.data == paper.data == load_config("nfedgnn/cora", ["data.name=cora-linqs"]).data
+    assert (quick.strategy.share, paper.strategy.share) == ("summed", "own")  # type: ignore[attr-defined]
     for name in ("nfedgnn/lastfm-asia", "fedgta/cora-linqs-gat", "fedpub/flickr"):
         with pytest.raises(ConfigError, match=f"mean {name.partition('/')[0]}"):
             load_config(name)
@@ -332,35 +334,35 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
     ("config", "overrides", "said"),
     [
         (
-            "quickstart",
+            "nfedgnn/cora-linqs",
             "data.nodes=3",
             "data.nodes: 3",
         ),
-        ("quickstart", "data.active=513", "at least 513 (data.active)"),
+        ("nfedgnn/cora-linqs", "data.active=513", "at least 513 (data.active)"),
         (
-            "quickstart",
+            "nfedgnn/cora-linqs",
             "strategy.share=averaged strategy.average_every=2 strategy.average_over=all "
             "strategy.participation=0.5",
             "strategy.participation: 0.5",
         ),
-        ("quickstart", "strategy.average_every=2", "strategy.average_every: 2"),
-        ("quickstart", "strategy.average_every=2", "strategy.share=averaged"),
-        ("quickstart", "strategy.average_over=all", "strategy.average_over: all"),
-        ("quickstart", "strategy.share=averaged", "strategy.average_every: 0"),
+        ("nfedgnn/cora-linqs", "strategy.average_every=2", "strategy.average_every: 2"),
+        ("nfedgnn/cora-linqs", "strategy.average_every=2", "strategy.share=averaged"),
+        ("nfedgnn/cora-linqs", "strategy.average_over=all", "strategy.average_over: all"),
+        ("nfedgnn/cora-linqs", "strategy.share=averaged", "strategy.average_every: 0"),
         (
-            "quickstart",
+            "nfedgnn/cora-linqs",
             "strategy.share=summed strategy.newcomers_alone=2",
             "strategy.newcomers_alone: 2",
         ),
-        ("quickstart", "strategy.share=summed privacy.epsilon=5", "strategy.share=summed"),
-        ("quickstart", "strategy.sketch=64", "strategy.sketch: 64"),
-        ("quickstart", "strategy.aggregation=masked", "strategy.aggregation: masked"),
+        ("nfedgnn/cora-linqs", "strategy.share=summed privacy.epsilon=5", "strategy.share=summed"),
+        ("nfedgnn/cora-linqs", "strategy.sketch=64", "strategy.sketch: 64"),
+        ("nfedgnn/cora-linqs", "strategy.aggregation=masked", "strategy.aggregation: masked"),
         (
             "nfedgnn/cora-averaged",
             "strategy.state=file",
             "strategy.state: file is not allowed with strategy.share=averaged",
         ),
-        ("quickstart", "strategy.trust=malicious-server", "strategy.share: own"),
+        ("nfedgnn/cora-linqs", "strategy.trust=malicious-server", "strategy.share: own"),
         ("nfedgnn/cora-summed", "strategy.trust=malicious-server", "strategy.aggregation: plain"),
         ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
         ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
@@ -393,9 +395,12 @@ def test_settings_that_do_not_go_together(config: str, overrides: str, said: str
 @pytest.mark.parametrize(
     ("config", "overrides"),
     [
-        ("quickstart", "rounds=1 model.dropout=0 strategy.reg_weight=0 strategy.participation=1"),
-        ("quickstart", "data.ratios=[0.48,0.32,0.2] data.homophily=1 data.active=512"),
-        ("quickstart", "device=cuda:3 strategy.share=summed strategy.participation=0.5"),
+        (
+            "nfedgnn/cora-linqs",
+            "rounds=1 model.dropout=0 strategy.reg_weight=0 strategy.participation=1",
+        ),
+        ("nfedgnn/cora-linqs", "data.ratios=[0.48,0.32,0.2] data.homophily=1 data.active=512"),
+        ("nfedgnn/cora-linqs", "device=cuda:3 strategy.share=summed strategy.participation=0.5"),
         ("fedscem/cora", "partition.clients=2 partition.ratios=[1,0,0] strategy.mu=0"),
         ("fedscem/cora", "strategy.dropout=0 strategy.participation=1 strategy.resolution=32"),
         ("fedscem/cora", "partition.clients=1 strategy.aggregation=plain"),

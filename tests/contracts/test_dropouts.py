@@ -14,7 +14,7 @@ from federation import Done, Outcome, Setup, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 # The bundled Cora: accuracy counts here
 CORA = {
-    "nFedGNN": Setup("quickstart", (), 10),
+    "nFedGNN": Setup("nfedgnn/cora-linqs", (), 10),
     "FedSCem": Setup("fedscem/cora-linqs", ("partition.clients=20", "strategy.dropout=0.4"), 20),
     "FedGLS": Setup("fedgls/cora-linqs", (), 8),
     "PPFL-GNN": Setup(

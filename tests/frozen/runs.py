@@ -132,7 +132,7 @@ def _nfedgnn() -> list[Run]:
     over_all = "strategy.share=averaged strategy.average_over=all strategy.average_every="
     cnfgnn = f"{over_all}1 strategy.reg_weight=0"
     summed = "strategy.share=summed strategy.reg_weight=null"
-    bundled = Run("nfedgnn/bundled", "run", "quickstart", ("rounds=2", "device=cpu"), (), 2)
+    bundled = Run("nfedgnn/bundled", "run", "nfedgnn/cora-linqs", ("rounds=2", "device=cpu"), (), 2)
     seeds = Run(
         "nfedgnn/seeds", "run", "nfedgnn/cora", (*NFEDGNN, "rounds=2"), ("--seeds", "1,2"), 1
     )

@@ -78,7 +78,7 @@ def test_a_run_at_the_floors_is_taken(
 @pytest.mark.parametrize("node", [{}, {"state-dir": ":memory:"}], ids=["deployed", "simulated"])
 def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]) -> None:
     there = {**NODE, "state-dir": str(tmp_path), "most-epsilon": 2, **node}
-    run: dict[str, Any] = {"config": "quickstart", "overrides": "privacy.epsilon=1000000"}
+    run: dict[str, Any] = {"config": "nfedgnn/cora-linqs", "overrides": "privacy.epsilon=1000000"}
     grid = InProcessGrid(app, num_supernodes=1, run_config=run, node_config=there)
     (number,) = grid.get_node_ids()
     (reply,) = grid.send_and_receive([Message(RecordDict(), number, "query")])

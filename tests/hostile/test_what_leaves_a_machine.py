@@ -186,7 +186,7 @@ def test_errors_leave_by_their_kind(tmp_path: Path, error: Exception, said: str)
 def test_what_is_wrong_with_a_node_is_told_without_its_config(
     tmp_path: Path, node: dict[str, Any], wanted: str
 ) -> None:
-    said = asked(app, tmp_path, node=node, config="quickstart")
+    said = asked(app, tmp_path, node=node, config="nfedgnn/cora-linqs")
     assert said.startswith(wanted)
     assert SECRET not in said
     assert "no such" not in said  # nor whether a file is there

@@ -90,6 +90,56 @@ def test_so_it_does_through_flower(
     assert not (out / "result.json").exists()
 
 
+# The three clients have trained in the first round
+LATER = "next(CALLS) >= 3 * EPOCHS"
+DIFFERENT = "next(CALLS) >= 3 * EPOCHS and exec(f'raise {ERRORS[next(CALLS) % 3]}')"
+
+
+def write(config: str, faulty: str) -> None:
+    """Write a method whose clients fail sometimes."""
+    text = METHOD.replace("FAULTY(graph)", faulty).replace("EPOCHS", "3")
+    errors = "ERRORS = 'KeyError', 'OSError', 'OSError'"
+    head = f"from itertools import count\n\nCALLS = count()\n{errors}\n"
+    Path(config).with_name("faulty.py").write_text(head + text, encoding="utf-8")
+
+
+@pytest.mark.parametrize("supernodes", ["1", "3"])
+def test_a_fault_in_a_later_round_stops_a_run_too(
+    config: str, supernodes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(config, LATER)
+    words = [*SETTINGS[1:], "strategy.local_epochs=3", "--supernodes", supernodes]
+    assert main(["run", config, *words, "--out", str(tmp_path / "out")]) == 1
+    captured = capsys.readouterr()
+    assert "AttributeError" in captured.err and "graph.train_mask" in captured.err
+    assert "round 1/3" in captured.err and "round 2/3" not in captured.err and not captured.out
+    assert not (tmp_path / "out" / "result.json").exists()
+
+
+def test_where_only_the_kind_of_an_error_is_known_a_run_ends_and_says_it(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a deployment: nothing else leaves the clients' machines."""
+    write(config, LATER)
+    monkeypatch.setattr("flower_graph.wire.client_errors.is_own_machine", lambda _: False)
+    with pytest.raises(ClientBugError) as caught:
+        simulate(load_config(config, [*SETTINGS[1:], "strategy.local_epochs=3"]), supernodes=3)
+    assert "AttributeError" in str(caught.value) and "train_mask" not in str(caught.value)
+
+
+def test_skipped_rounds_are_told_in_the_end(
+    config: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write(config, DIFFERENT)
+    words = [*SETTINGS[1:], "strategy.local_epochs=3", "--supernodes", "3"]
+    assert main(["run", config, *words, "--out", str(tmp_path / "out")]) == 0
+    assert "skipped   2 of 3 rounds" in capsys.readouterr().out
+    assert "2 of 3 rounds" in caplog.messages[-1]
+
+
 def test_one_clients_fault_stops_nobody_else(config: str) -> None:
     first = "self.outputs._context.node_config['partition-id'] == 0"
     text = METHOD.replace("FAULTY(graph)", first)
@@ -103,7 +153,7 @@ def test_where_tracebacks_stay_with_clients_a_run_of_skipped_rounds_still_fails(
     config: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A deployment's grid has no tracebacks of its nodes.
-    monkeypatch.setattr("flower_graph.wire.client_errors.Failures._traceback", lambda *_: "")
+    monkeypatch.setattr("flower_graph.wire.client_errors.Failures._said", lambda *_: "")
     with pytest.raises(NoClientsError) as caught:
         simulate(load_config(config, SETTINGS[1:]), supernodes=3)
     assert not isinstance(caught.value, ClientBugError) and "skipped" in str(caught.value)
