@@ -22,7 +22,7 @@ TYPE_CHECKING = False  # type checkers know this name; `typing` itself takes as 
 if TYPE_CHECKING:
     from flower_graph.apps.in_python import run
     from flower_graph.client.adaptor import make_client_app
-    from flower_graph.client.module_client import ModuleClient
+    from flower_graph.client.module_client import ModuleClient, ModuleSettings
     from flower_graph.client.resident.app import ResidentClientApp
     from flower_graph.data import Graph, load_data, load_graph
     from flower_graph.data.folders.client_folder import client_graph_from_data, ego_from_data
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from flower_graph.secure.sum.service import SecureSum
     from flower_graph.server.averaging import ReportedFedAvg
     from flower_graph.simulation import InProcessGrid
+    from flower_graph.strategies.fed_gta import FedGTA, FedGTAClient, FedGTASection
+    from flower_graph.strategies.fed_pub import FedPUB, FedPUBClient, FedPUBSection
     from flower_graph.strategies.fed_sage.client import SageClient
     from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
     from flower_graph.strategies.masked_embedding_averaging.baselines import (
@@ -111,6 +113,12 @@ __all__ = [
     "EgoSettings",
     "EmbeddingClient",
     "Exchange",
+    "FedGTA",
+    "FedGTAClient",
+    "FedGTASection",
+    "FedPUB",
+    "FedPUBClient",
+    "FedPUBSection",
     "FedProto",
     "FedSage",
     "Graph",
@@ -123,6 +131,7 @@ __all__ = [
     "MaskedEmbeddingAveraging",
     "ModuleClient",
     "ModuleFedAvg",
+    "ModuleSettings",
     "NodeClient",
     "OverlappingGraph",
     "PartySums",

@@ -35,6 +35,10 @@ class FlowerVersionError(ImportError):
     """The installed Flower lacks something that is used of it."""
 
 
+class LegacyAppError(TypeError):
+    """An app written for Flower's older interface; only the Message API is supported."""
+
+
 class MalformedReplyError(ValueError):
     """A client's reply that cannot be used; the client is left out of the round."""
 

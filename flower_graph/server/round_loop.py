@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Result, Strategy
 from flower_graph.config.common import BEST, LAST, NOTHING
 from flower_graph.config.metrics import SOME, counting_of
 from flower_graph.config.rules import at_least
-from flower_graph.errors import NoClientsError
+from flower_graph.errors import LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.messages import KeepRequest
@@ -57,6 +57,14 @@ class RoundLoop(Strategy):
     def count_entry(self) -> dict[str, str]:
         """The entry of a message that asks clients to count; empty if nothing is asked for."""
         return {COUNTING: self.counting} if self.counting else {}
+
+    def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
+        """Refuse Flower's older server, whose first call this is."""
+        raise LegacyAppError(
+            f"{type(self).__name__} is a strategy of Flower's Message API: call its start in an "
+            "@app.main() of a ServerApp, in the place of server_fn, ServerAppComponents or "
+            "start_server (`flower-graph docs existing-app`)"
+        )
 
     # What a server says
 

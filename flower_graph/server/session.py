@@ -37,6 +37,7 @@ from flower_graph.wire.exchange import (
     Replies,
     few,
     log_rejected,
+    reasons_of,
     unreadable,
 )
 from flower_graph.wire.fields import Resume, read_not_saved
@@ -211,8 +212,7 @@ class Session:
         clients = self.members.clients
         present = {node: clients[node] for node in self.connected if node in clients}
         if not present:
-            reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
-            raise NoClientsError(f"{nobody}: {reasons}")
+            raise NoClientsError(f"{nobody}: {reasons_of(self.rejected)}")
         return present
 
     def draw(self, size: int, server_round: int, least: int = 1) -> NDArray[np.int64]:
@@ -298,10 +298,9 @@ class Session:
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
         """Raise ``NoClientsError`` if no SuperNode answered."""
         if not replies.values:
-            reasons = sorted({entry.reason for entry in replies.rejected})
             raise NoClientsError(
                 f"round {server_round}: none of {len(self.asked)} SuperNodes gave a usable answer "
-                f"within {self.timeout:g} s: {'; '.join(reasons[:3])}"
+                f"within {self.timeout:g} s: {reasons_of(replies.rejected)}"
             )
 
     def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:

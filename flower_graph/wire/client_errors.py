@@ -45,6 +45,12 @@ STATE_LOST = 1001  # an error reply's code; those that Flower gives are small
 # Flower's error of a ClientApp without a function for a type of message, such as ``query``. Nothing
 # else tells it from one whose function failed.
 NO_QUERY, NO_FUNCTION = "No query function registered", re.compile(r"No \w+ function registered")
+# The same of a ClientApp that was given a client_fn, which is of Flower's older interface
+LEGACY = "Invalid message type: query"
+HOW = (
+    "; these clients do not answer as this strategy asks: make their ClientApp with "
+    "flower_graph.make_client_app, or write it as `flower-graph docs messages` says"
+)
 # Of a traceback: the places of its calls, and the kind of its error
 PLACE = re.compile(r'^\s*File "(.+)", line (\d+), in', re.MULTILINE)
 KIND = re.compile(r"^([A-Za-z_][\w.]*)(?::|$)", re.MULTILINE)
@@ -57,6 +63,7 @@ class Kind(Enum):
 
     STATE_LOST = "what the client kept between rounds is gone"
     NO_QUERY = "the ClientApp has no function for query"
+    LEGACY = "the ClientApp is of Flower's older interface"
     OTHER = "anything else"
 
 
@@ -113,7 +120,8 @@ def kind_of(reply: Message) -> Kind:
     if reply.error.code == STATE_LOST:
         return Kind.STATE_LOST
     end = (reply.error.reason or "")[-LOOKED_AT:]  # Ray's tracebacks end with the error
-    return Kind.NO_QUERY if NO_QUERY in end else Kind.OTHER
+    kinds = (Kind.NO_QUERY, NO_QUERY), (Kind.LEGACY, LEGACY)
+    return next((kind for kind, words in kinds if words in end), Kind.OTHER)
 
 
 def no_content(reply: Message) -> str | None:

@@ -28,7 +28,7 @@ from flwr.serverapp import Grid
 
 from flower_graph.errors import MAX_REASON, NoClientsError, one_line, words_of
 from flower_graph.flower_compat import SUPERLINK_NODE_ID, ErrorCode, pull, stamp
-from flower_graph.wire.client_errors import Failures, Kind, kind_of, no_content
+from flower_graph.wire.client_errors import HOW, Failures, Kind, kind_of, no_content
 from flower_graph.wire.ledger import ByteLedger, count_bytes, size_of, too_large
 
 __all__ = ["ByteLedger", "Exchange", "Rejected", "Replies", "count_bytes"]
@@ -400,6 +400,13 @@ def few(entries: Iterable[Rejected]) -> list[Rejected]:
             result.append(entry)
     over = {node: count - MAX_NAMED for node, count in counts.items() if count > MAX_NAMED}
     return result + [Rejected(node, f"and {more} more") for node, more in over.items()]
+
+
+def reasons_of(entries: Iterable[Rejected]) -> str:
+    """Return the reasons in one line, with what to do about clients that are not ours."""
+    entries = list(entries)
+    are_foreign = any(entry.kind in (Kind.NO_QUERY, Kind.LEGACY) for entry in entries)
+    return "; ".join(sorted({entry.reason for entry in entries})[:3]) + HOW * are_foreign
 
 
 def log_rejected(

@@ -51,7 +51,7 @@ from flower_graph.strategies.masked_embedding_averaging.vector import (
     read_counted,
 )
 from flower_graph.wire.arrays import largest_size, read_array
-from flower_graph.wire.exchange import count_bytes
+from flower_graph.wire.exchange import count_bytes, reasons_of
 from flower_graph.wire.keys import MAX_NUMBER, SUMS, TOTAL
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
@@ -133,7 +133,7 @@ class EgoSession(Session):
             members.begin_epoch()
             self.unaligned.clear()
         if not self.everyone:
-            reasons = "; ".join(sorted({entry.reason for entry in self.rejected}))
+            reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
             begun = bool(new) or members.aligner.waits(self.sums.server.out)

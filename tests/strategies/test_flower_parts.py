@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import re
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from doc_helpers import DOCS, run_blocks
 from ego_helpers import SETTINGS as EGO_SETTINGS
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import seven_egos
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, arrays_size_mod, message_size_mod
 from flwr.serverapp.strategy import (
     DifferentialPrivacyClientSideAdaptiveClipping,
@@ -23,15 +28,19 @@ from flwr.serverapp.strategy import (
 )
 from message_recorder import RUNS, Recorder
 from plain_structure import FEDGLS
+from relay_helpers import small_graph, strategy_for
 from structure_helpers import client_app as structure_app
 from structure_helpers import settings_of
 
 from flower_graph.client import adaptor as client
+from flower_graph.errors import LegacyAppError, NoClientsError
+from flower_graph.records.rounds import RoundReport
+from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoModelClient
 from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
 from flower_graph.strategies.masked_embedding_averaging.messages import write_settings
-from flower_graph.strategies.structure_fedavg.strategy import initial_arrays
+from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
 
 # One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
 FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")
@@ -87,6 +96,53 @@ def test_adaptive_clipping_bounds_what_a_client_of_fedgls_sends() -> None:
     )
     assert 0 < moved**0.5 < 0.02
     assert wrapped.clipping_norm != 0.01  # it has heard from the clients
+
+
+def ours(name: str) -> Any:
+    if name == "nFedGNN":
+        return strategy_for(small_graph(12))
+    return EgoFedAvg(LEARNING) if name == "FedAvg" else StructureFedAvg(settings_of(FEDGLS))
+
+
+STRATEGIES = ("nFedGNN", "FedAvg", "FedGLS")
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_server_of_flowers_older_interface_is_refused_by_name(name: str) -> None:
+    legacy = import_module("flwr.server")
+    components = legacy.ServerAppComponents(
+        strategy=ours(name), config=legacy.ServerConfig(num_rounds=1)
+    )
+    app = legacy.ServerApp(server_fn=lambda context: components)
+    grid = InProcessGrid(ego_app(seven_egos(), client=EgoModelClient), num_supernodes=2)
+    with pytest.raises(LegacyAppError, match="Message API"):
+        app(grid, Context(1, 1, {}, RecordDict(), {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "app"),
+    [(name, ClientApp(client_fn=lambda context: None)) for name in STRATEGIES]
+    + [("nFedGNN", ClientApp())],  # where weights are averaged it may be any that trains
+)
+def test_clients_of_others_are_told_how_to_become_ours(name: str, app: ClientApp) -> None:
+    with pytest.raises(NoClientsError, match="make_client_app"):
+        ours(name).start(InProcessGrid(app, num_supernodes=2), num_rounds=1, timeout=5)
+
+
+def test_a_personalised_method_is_in_an_app_by_the_front_door() -> None:
+    def graph_of(client: int) -> SimpleNamespace:
+        draw = generator(client, "graph")
+        y = torch.arange(30) % 3
+        ends = torch.randint(30, (2, 60), generator=draw)
+        x = 4 * torch.nn.functional.one_hot(y, 8) + torch.rand(30, 8, generator=draw)
+        return SimpleNamespace(x=x, y=y, edge_index=torch.cat([ends, ends.flip(0)], 1))
+
+    page = run_blocks(DOCS / "existing-app.md", 2, slice(0, 1), {"graph_of": graph_of})
+    reports: list[RoundReport] = []
+    grid = InProcessGrid(page["client_app"], num_supernodes=3)
+    page["strategy"].start(grid, num_rounds=4, timeout=20, on_round=reports.append)
+    assert len(reports) == 4 and not any(one.skipped or one.rejected for one in reports)
+    assert reports[-1].train_accuracy > 0.6
 
 
 @pytest.mark.parametrize(
