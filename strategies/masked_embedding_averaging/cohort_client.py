@@ -319,11 +319,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
                 logits = None if self._noise.withholds else logits
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
-            if self.trust is not None and request.ring is not None:
-                # A client that is left out for its numbers tells of them.
-                limit = request.ring.limit
-                h = h.nan_to_num(0.0).clamp(-limit, limit)
-                measured = np.nan_to_num(measured).clip(-limit, limit)
             total, present, left_out = add_up(chosen, h, measured, writing, logits)
             state = h.detach().cpu().numpy()
             entries, total = put_masks(host, request, total, present, left_out, now, state)

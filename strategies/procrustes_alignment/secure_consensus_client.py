@@ -145,11 +145,14 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
             reply.judged[f"precision-{k}"] = of_all
         vectors = {client: one.vector for client, one in rotated.items()}
         if self.trust is not None:
-            vectors = self._with_measured(vectors, reply, rows, RING.from_config(config).limit)
+            vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
         vectors = _with_counts(vectors, counts, 2.0 ** -RING.from_config(config).fraction_bits)
         # The same embeddings with another rotation are the same state.
         state = [one for one in reply.embeddings if one is not None]
         masked, entries = self.masked(config, vectors, MEANS, layout, state)
+        if self.trust is not None and masked.left_out:
+            # A missing client may leave others alone in the sum, and means may push a client out.
+            raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
         self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
         if request.saves:
             reply.not_saved = self.save(request.server_round, request.run)
@@ -178,22 +181,21 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         return layout_of(nodes, claims.means, request.dimension, request.server_round, order)
 
     def _with_measured(
-        self, vectors: Mapping[int, Floats], reply: PublicReply, rows: int, limit: float
+        self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float
     ) -> dict[int, Floats]:
         """Move clients' measurements from the reply into their parts of the sum."""
         # Some measurements depend on the server's means, so it learns no single client's.
         said = {"loss": reply.loss, "disagreement": reply.disagreement, **reply.judged}
-        result, nothing = dict[int, Floats](), np.zeros(rows)
+        result = dict[int, Floats]()
         for index, client in enumerate(reply.request.clients):
             values = np.array(
                 [said[name][index] if name in said else math.nan for name in MEASURED]
             )
             fits = np.abs(values) <= limit  # not if it is NaN
-            # Who refused for its numbers would tell of them: the server chooses the means.
-            turned = np.nan_to_num(vectors.get(client, nothing)).clip(-limit, limit)
-            result[client] = np.concatenate([turned, np.where(fits, values, 0), fits])
-        untold = [math.nan] * len(reply.loss)
-        reply.loss, reply.disagreement, reply.judged, reply.left_out = untold, untold, {}, {}
+            if client in vectors:
+                result[client] = np.concatenate([vectors[client], np.where(fits, values, 0), fits])
+        nothing = [math.nan] * len(reply.loss)
+        reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
         return result
 
     @property

@@ -146,13 +146,14 @@ def test_who_lays_nodes_apart_reads_nothing() -> None:
     assert len([why for why in reasons if "another length" in why]) == 1
 
 
-def test_numbers_beyond_the_limit_neither_keep_anybody_out_nor_are_told() -> None:
-    """A server may send means by which numbers grow: that they are too large is a bit of them."""
+def test_who_cannot_be_in_the_sum_keeps_its_supernode_out_of_it() -> None:
+    """A server may send means that push single clients out; others' rows would stand alone."""
     members = toy_members(2 * COUNT)
-    members[5] = still_member(5, [[1e3, 0, 0], [1e3, np.nan, 0], [0, 0, 0]], [10, 11, 12])
+    members[5] = still_member(5, [[1e3, 0, 0]] * 3, [10, 11, 12])
     outcome = start(*make_distrusting(members, COUNT), rounds=1)
-    assert outcome.strategy.contributors == list(range(2 * COUNT))
-    assert not outcome.reports[0].rejected and not outcome.reports[0].skipped
+    assert outcome.strategy.contributors == [c for c in range(2 * COUNT) if c not in (4, 5)]
+    (entry,) = outcome.reports[0].rejected
+    assert "its SuperNode sends nothing" in entry["reason"]
 
 
 def test_a_claim_that_is_replayed_from_another_run_is_refused() -> None:

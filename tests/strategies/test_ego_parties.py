@@ -57,11 +57,6 @@ def test_results_are_those_of_a_trusted_server_for_one_exchange_more(parties):
         assert ours - theirs == {"train.sum_list"} and theirs <= ours
 
 
-def test_nobody_is_left_out_for_numbers_beyond_the_limit_which_would_tell_of_them(parties):
-    done = run(**parties, rounds=2, limit=0.25)
-    assert done.answered == [12] * 2 and not any(report.rejected for report in done.reports)
-
-
 # What clients refuse ------------------------------------------------------------------------------
 
 
