@@ -10,7 +10,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ STEP, ROUND = "step", "round"  # how many were taken; of which round the last wa
 LINEAR = "linear"  # the one parameter of a linear layer
 BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
+
+Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
 
 
 class CommonSettings(NamedTuple):
@@ -55,10 +57,13 @@ class CommonSettings(NamedTuple):
     dropout: float
 
 
-def bounded(total: NDArray[np.floating], limit: float) -> NDArray[np.floating]:
+def bounded(total: Numbers, limit: float) -> Numbers:
     """Scale a sum of gradients down to a length of ``limit``, if it is longer."""
     length = float(np.linalg.norm(total))
-    return total if length <= limit else np.clip(total * (limit / length), -limit, limit)
+    if length <= limit:
+        return total
+    result: Numbers = np.clip(total * (limit / length), -limit, limit)
+    return result
 
 
 class Dropped(NamedTuple):

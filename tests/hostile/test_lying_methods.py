@@ -21,6 +21,7 @@ from told_worlds import COUNT, TIMEOUT, VICTIM, egos_app, egos_server, public_ap
 from flower_graph.client.state import forget_run
 from flower_graph.errors import NoClientsError
 from flower_graph.secure.parties import party_round
+from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.results import SumResult
 from flower_graph.secure.sum.stages import SumStages
 from flower_graph.simulation import InProcessGrid
@@ -183,7 +184,8 @@ def measured_again(
 
     def layout(self: Any, server_round: int, session: EgoSession) -> Any:
         slots = session.num_slots if server_round == 1 else 0
-        return server_state.Layout(slots, self.settings.hidden)
+        checks = CHECKS if slots and session.members.parties is not None else 0
+        return server_state.Layout(slots, self.settings.hidden, checks=checks)
 
     def asked(self: Any, server_round: int, base: Any, length: int) -> Any:
         return requests(self, base.server_round, base, length)

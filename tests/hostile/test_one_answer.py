@@ -146,7 +146,7 @@ def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
     keys = folder / str(kind)
     keys.mkdir()
     write_keys(COUNT, keys)
-    grid = type("Some", (Egos,), {"every": 40 * every, "keys": keys})
+    grid = type("Some", (Egos,), {"every": 20 * every, "keys": keys})
     app = egos_app(kind, keys)
     made = grid(app, num_supernodes=COUNT)
     try:
@@ -159,10 +159,10 @@ def said_by_egos(kind: int, every: int, folder: Path) -> list[bytes]:
 ALL = pytest.param(1, marks=(pytest.mark.slow, pytest.mark.release))
 
 
-@pytest.mark.parametrize("every", [9, ALL])
+@pytest.mark.parametrize("every", [30, ALL])
 @pytest.mark.parametrize("said", [said_by_users, said_by_egos])
 def test_a_changed_sum_is_answered_alike_whatever_it_is(
     said: Any, every: int, tmp_path: Path
 ) -> None:
     one, other = said(0, every, tmp_path), said(1, every, tmp_path)
-    assert one == other and len(one) > 30 and len(set(one)) == 1
+    assert one == other and len(one) > 15 and len(set(one)) == 1

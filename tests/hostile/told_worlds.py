@@ -178,7 +178,7 @@ class TrustedFedSCem(Method):
 
     trusted = True
     modules = (of_egos, blinded)
-    never = NEVER_EGOS
+    never = NEVER_EGOS | {"EgoRequest.sums-checks", "EgoRequest.sums-members"}
 
 
 class PublicNodes(Method):

@@ -44,7 +44,7 @@ MOST_ALIGNMENTS = 8
 # What is kept of who was in sums: hexadecimal digits of a run's sets, and the newest runs; of an
 # older one nothing is known, so it is over
 MOST_DIGITS, MOST_COMPARED = 1 << 19, 8
-MOST_STATES = 1 << 13  # of all runs, the newest; then half of them are forgotten
+MOST_STATES = 1 << 12  # of all runs; then the older half is forgotten
 OVER = 1 << 62
 
 
