@@ -36,7 +36,7 @@ def with_edges(data: object) -> object:
 # Any: what a user's graph holds
 def of_edges(data: object, count: int) -> dict[str, Any]:
     """Return what a graph says of its edges, of which there are so many."""
-    given = {key: getattr(data, key, None) for key in EDGE_VALUES}
+    given: dict[str, Any] = {key: getattr(data, key, None) for key in EDGE_VALUES}
     if given[NAMED] is not None and len(given[NAMED]) != count:
         del given[NAMED]  # of the nodes
     return {key: one for key, one in given.items() if one is not None}

@@ -164,8 +164,8 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
                 f"file {path}, line 1: no column {missing[0]}; there are {', '.join(header)}"
             )
         source, target = (lower.index(key) for key in ends)
-        others = [key for at, key in enumerate(header) if at not in (source, target)]
-        edges = Edges(nodes, path, "line", others)
+        besides = [key for at, key in enumerate(header) if at not in (source, target)]
+        edges = Edges(nodes, path, "line", besides)
         weight = None if edges.weight is None else header.index(edges.weight)
         for line, row in rows:
             edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
