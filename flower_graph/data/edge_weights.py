@@ -33,6 +33,15 @@ def with_edges(data: object) -> object:
     return SimpleNamespace(**values | {"edge_index": torch.stack([source, target])})
 
 
+# Any: what a user's graph holds
+def of_edges(data: object, count: int) -> dict[str, Any]:
+    """Return what a graph says of its edges, of which there are so many."""
+    given: dict[str, Any] = {key: getattr(data, key, None) for key in EDGE_VALUES}
+    if given[NAMED] is not None and len(given[NAMED]) != count:
+        del given[NAMED]  # of the nodes
+    return {key: one for key, one in given.items() if one is not None}
+
+
 def read_weights(
     data: object, edges: Tensor, n: int, *, wanted: bool
 ) -> tuple[Tensor | None, list[str], list[str]]:
@@ -60,10 +69,8 @@ def read_weights(
     DataError
         If ``edge_weight`` is not a number from 0 on for each edge.
     """
-    given = {key: one for key in EDGE_VALUES if (one := getattr(data, key, None)) is not None}
     pairs = as_tensor("edge_index", getattr(data, "edge_index", None)).long()
-    if NAMED in given and len(given[NAMED]) != pairs.size(1):
-        del given[NAMED]  # of the nodes
+    given = of_edges(data, pairs.size(1))
     for key, value in given.items() if wanted else ():
         tensor = as_tensor(key, value)
         column = tensor.flatten() if tensor.dim() == 2 and tensor.size(1) == 1 else tensor

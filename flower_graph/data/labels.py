@@ -101,8 +101,8 @@ def _check_captions(labelled: int, different: int, declared: int | None = None) 
     """Refuse labels of which each node has one of its own, unless a graph declares its classes."""
     if different == labelled > CAPTIONS and declared is None:
         raise DataError(
-            f"y has {different} labels, all different: a class has more nodes than one, so these "
-            "are names or captions; data.label names the column of classes"
+            f"y has {different} labels, all different, so these are names or captions: data.label "
+            "names the column of classes, and task=values learns numbers"
         )
 
 

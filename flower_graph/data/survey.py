@@ -54,7 +54,7 @@ def survey(config: RunConfig) -> Survey:
 
 def _read(config: RunConfig, uses: Uses) -> Graph:
     data = replace(config.data, features=AS_IS)
-    path = clients_path(data.name)
+    path = clients_path(data)
     if path is None:
         return load_graph(data, seed=config.seed, uses=uses)
     gaps = Gaps.of(data)

@@ -140,7 +140,7 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
         By default by the config's section ``partition``, a ``PartitionSection``; if ``data.name``
         is a folder, it has a file for each client.
         """
-        folder, how = clients_path(config.data.name), config.partition
+        folder, how = clients_path(config.data), config.partition
         ratio = self.graphless_ratio(config)
         if folder is None:
             graph = cached_data(config)

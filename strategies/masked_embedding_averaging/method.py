@@ -138,7 +138,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
         """Make the ego-networks from the graph, or read those of the clients."""
-        path, how = clients_path(config.data.name), config.partition
+        path, how = clients_path(config.data), config.partition
         if path is None:
             whole = cached_data(config)
             return Clients.cut(partition_egos(whole, how, config.seed), whole)

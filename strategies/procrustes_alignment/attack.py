@@ -160,7 +160,7 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
             raise ConfigError(
                 f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
             )
-        if clients_path(config.data.name) is not None:
+        if clients_path(config.data) is not None:
             raise ConfigError(
                 f"data.name: {config.data.name!r} is a folder with one graph a client, and the "
                 f"audit of app={config.app} needs the whole graph to judge by; name a data set or "

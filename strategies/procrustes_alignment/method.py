@@ -145,7 +145,7 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
 
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
         """Make the clients from the config's graph, or read them from its folder."""
-        folder, parts = clients_path(config.data.name), config.partition
+        folder, parts = clients_path(config.data), config.partition
         if folder is not None:
             return load_overlapping_folder(
                 folder,

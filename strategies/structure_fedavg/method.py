@@ -283,7 +283,7 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
     name = config.strategy.name
     if name == FEDGLS and not graphless:
         key, value = "graph.graphless_ratio", f"{config.graph.graphless_ratio:g}"
-        path = clients_path(config.data.name)
+        path = clients_path(config.data)
         if path is not None and not is_one_graph(path):
             key, value = "data.name", repr(config.data.name)
         raise ConfigError(

@@ -261,3 +261,21 @@ def test_methods_say_on_which_graphs_clients_may_reach_more_alone(own: float, is
         said = method.caveat({"majority-per-client": {"test": own}})
         assert bool(said) == is_said
         assert not method.caveat({})
+
+
+def test_columns_of_other_names_and_captions_are_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for client, age in (("bern", "age"), ("genf", "years")):
+        (tmp_path / "clients" / client).mkdir(parents=True)
+        rows = "".join(f"n{row},{row % 2},{row}\n" for row in range(12))
+        (tmp_path / "clients" / client / "nodes.csv").write_text(f"name,label,{age}\n{rows}")
+        (tmp_path / "clients" / client / "edges.csv").write_text("source,target\nn0,n1\n")
+    assert main(["check", "clients/", "device=cpu"]) == 2
+    assert re.fullmatch(r".*genf: column \w+ .*age\n", capsys.readouterr().err)
+    (tmp_path / "graph.json").write_text(
+        json.dumps({"nodes": [{"id": n, "label": f"p{n}", "a": n} for n in range(12)], "links": []})
+    )
+    assert main(["check", "graph.json", "device=cpu"]) == 2
+    assert re.fullmatch(r".*12 labels.*data\.label.*\n", capsys.readouterr().err)

@@ -20,6 +20,7 @@ from torch_geometric.utils import from_networkx
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
+from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.given import with_saved_graphs
@@ -133,6 +134,17 @@ def form_of(graph: Graph, config: DataConfig) -> DataForm:
     return DataForm.from_json(json.loads(json.dumps(form.to_json())))
 
 
+def test_new_files_are_read_as_the_runs_own(tmp_path: Path) -> None:
+    rows = f"{COMMAS}dora;dog;1\n".replace("label", "group")
+    path = tables(tmp_path, rows, "source;target;v\nanna;bert;2,5\n")
+    own = {"label": "group", "weight": "v", "decimal": "comma"}
+    config = DataConfig(str(path), split="auto", features="as-is", **own)
+    form = form_of(load_graph(config, uses=WEIGHTED), config)._replace(weights=True)
+    new = read_new_graph(path, form)
+    assert new.x.tolist() == [[1.5], [-2], [0.25], [1]] and new.y.tolist() == [0, 1, 0, 1]
+    assert new.edge_weight is not None and new.edge_weight.tolist() == [2.5, 2.5]
+
+
 def test_features_without_names_are_taken_by_place_and_this_is_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -233,6 +245,9 @@ def test_a_decimal_comma_is_named_and_read(tmp_path: Path) -> None:
     found = read_file(path, Gaps(decimal="comma"))
     assert found["x"].tolist() == [[1.5], [-2], [0.25]]
     assert found["edge_weight"].tolist() == [0.5, 2]
+    listed = [{"id": name, "label": name[0], "a": "1,5", "client": name[0]} for name in PEOPLE]
+    (tmp_path / "g.json").write_text(json.dumps({"nodes": listed, "links": []}))
+    assert clients_path(DataConfig(str(tmp_path / "g.json"), decimal="comma")) is not None
     said(
         lambda: load_file(tables(tmp_path, COMMAS.replace("-2", "2.5")), Gaps(decimal="comma")),
         "line 3",
@@ -356,6 +371,12 @@ def test_descriptions_are_no_defaults_and_defaults_may_be_indented(tmp_path: Pat
     assert found["edge_weight"].tolist() == [2.5, 1]
 
 
+def test_many_attributes_that_few_nodes_have_fill_no_memory(tmp_path: Path) -> None:
+    nodes = [{"id": node, "label": node % 2, f"a{node}": 1} for node in range(3000)]
+    (tmp_path / "g.json").write_text(json.dumps({"nodes": nodes, "links": []}))
+    said(lambda: load_file(tmp_path / "g.json", Gaps(missing="mean")), "3,000 attributes")
+
+
 def test_a_hyperedge_is_refused(tmp_path: Path) -> None:
     (tmp_path / "g.graphml").write_text(DESCRIBED.replace("<edge id", "<hyperedge/><edge id"))
     said(lambda: read_file(tmp_path / "g.graphml"), "hyperedge")
@@ -448,6 +469,8 @@ def test_a_drawing_programs_captions_and_places_are_no_classes_and_no_features(
     assert graph.edge_weight is None if write is yed else set(graph.edge_weight.tolist()) == {2}  # type: ignore[union-attr]
     assert any("of the nodes left out" in note for note in graph.notes)
     said(lambda: load_file(path, Gaps(label="club")), "data.label", "group")
+    assert clients_path(DataConfig(str(path), label="group")) is None
+    assert clients_path(DataConfig(str(saved(tmp_path / "g.json", network())))) is None
 
 
 def test_labels_that_are_all_different_are_captions(tmp_path: Path) -> None:
@@ -519,6 +542,11 @@ def test_a_data_is_read_with_gradients_scipys_matrix_or_an_adjacency(tmp_path: P
             assert graph.x.tolist() == X and not graph.x.requires_grad
             assert graph.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
             assert graph.edge_weight.tolist() == [2, 2, 3, 3]  # type: ignore[union-attr]
+    trains = torch.tensor([True, False, False, True])
+    content = {"x": x, "adj_t": sparse, "y": LABELS, "client": [0, 0, 0, 1], "train_mask": trains}
+    torch.save(content, tmp_path / "adjacent.pt")
+    client, _ = load_folder(tmp_path / "adjacent.pt", RATIOS, 0, uses=WEIGHTED)
+    assert client.edge_weight.tolist() == [2, 2, 3, 3]  # type: ignore[union-attr]
     batch = Batch.from_data_list([plain, plain])
     said(lambda: as_graph(batch), "Batch", "to_data_list")
     said(lambda: given(batch, tmp_path), "data.name", "Batch")

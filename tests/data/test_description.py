@@ -36,6 +36,7 @@ def mask(*nodes: int) -> torch.Tensor:
 
 
 PAIRS = torch.tensor([[0, 0, 1, 1, 2, 2], [1, 2, 0, 2, 0, 1]])  # a triangle; 3, 4 and 5 alone
+ADJACENCY = torch.sparse_coo_tensor(PAIRS.flip(0), torch.ones(6), (6, 6))
 X = torch.tensor([[1.0, 0], [0, 2], [3, 0], [0, 4], [5, 0], [0, 6]])
 PLAIN: dict[str, Any] = {
     "x": X,
@@ -97,6 +98,7 @@ ROWS: list[Row] = [
         "1 self-loops",
     ),
     ("edges: int32", {"edge_index": PAIRS.int()}, ""),
+    ("edges: `adj_t`", {"edge_index": None, "adj_t": ADJACENCY}, ""),
     (
         "edges: to nodes that are not there",
         {"edge_index": torch.tensor([[0, 1], [1, 6]])},

@@ -15,6 +15,7 @@ import torch
 from partition_helpers import RATIOS
 from torch_geometric.data import Data
 
+from flower_graph.config.common import DataConfig
 from flower_graph.data.folders.client_files import client_graphs, clients_path
 from flower_graph.data.folders.client_folder import load_folder
 from flower_graph.data.folders.ego_folder import load_ego_folder
@@ -164,7 +165,7 @@ def one(tmp_path: Path) -> Path:
 def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(
     one: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert clients_path(str(one)) == one
+    assert clients_path(DataConfig(str(one))) == one
     with caplog.at_level(logging.INFO, "flower_graph.data"):
         bern, zug = load_ego_folder(one, "per-client", RATIOS, 0)
     assert (bern.identities, zug.identities) == (("anna", "bert", "emil"), ("anna", "cora", "bert"))
@@ -191,7 +192,7 @@ def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: P
     nine, ten = load_ego_folder(tmp_path / "g.pt", "per-client", RATIOS, 0)
     assert (nine.identities, ten.identities) == ([2, 4], [1, 3])
     torch.save(graph(1, 2, 3, 4), tmp_path / "whole.pt")
-    assert clients_path(str(tmp_path / "whole.pt")) is None
+    assert clients_path(DataConfig(str(tmp_path / "whole.pt"))) is None
     for client, said in (
         (who[:3], "x has 4 entries, and client 3"),
         (who.unsqueeze(1), "client "),

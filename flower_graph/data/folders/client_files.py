@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import MEAN, ONE_HOT
+from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
 from flower_graph.data.description import check_edges, saying, tell
-from flower_graph.data.edge_weights import EDGE_VALUES
+from flower_graph.data.edge_weights import EDGE_VALUES, of_edges
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
 from flower_graph.data.labels import as_tensor, check_entries
@@ -41,25 +41,26 @@ IDENTITIES = (
     "n_id",
     "names",
 )  # keys of nodes' identities, in the order in which they are tried
-ANY = Gaps(missing=MEAN, categories=ONE_HOT)  # for a look at a file, whose features may have gaps
 OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
 
 
-def clients_path(name: str) -> Path | None:
-    """Return the path when a name means clients' own graphs, else None.
+def clients_path(data: DataConfig) -> Path | None:
+    """Return the path when ``data.name`` means clients' own graphs, else None.
 
     That is a folder of graphs, or one graph whose nodes have a ``client``.
     """
-    folder, file = folder_path(name), file_path(name)
+    folder, file = folder_path(data.name), file_path(data.name)
     if folder is not None or file is None:
         return folder
-    return file if _says_clients(file, saved_at(name)) else None
+    # For this look features may have gaps
+    gaps = Gaps.of(data)._replace(missing=MEAN, categories=ONE_HOT)
+    return file if _says_clients(file, saved_at(data.name), gaps) else None
 
 
 @lru_cache(maxsize=16)
-def _says_clients(file: Path, saved: int) -> bool:
+def _says_clients(file: Path, saved: int, gaps: Gaps) -> bool:
     """Read whether nodes have a client; with `saved`, a changed file is read again."""
-    return names_clients(file) if file.is_dir() else read_file(file, ANY).get(CLIENT) is not None
+    return names_clients(file) if file.is_dir() else read_file(file, gaps).get(CLIENT) is not None
 
 
 def is_one_graph(path: Path | str) -> bool:
@@ -126,8 +127,9 @@ def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[st
         if edges is not None:
             mine = owner[edges[0]] == client
             part["edge_index"] = torch.searchsorted(rows, edges[:, mine])
-            of_edges = [key for key in EDGE_VALUES if values.get(key) is not None]
-            part |= {key: _pick(values[key], numbers[mine]) for key in of_edges}
+            said = of_edges(SimpleNamespace(**values), len(inside))
+            part |= dict.fromkeys(EDGE_VALUES)
+            part |= {key: _pick(one, numbers[mine]) for key, one in said.items()}
         yield f"file {path}, client {name}", part
 
 

@@ -12,11 +12,9 @@ from xml.parsers import expat
 
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.sources.nodes import YED
-from flower_graph.data.sources.tables import ENDS, of_entries, readable
+from flower_graph.data.sources.tables import ENDS, MOST_FILLED, of_entries, readable
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, reading
-
-MOST_FILLED = 1 << 22  # entries of all nodes, if the file has fewer bytes
 
 
 class _Key(NamedTuple):

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flower_graph.data.description import ONE_KIND, Caution, as_graph, read_graph, saying
-from flower_graph.data.edge_weights import WEIGHT
+from flower_graph.data.edge_weights import WEIGHT, with_edges
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
@@ -256,7 +256,8 @@ def read_file(path: Path, gaps: Gaps = NO_GAPS, *, needs_labels: bool = True) ->
         if reader := READERS.get(path.suffix.lower()):
             return reader(path, needs_labels, gaps)
         with saying(f"file {path}"):
-            return with_own_keys(_read_saved(path), gaps, needs_labels=needs_labels)
+            values = vars(with_edges(SimpleNamespace(**_read_saved(path))))
+            return with_own_keys(values, gaps, needs_labels=needs_labels)
 
 
 def with_own_keys(values: Tree, gaps: Gaps, *, needs_labels: bool) -> Tree:

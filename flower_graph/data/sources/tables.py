@@ -44,6 +44,8 @@ from flower_graph.storage.reading import (
 )
 
 MOST_ROW = 1 << 24  # characters of a row of a table
+# Entries of all nodes with what is missing: at most so many, or so many times those that are there
+MOST_FILLED, SPARSEST = 1 << 22, 32
 ENDS, ENDS_OF_R, WEIGHT = ("source", "target"), ("from", "to"), "weight"
 _QUOTED, _INDEX = re.compile(r'"[^"]*"'), re.compile(r"Unnamed: \d+")
 
@@ -156,14 +158,14 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
         )
     with _table(path) as (header, rows):
         lower = [key.lower() for key in header]
-        ends = ENDS_OF_R if {*ENDS_OF_R} <= {*lower} else ENDS
+        ends = next((pair for pair in (ENDS, ENDS_OF_R) if {*pair} <= {*lower}), ENDS)
         if missing := [key for key in ends if key not in lower]:
             raise DataError(
                 f"file {path}, line 1: no column {missing[0]}; there are {', '.join(header)}"
             )
         source, target = (lower.index(key) for key in ends)
-        attributes = [key for at, key in enumerate(header) if at not in (source, target)]
-        edges = Edges(nodes, path, "line", attributes)
+        besides = [key for at, key in enumerate(header) if at not in (source, target)]
+        edges = Edges(nodes, path, "line", besides)
         weight = None if edges.weight is None else header.index(edges.weight)
         for line, row in rows:
             edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
@@ -223,6 +225,12 @@ def of_entries(
         if isinstance(value, list):
             several[key] = len(value)
         columns += [f"{key}[{i}]" for i in range(len(value))] if isinstance(value, list) else [key]
+    most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
+    if len(columns) * len(given) > most:
+        raise DataError(
+            f"file {path}: {len(columns):,} attributes at {len(given):,} nodes, of which few have "
+            f"each; with what is missing these are more than {most:,} entries"
+        )
     nodes = Nodes(path, "node", columns, needs_labels, gaps, roles.notes)
     own = [roles.own.get(key) for key in OWN]
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
