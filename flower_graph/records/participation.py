@@ -234,6 +234,7 @@ def known_clients(records: Iterable[Mapping[str, object]]) -> Integers:
     return _listed(*_known(records))
 
 
+# Any: entries of a file, which are checked here
 def check_records(records: Iterable[Mapping[str, Any]]) -> None:
     """Refuse entries that ``to_record`` cannot have made, or that name too many clients."""
     records = [record for record in records if record]

@@ -206,11 +206,11 @@ def _write_weights(path: Path, state: Mapping[str, object]) -> None:
 
     from flower_graph.storage.tensors import write_tensors
 
-    # A tensor may be on a GPU and require a gradient.
+    # A tensor may be on a GPU and require a gradient. Copies: two names may share one memory.
     tensors = {
-        name: value.detach().cpu().contiguous()
-        if isinstance(value, torch.Tensor)
-        else torch.from_numpy(np.array(value, order="C"))
+        name: torch.from_numpy(
+            np.array(value.detach().cpu() if isinstance(value, torch.Tensor) else value, order="C")
+        )
         for name, value in state.items()
     }
     with written(path) as stream:

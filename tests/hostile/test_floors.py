@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,6 +65,13 @@ def test_every_listed_key_is_there() -> None:
     known |= {key.partition(".")[0] + "." for key in known if "." in key}
     listed = {word for keys in OTHERS.values() for word in keys.split()} | FLOORED
     assert listed <= known
+
+
+def test_the_page_names_what_each_promise_depends_on() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "security.md").read_text("utf-8")
+    table = page.partition("## What floors hold")[2].partition("\n## ")[0]
+    named = set(re.findall("`([^`]+)`", table))
+    assert {*PROMISES, *FLOORED} <= named
 
 
 # Of each limit: a run that it permits, and each way to turn a setting of it for the worse

@@ -168,6 +168,34 @@ def test_many_clients_in_many_rounds_are_counted_together() -> None:
         check_records([record(f"0-{half}"), record(f"{half}-{2 * half}")])
 
 
+PLANTED = [
+    ".probe", ".running", ".partial-result.json", ".partial-metrics.jsonl", ".config.yaml.1",
+    "checkpoints", "clients", "rows", "rows/users-0.rows", "metrics.jsonl", "weights.safetensors",
+    "checkpoints/round-000001", "checkpoints/round-000002/server.pt", "seed-0", "tensorboard",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_foreign_run_that_is_resumed_writes_nothing_elsewhere(
+    name: str, honest: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its author has made a link: the command names it, and its target stays."""
+    home, folder = tmp_path / "home", tmp_path / "run"
+    (home / "inner").mkdir(parents=True)
+    (home / ".bashrc").write_text("mine")
+    shutil.copytree(honest, folder)
+    (folder / RESULT).unlink()
+    link = folder / name
+    shutil.rmtree(link) if link.is_dir() else link.unlink(missing_ok=True)
+    link.parent.mkdir(exist_ok=True)
+    is_folder = name in ("checkpoints", "clients", "rows", "seed-0", "tensorboard")
+    link.symlink_to(home / "inner" if is_folder or "round-000001" in name else home / ".bashrc")
+    assert main(["run", "--resume", str(folder), "--quiet", "rounds=3"]) == 2
+    assert name.partition("/")[0] in capsys.readouterr().err
+    assert (home / ".bashrc").read_text() == "mine" and not [*(home / "inner").iterdir()]
+    assert sorted(path.name for path in home.iterdir()) == [".bashrc", "inner"]
+
+
 def test_a_folder_of_no_seed_is_none(honest: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(honest, folder)

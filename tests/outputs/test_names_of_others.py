@@ -134,10 +134,16 @@ def lay_data(folder: Path) -> Path:
 def test_names_move_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown, data = lay_data(tmp_path / f"mine{ESCAPES}"), lay_data(tmp_path / "mine")
     run = tmp_path / "run"
-    small = ("rounds=1", "partition.clients=2", "partition.method=random", "model.hidden=4")
+    small = (
+        "rounds=1",
+        "partition.clients=2",
+        "partition.method=random",
+        "model.hidden=4",
+        "data.features=as-is",
+    )
     given = [f"data.name={data}", "data.split=random", "data.ratios=[0.4,0.3,0.3]", *small]
     commands = [
-        ["check", str(shown)],
+        ["check", str(data)],
         ["run", "fedgta/cora-linqs", *given, "--out", str(run)],
         ["predict", str(run), "--client", "0", "--out", str(tmp_path / "people.csv")],
         ["predict", str(shown)],
