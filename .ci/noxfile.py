@@ -26,6 +26,7 @@ TESTS = (
 # SuperLink, where 1.39 has two.
 DEPLOYMENT = (
     "tests/deployment/test_deployments.py::test_each_method_gives_what_the_simulation_gives",
+    "tests/deployment/test_deployments.py::test_a_supernode_is_restarted_and_later_killed",
 )
 # Left out of `make test`: a run of an ordinary Flower app on Ray, Flower's bundle of ours, and what
 # happens when one of Flower's actors dies

@@ -169,6 +169,9 @@ def run_server(
         if names := method.class_names(config, folder):
             final["classes"] = list(names)
         if folder is None:
+            final["judged-on"] = method.judged_on(config)
+            if counts := method.class_counts(config):
+                final["class-counts"] = counts
             write_data_form(out, method.data_form(config))
         final |= method.final_figures(config, strategy, folder)
         result = writer.finish(final, strategy.weights())

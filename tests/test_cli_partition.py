@@ -231,7 +231,7 @@ def test_the_folder_has_the_configs_name() -> None:
     assert cli.main(["partition", "egos.yaml"]) == 0
     (folder,) = Path("runs").iterdir()
     assert folder.name.startswith("partition-egos-")
-    files = {"partition.json", "partition.md", "partition.png", "server"}
+    files = {"partition.json", "partition.md", "partition.png", "classes.png", "server"}
     clients = {f"client-000{client}" for client in range(8)}
     assert {path.name for path in folder.iterdir()} == files | clients
 

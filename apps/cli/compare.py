@@ -16,8 +16,10 @@ def compare_command(args: argparse.Namespace) -> int:
         say(f"left out: {reason}", to=sys.stderr)
     if args.json:
         print(compared.to_json())
+    elif args.csv:
+        print(compared.to_csv(), end="")
     else:
-        print(compared.to_csv() if args.csv else compared.to_text(), end="" if args.csv else "\n")
+        print(compared.to_text(all_settings=args.all_settings))
     if args.picture is not None:
         compared.save_picture(args.picture)
     return 0

@@ -242,6 +242,8 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", type=Path, metavar="RUN|FOLDER", nargs="+", help=help_runs)
     help_by = "sort by test, val, seconds, up, ..., or a setting such as model.hidden"
     parser.add_argument("--by", metavar="KEY", help=help_by)
+    help_all = "a column for each setting that differs; default: the first eight"
+    parser.add_argument("--all-settings", action="store_true", help=help_all)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print means and deviations as CSV")
     form.add_argument("--json", action="store_true", help="print all settings and figures as JSON")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flower_graph.method import Partition
 
 MOST_FOLDERS = 20_000  # that are written; of one node each, PubMed has 19,717
-PICTURE = "partition.png"
+PICTURE, CLASSES = "partition.png", "classes.png"
 
 
 def partition_command(args: argparse.Namespace) -> int:
@@ -61,10 +61,16 @@ def _write(
     folders = _write_folders(out, configs, cut, args)
     # The picture first: where partition.json is, the command has done all it does.
     from flower_graph.report.plots.base import plot_counts  # slow to import
+    from flower_graph.report.plots.classes import is_drawn, plot_classes
 
     title = f"{args.config}, seed {numbers[0]}"
     plot_counts(out / PICTURE, result[0].distributions, title=title)
-    write_text(out / "partition.md", _page(args.config, numbers, rows, paper))
+    page = _page(args.config, numbers, rows, paper)
+    if is_drawn(counts := result[0].classes):
+        names = None if cut is None else cut.data.class_names
+        plot_classes(out / CLASSES, counts, names, title=title)
+        page += f"\n![Nodes of each class at each client, seed {numbers[0]}]({CLASSES})\n"
+    write_text(out / "partition.md", page)
     write_json(out / "partition.json", record)
     beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
     shown = {name: value + beside.get(name, "") for name, value in rows.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
@@ -208,6 +209,19 @@ class Method(Generic[C, S]):
     def as_graph(self, config: C) -> Graph:
         """Return the data of all clients as one graph, for the description before a run."""
         return cached_data(config)
+
+    def judged_on(self, config: C) -> str:
+        """Return a digest of the test nodes and their labels, by which runs are compared."""
+        graph = self.as_graph(config)
+        if graph.test_mask is None:
+            return ""
+        nodes = graph.test_mask.nonzero()[:, 0]
+        told = torch.cat([nodes, graph.y[nodes]]).numpy().tobytes()
+        return blake2b(told, digest_size=8).hexdigest()
+
+    def class_counts(self, config: C) -> list[list[int]]:
+        """Count each client's nodes by class; nothing where a client is a node."""
+        return []
 
     def holdings(self, config: C) -> str:
         """Describe in one line what the clients hold, and how many nodes train and evaluate."""

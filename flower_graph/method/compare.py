@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
+from flower_graph.config.metrics import LINKS
 from flower_graph.errors import OutputError
 from flower_graph.method.comparison import ROUNDS, SECONDS, Comparison, order
 from flower_graph.method.load import flatten
@@ -132,6 +133,7 @@ def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
     row: Tree = {"run": name, "path": str(path), "app": str(first["config"].get("app"))}
     row |= {"version": str(first.get("versions", {}).get("flower-graph")), "metric": metric}
     row |= {"seeds": [*results], "settings": _settings(first), "is-reference": False}
+    row["judged-on"] = [result.get("judged-on") for result in results.values()]
     each = [_figures(result) for result in results.values()]
     names = dict.fromkeys(key for one in each for key in one)
     row["figures"] = {key: _joined([one.get(key, math.nan) for one in each]) for key in names}
@@ -183,12 +185,14 @@ def _joined(values: list[float]) -> Tree:
 
 
 def _test(rows: Sequence[Tree]) -> None:
-    """Add to each row but the first the difference from it, where seeds, data and metric match."""
+    """Add to each row but the first the difference from it, on seeds judged on the same nodes."""
     reference, tested = rows[0], list[Tree]()
     reference["is-reference"] = True
     for row in rows[1:]:
+        own, others = _judged(row), _judged(reference)
         apart = differences(_by_seed(row), _by_seed(reference))
-        if apart and _on(row) == _on(reference):
+        apart = {seed: value for seed, value in apart.items() if own[seed] == others[seed]}
+        if apart:
             values = [*apart.values()]
             row["difference"] = _joined(values) | {"seeds": [*apart]} | paired(values)
             tested.append(row["difference"])
@@ -196,8 +200,17 @@ def _test(rows: Sequence[Tree]) -> None:
         one["holm"] = chance
 
 
-def _on(row: Tree) -> tuple[object, ...]:
-    return row["settings"].get("data.name"), row["metric"]
+def _judged(row: Tree) -> dict[int, object]:
+    """Return what a run is judged on, and by which metric, by seed."""
+    settings = row["settings"]
+    sections = ("links.",) if settings.get("task") == LINKS else ()
+    result = dict[int, object]()
+    for seed, digest in zip(row["seeds"], row["judged-on"], strict=True):
+        # In a deployment nobody knows all nodes: what says how they are drawn must be the same
+        deciding = sections if digest else (*sections, "data.", "partition.")
+        how = {key: one for key, one in settings.items() if key.startswith(deciding)}
+        result[seed] = row["metric"], settings.get("data.name"), digest, how
+    return result
 
 
 def _by_seed(row: Tree) -> dict[int, float]:

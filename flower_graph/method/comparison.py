@@ -22,6 +22,7 @@ from flower_graph.wire.keys import VALUE_SCORES
 ROUNDS, SECONDS = "rounds-run", "seconds"  # `rounds` is a setting
 COSTS = (*WAYS, ROUNDS, SECONDS)  # of all clients: payload up and down
 SIDE_BY_SIDE = 3  # most runs that get a column each; more get a line each
+MOST_SETTINGS = 8  # that have a column each, unless all are asked for
 NONE = "–"
 
 
@@ -36,6 +37,7 @@ class Comparison:
         and ``values`` of each), ``metric`` (which decides that round), ``baselines``, ``beaten``
         and, but for the first row, ``difference``: test metric minus the first row's on the same
         seeds, with the p value of a paired t test, also corrected for the number of rows (Holm).
+        It is missing where no seed of both is judged on the same nodes (``judged-on``).
     left_out : list of str
         Runs that are unfinished or cannot be read, and why.
     """
@@ -77,20 +79,29 @@ class Comparison:
         return html_of(self)
 
     @property
-    def table(self) -> list[tuple[str, ...]]:
-        """A head and a line for each run, without columns that are empty."""
-        columns = [self._head(), *(self._cells(row) for row in self.rows)]
+    def is_wide(self) -> bool:
+        """Whether each run has a line, and each setting a column."""
+        return len(self.rows) > SIDE_BY_SIDE
+
+    def table(self, *, all_settings: bool = False) -> list[tuple[str, ...]]:
+        """Make a head and a line for each run, without columns that are empty."""
+        most = MOST_SETTINGS if self.is_wide and not all_settings else None
+        shown = self.differing[:most]
+        columns = [self._head(shown), *(self._cells(row, shown) for row in self.rows)]
         kept = [line for line in zip(*columns, strict=True) if {*line[1:]} != {NONE}]
         return [*zip(*kept, strict=True)]
 
-    def to_text(self) -> str:
-        """Return a table: a column for each run, or, from four runs on, a line for each."""
-        table = self.table
-        lines = [*zip(*table, strict=True)] if len(self.rows) <= SIDE_BY_SIDE else table
+    def to_text(self, *, all_settings: bool = False) -> str:
+        """Return a table: a column for each run, or, from four runs on, a line for each.
+
+        Then at most eight settings that differ have a column, unless all are asked for.
+        """
+        table = self.table(all_settings=all_settings)
+        lines = table if self.is_wide else [*zip(*table, strict=True)]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         text = ["  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) for line in lines]
-        words = [] if len(self.rows) == 1 else [self._about()]
-        return "\n".join([*(line.rstrip() for line in text), *words])
+        words = self.about(all_settings=all_settings)
+        return "\n".join([*(line.rstrip() for line in text), *([""] if words else []), *words])
 
     def to_json(self) -> str:
         """Return all rows, settings and values of seeds as JSON."""
@@ -125,19 +136,19 @@ class Comparison:
             raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
         plot_intervals(Path(path), panels, label="test, at the best validation")
 
-    def _head(self) -> list[str]:
-        first = f"minus {self.rows[0]['run']}" if len(self.rows) <= SIDE_BY_SIDE else "difference"
-        words = ["run", "app", "version", *self.differing, "seeds", *self.figures]
+    def _head(self, shown: Sequence[str]) -> list[str]:
+        first = "difference" if self.is_wide else f"minus {self.rows[0]['run']}"
+        words = ["run", "app", "version", *shown, "seeds", *self.figures]
         return [*words, "beats", first, "p"]
 
-    def _cells(self, row: Tree) -> list[str]:
+    def _cells(self, row: Tree, shown: Sequence[str]) -> list[str]:
         settings, difference = row["settings"], row.get("difference", {})
         of_all = {key: len({one[key] for one in self.rows}) == 1 for key in ("app", "version")}
         chance = difference.get("holm")
         cells = [
             row["run"],
             *(NONE if same and len(self.rows) > 1 else row[key] for key, same in of_all.items()),
-            *(_short(settings[key]) if key in settings else NONE for key in self.differing),
+            *(_short(settings[key]) if key in settings else NONE for key in shown),
             ", ".join(map(str, row["seeds"])),
             *(_shown(name, row["figures"].get(name)) for name in self.figures),
             _beaten(row),
@@ -147,23 +158,39 @@ class Comparison:
         # Files of others may hold characters that move a terminal's cursor
         return [one_line(cell) for cell in cells]
 
-    def _about(self) -> str:
+    def about(self, *, all_settings: bool = False) -> list[str]:
+        """Say what the table leaves out, and what `difference` and `p` are; nothing of one run."""
+        if len(self.rows) == 1:
+            return []
         only = {k for row in self.rows for k in row["settings"]}
         common = {k for k in only if all(k in row["settings"] for row in self.rows)}
-        tested = [row["difference"] for row in self.rows if "difference" in row]
-        words = [f"{len(self.differing)} of {len(only)} settings differ"]
+        words = f"{len(self.differing)} of {len(only)} settings differ"
+        if self.is_wide and not all_settings and len(self.differing) > MOST_SETTINGS:
+            words += f"; {MOST_SETTINGS} are shown, all with --all-settings, as JSON or CSV"
+        lines = [words]
         if more := len(only) - len(common):
-            words.append(f"{more} settings are of some apps or versions alone; JSON has them")
+            lines.append(f"{more} settings are of some apps or versions alone; JSON has them")
+        reference = next(row["run"] for row in self.rows if row["is-reference"])
+        tested = [row["difference"] for row in self.rows if "difference" in row]
         if tested:
-            reference = next(row["run"] for row in self.rows if row["is-reference"])
-            count = sum(one["p"] is not None for one in tested)
-            words.append(
-                f"difference: test metric minus that of {reference} on the same seeds"
-                + "; the less of an error, the better" * any(map(_is_error, self.rows))
-                + "; p: "
-                + (f"paired t test, corrected for {count} (Holm)" if count else "needs two seeds")
+            lines.append(
+                f"difference: test metric minus that of {reference} on the same seeds, mean ± "
+                "deviation" + "; the less of an error, the better" * any(map(_is_error, self.rows))
             )
-        return "\n".join(["", *words])
+            count = sum(one["p"] is not None for one in tested)
+            corrected = f", corrected for {count} (Holm)" if count > 1 else ""
+            lines.append(
+                "p: the chance of a difference at least this large if there is none: paired t test "
+                f"over the seeds{corrected}"
+                if count
+                else "p: needs two seeds"
+            )
+        if others := len(self.rows) - 1 - len(tested):
+            lines.append(
+                f"no difference for {others}: no seed is judged on the same nodes as {reference}, "
+                "by the same metric"
+            )
+        return lines
 
     def _flat(self, row: Tree) -> dict[str, object]:
         flat = {key: row[key] for key in ("run", "path", "app", "version")}

@@ -90,6 +90,12 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         """Return all clients' data as one graph: the one that was partitioned, if any."""
         return Clients.of(self.graphs(config)).as_graph()
 
+    def class_counts(self, config: C) -> list[list[int]]:
+        """Count each client's labelled nodes by class, in the order of the clients' numbers."""
+        from flower_graph.data.partition.statistics import class_counts
+
+        return class_counts(self.graphs(config))
+
     def holdings(self, config: C) -> str:
         """Describe in one line what the clients hold, and how many nodes train and evaluate."""
         graphs = Clients.of(self.graphs(config))

@@ -13,7 +13,7 @@ from flower_graph.config.known import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import compare
-from flower_graph.method.comparison import ROUNDS, SECONDS, SIDE_BY_SIDE, Comparison
+from flower_graph.method.comparison import ROUNDS, SECONDS, Comparison
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.figures import CLIENTS
@@ -84,11 +84,11 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     parts = [f"<h1>{escape(heading)}</h1>"]
     if len(compared.rows) > 1:
         with reading("runs", OutputError, "cannot be shown beside each other"):
-            parts += _comparison(compared)
-    for row in compared.rows[:SECTIONS]:
-        heading = f"<h2>{escape(row['run'])}</h2>" if len(names) > 1 else ""
+            parts += [_contents(names[:SECTIONS]), *_comparison(compared)]
+    for place, row in enumerate(compared.rows[:SECTIONS]):
+        title = f'<h2 id="run-{place}">{escape(row["run"])}</h2>' if len(names) > 1 else ""
         with reading(row["path"], OutputError, "cannot be shown"):
-            parts += [heading, *_section(row)]
+            parts += [title, *_section(row)]
     if (more := len(names) - SECTIONS) > 0:
         parts.append(f'<p class="note">{more} further runs are in the table alone.</p>')
     for reason in compared.left_out:
@@ -99,6 +99,11 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
         f"<title>{escape(heading)}</title><style>{STYLE}</style></head>\n<body>\n"
     )
     return head + "\n".join(part for part in parts if part) + "\n</body></html>\n"
+
+
+def _contents(names: Sequence[str]) -> str:
+    links = (f'<a href="#run-{place}">{escape(name)}</a>' for place, name in enumerate(names))
+    return f"<nav><p>Comparison of all runs, then each by itself: {', '.join(links)}</p></nav>"
 
 
 def _without_folder(reason: str) -> str:
@@ -124,14 +129,19 @@ def _comparison(compared: Comparison) -> list[str]:
         for metric, figures in by_metric.items()
     }
     pictures["Test over the rounds"] = curves_panel("test", curves)
-    return ["<h2>Comparison</h2>", _table(_beside(compared), "wide"), _panels(pictures)]
+    words = [f'<p class="note">{escape(line)}</p>' for line in compared.about(all_settings=True)]
+    shown, whole = _beside(compared), _beside(compared, all_settings=True)
+    more = f"<details><summary>With all settings</summary>{_table(whole, 'wide')}</details>"
+    parts = ["<h2>Comparison</h2>", _table(shown, "wide"), more * (whole != shown), *words]
+    return [*parts, _panels(pictures)]
 
 
-def _beside(compared: Comparison) -> list[tuple[str, ...]]:
+def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[str, ...]]:
     """Order a comparison's columns: what came out, then settings; few runs have a column each."""
     settings = {*compared.differing}
-    columns = sorted(zip(*compared.table, strict=True), key=lambda column: column[0] in settings)
-    return columns if len(compared.rows) <= SIDE_BY_SIDE else [*zip(*columns, strict=True)]
+    table = compared.table(all_settings=all_settings)
+    columns = sorted(zip(*table, strict=True), key=lambda column: column[0] in settings)
+    return [*zip(*columns, strict=True)] if compared.is_wide else columns
 
 
 # One run -----------------------------------------------------------------------------------------
@@ -263,6 +273,7 @@ def _took_part(reports: Sequence[RoundReport]) -> str:
 
 
 def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
+    from flower_graph.report.plots.classes import classes_panel
     from flower_graph.report.plots.page import clients_panel, confusion_panel
 
     table = _clients_of(Run(row["path"]).each[0].path / CLIENTS)
@@ -276,6 +287,8 @@ def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
     kept = next((one for one in pictures.items() if one[1]), None)
     confusion = result.get("test-confusion-at-best-val") or result.get("test-confusion")
     shown = dict([kept] if kept else [])
+    if drawn := classes_panel(result.get("class-counts", []), result.get("classes")):
+        shown["Nodes of each class at each client"] = drawn
     if confusion:
         shown["Share of each class that was taken for which (%)"] = confusion_panel(
             confusion, result.get("classes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -35,6 +36,7 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     try:
         if saved.module in DECLARED:
             check_arguments(saved.module, saved.arguments)
+        _check_known(kind, saved)
         _check_shapes(kind, saved.arguments, state)
         module: nn.Module = kind(**saved.arguments)
         module.load_state_dict(state)
@@ -73,6 +75,23 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
     if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise OutputError(f"the model is a {saved.module}, which is no torch.nn.Module")
     return kind
+
+
+def _check_known(kind: type[torch.nn.Module], saved: SavedModels) -> None:
+    """Say what to do where a class needs arguments that the method did not tell."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    needed = [
+        one.name
+        for one in inspect.signature(kind).parameters.values()
+        if one.default is one.empty and one.kind in (*kinds, inspect.Parameter.KEYWORD_ONLY)
+    ]
+    if lacking := [name for name in needed if name not in saved.arguments]:
+        raise OutputError(
+            f"the model is a {saved.module}, whose arguments {', '.join(lacking)} were not saved: "
+            "let `module` return a functools.partial of the class, or give the module that "
+            "`exported` returns a method `saved_as` (`flower-graph docs new-method`); "
+            "its weights alone are `saved.state_dict(client)`"
+        )
 
 
 def _check_shapes(

@@ -125,7 +125,16 @@ def _open_messages(deployment: Loopback) -> int:
     """Count the messages whose replies the ServerApp has not fetched: the SuperLink's table."""
     file = deployment.folder / "superlink" / "state.db"
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as state:
-        (count,) = state.execute("select count(*) from message_ins").fetchone()
+        tables = {name for (name,) in state.execute("select name from sqlite_master")}
+        query = "select count(*) from message_ins"
+        if (
+            "message" in tables
+        ):  # Flower 1.43: requests and replies stay, and fetched ones are cleared
+            query = (
+                "select sum(coalesce(reply_to_message_id, '') = '')"
+                " - sum(coalesce(reply_to_message_id, '') <> '' and cleared) from message"
+            )
+        (count,) = state.execute(query).fetchone()
     return int(count)
 
 

@@ -103,6 +103,46 @@ def test_what_has_no_seed_or_data_in_common_is_not_tested() -> None:
     assert "difference" not in json.loads(fg.compare("same", "no-number").to_json())["runs"][1]
 
 
+def judged(folder: str, *tests: float, on: str | None, **partition: Any) -> None:
+    """Leave a run of two seeds that says which nodes it is judged on."""
+    leave_seeds(Path(folder), *tests)
+    for path in Path(folder).glob("*/result.json"):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        result["config"]["partition"] = partition
+        if on is not None:
+            result["judged-on"] = f"{on}-{result['seed']}"
+        path.write_text(json.dumps(result), encoding="utf-8")
+
+
+def test_runs_that_are_judged_on_other_nodes_are_not_tested_against_each_other() -> None:
+    judged("a", 0.5, 0.6, on="these", clients=3)
+    judged("as-a", 0.6, 0.8, on="these", clients=4)
+    judged("other", 0.6, 0.8, on="those", clients=3)
+    compared = fg.compare("a", "as-a", "other")
+    assert [row["run"] for row in compared.rows if "difference" in row] == ["as-a"]
+    assert "no difference for 1" in compared.to_text()
+    # In a deployment nobody knows all nodes: what says how they are drawn must be the same
+    judged("b", 0.5, 0.6, on=None, clients=3)
+    judged("as-b", 0.6, 0.8, on=None, clients=3)
+    judged("otherwise", 0.6, 0.8, on=None, clients=4)
+    compared = fg.compare("b", "as-b", "otherwise", "a")
+    assert [row["run"] for row in compared.rows if "difference" in row] == ["as-b"]
+
+
+def test_eight_settings_have_a_column_and_all_if_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for number in range(4):
+        judged(f"runs/{number}", 0.5, 0.6, on=None, **{f"key{k}": number for k in range(12)})
+    assert main(["compare", "runs"]) == 0
+    text = capsys.readouterr().out
+    assert text.partition("\n")[0].count("partition.key") == 8 and "12 of" in text
+    assert main(["compare", "runs", "--all-settings"]) == 0
+    assert capsys.readouterr().out.partition("\n")[0].count("partition.key") == 12
+    judged("one", 0.5, 0.6, on=None)
+    assert "partition.key11" in fg.compare("runs/0", "runs/1").to_text()  # a line each
+
+
 def test_a_folder_of_runs_is_a_table_that_can_be_sorted() -> None:
     """Single runs that differ by the seed alone are one row, the best by validation the first."""
     for hidden in range(20):

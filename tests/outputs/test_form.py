@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from flower_graph.config.foreign import OWN
+from flower_graph.errors import OutputError
+from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import SavedModels
-from flower_graph.outputs.form import form_of
+from flower_graph.outputs.form import Form, form_of
 from flower_graph.outputs.modules import GCN
 
 
@@ -46,6 +50,30 @@ def test_a_gcn_of_pygs_layers_is_itself() -> None:
     form = form_of(make(), make, 0)
     assert form.module == "flower_graph.outputs.modules.GCN"
     assert form.arguments == {"features": 3, "hidden": 4, "classes": 2, "dropout": 0.1}
+
+
+class Inner(nn.Module):
+    """What is left of a module that trains with more than it needs later."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, 2)
+
+
+class Telling(Inner):
+    """The same, which says how it is made."""
+
+    def saved_as(self) -> Form:
+        return Form(f"{__name__}.Telling", {"width": self.linear.in_features})
+
+
+def test_an_exported_module_with_arguments_loads_or_says_how() -> None:
+    def make() -> nn.Module:
+        return nn.Sequential()  # whose parts are exported
+
+    assert isinstance(build_module(replace(form_of(Telling(3), make, 0), trust=OWN)), Telling)
+    with pytest.raises(OutputError, match=r"width.*saved_as"):
+        build_module(replace(form_of(Inner(3), make, 0), trust=OWN))
 
 
 def test_what_is_alike_is_kept_once() -> None:

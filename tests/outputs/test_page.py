@@ -88,14 +88,17 @@ def test_a_page_stands_alone_and_has_all_that_is_known(folder: Path) -> None:
     assert f"{reached['mean']:.3f} ± {reached['std']:.3f}" in text
     found = re.findall("<figcaption>(.*?)</figcaption>", text)
     assert [one.partition(" ")[0] for one in found] == [
-        *("Loss", "Accuracy", "Macro-f1", "Bytes", "How", "Who", "Test", "Share"),
+        *("Loss", "Accuracy", "Macro-f1", "Bytes", "How", "Who", "Test", "Nodes", "Share"),
     ]
     assert "Comparison" not in text and "<td>model.hidden</td><td>4</td>" in text
 
 
 def test_several_runs_are_compared_first(folder: Path) -> None:
     text = page(folder)
-    assert text.index("Comparison") < text.index("<h2>one</h2>")
+    links, places = re.findall('<a href="#(.*?)"', text), re.findall('<h2 id="(.*?)"', text)
+    assert len(places) == 2 and links == places
+    assert text.index("<h2>Comparison</h2>") < text.index(f'<h2 id="{places[0]}"')
+    assert "no seed is judged on the same nodes" in text  # of FedGLS and nFedGNN
     assert "Learnt graphs against true ones" in text
     table = text[text.index("<table") : text.index("</table>")]
     assert table.index("test-accuracy") < table.index("strategy.name")

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.data.graph import Graph, WholeGraph, to_undirected
+from flower_graph.data.graph import Graph, HeldGraph, WholeGraph, to_undirected
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -22,6 +22,8 @@ class PartitionStatistics(NamedTuple):
 
     figures: dict[str, float]
     distributions: dict[str, dict[int, int]]
+    # Nodes of each class, of each client; none where a client is a node
+    classes: list[list[int]] = []  # noqa: RUF012  nobody changes it
 
 
 def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
@@ -75,7 +77,14 @@ def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
             "classes per client": counts(classes),
             "clients per node": counts(holders),
         },
+        classes=class_counts(networks),
     )
+
+
+def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
+    """Count each client's labelled nodes by class."""
+    classes = _classes(torch.cat([graph.y for graph in graphs]))
+    return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
 
 
 def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
@@ -165,6 +174,7 @@ def client_statistics(
             "edges per client": counts(links),
             "classes per client": counts(classes),
         },
+        classes=class_counts(graphs),
     )
 
 
@@ -216,6 +226,7 @@ def overlap_statistics(
             "edges per client": counts(links),
             "public neighbours per private node": counts(_public_neighbours(graphs)),
         },
+        classes=class_counts(graphs),
     )
 
 

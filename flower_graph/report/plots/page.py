@@ -60,7 +60,7 @@ def curves_panel(
     drawn = {name: values for name, values in stacked.items() if np.isfinite(values).any()}
     if not drawn:
         return ""
-    figure, axes = _panel()
+    figure, axes = panel()
     for place, (name, values) in enumerate(drawn.items()):
         rounds = range(1, values.shape[1] + 1)
         if len(rounds) > 1:
@@ -92,7 +92,7 @@ def participation_panels(reports: Sequence[RoundReport]) -> list[str]:
     clients = known_clients(report.participation for report in reports)
     if not clients.size:
         return []
-    figure, axes = _panel()
+    figure, axes = panel()
     cells, _ = cells_of(reports, clients)
     draw_cells(axes, cells, [report.round for report in reports], clients)
     return [svg(figure)]
@@ -105,7 +105,7 @@ def clients_panel(label: str, values: Mapping[int, float]) -> str:
         return ""
     ordered = sorted(known, key=lambda client: known[client])
     heights = [known[client] for client in ordered]
-    figure, axes = _panel()
+    figure, axes = panel()
     if len(ordered) <= BARS:
         axes.bar(range(len(ordered)), heights, color=COLOURS[0], width=0.8)
         size = 9 if len(ordered) <= BARS // 2 else 6
@@ -130,7 +130,7 @@ def confusion_panel(nodes: Sequence[Sequence[float]], classes: Sequence[str] | N
     """Draw which share of each class was taken for which."""
     counts: NDArray[np.float64] = np.array(nodes, np.float64)  # [k, k] by label and prediction
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    figure, axes = _panel(height=3.8)
+    figure, axes = panel(height=3.8)
     image = axes.imshow(shares, "Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
     places = range(len(shares))
@@ -157,7 +157,7 @@ def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> s
     known = {name: one for name, one in figures.items() if np.isfinite(one[0])}
     if not known:
         return ""
-    figure, axes = _panel(height=1.3 + 0.3 * len(known))
+    figure, axes = panel(height=1.3 + 0.3 * len(known))
     means, spreads = zip(*known.values(), strict=True)
     places = range(len(known))
     axes.errorbar(means, places, xerr=spreads, fmt="o", color=COLOURS[0], capsize=3, markersize=5)
@@ -169,7 +169,8 @@ def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> s
     return svg(figure)
 
 
-def _panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:
+def panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:
+    """Make a small panel to draw in."""
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(SIZE[0], height), layout="constrained")
         return figure, figure.subplots()
