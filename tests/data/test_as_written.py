@@ -688,3 +688,25 @@ def test_pandas_and_igraph_write_these(tmp_path: Path) -> None:
     assert next(iter(graph.get_vertex_dataframe().reset_index())) == "vertex ID"
     listed = nx.to_pandas_edgelist(network()).to_csv(index=False)
     assert listed.startswith("source,target,weight\nanna,bert,2.0\n")
+
+
+@pytest.mark.parametrize("program", ["NetworkX", "igraph", "Gephi", "by hand"])
+def test_graphml_says_what_networkx_reads(program: str, tmp_path: Path) -> None:
+    path = tmp_path / "g.graphml"
+    if program == "by hand":
+        path.write_text(DESCRIBED, encoding="utf-8")
+    elif program == "igraph":
+        igraph.Graph.from_networkx(network()).write_graphml(str(path))
+    else:
+        path = gephi(tmp_path) if program == "Gephi" else saved(path, network())
+    how = Gaps(label="label", categories="one-hot")
+    theirs, found = nx.read_graphml(path), read_file(path, how)
+    for row, (node, label) in enumerate(theirs.nodes(data="label")):
+        assert found["y"][row] == label
+        age = theirs.nodes[node].get("age")  # it leaves defaults to its user
+        assert age is None or found["x"][row, found["columns"].names.index("age")] == age
+    places = {node: row for row, node in enumerate(theirs)}
+    ends = [(places[a], places[b]) for a, b in theirs.edges]
+    assert [(a, b) for a, b in zip(*found["edge_index"].tolist(), strict=True)] == ends
+    weights = [2.5 if one is None else one for *_, one in theirs.edges(data="weight")]
+    assert found["edge_weight"].tolist() == weights
