@@ -153,6 +153,9 @@ def test_features_without_names_are_taken_by_place_and_this_is_said(
                tmp_path / "clients" / "z.pt")  # fmt: skip
     assert load_folder(tmp_path / "clients", RATIOS, 0)[1].x.tolist() == X
     assert "z.pt: its features have no names" in caplog.text and "age, income" in caplog.text
+    config = DataConfig(str(tmp_path / "clients" / "z.pt"), split="auto", features="as-is")
+    new = read_new_graph(tmp_path / "clients" / "g.json", form_of(load_graph(config), config))
+    assert new.x.tolist() == X and "g.json: the run's features have no names" in caplog.text
 
 
 def test_names_go_along_with_a_graph_that_is_saved(tmp_path: Path) -> None:
