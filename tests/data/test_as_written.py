@@ -382,7 +382,7 @@ def test_many_attributes_that_few_nodes_have_fill_no_memory(tmp_path: Path) -> N
 
 def test_a_hyperedge_is_refused(tmp_path: Path) -> None:
     (tmp_path / "g.graphml").write_text(DESCRIBED.replace("<edge id", "<hyperedge/><edge id"))
-    said(lambda: read_file(tmp_path / "g.graphml"), "hyperedge")
+    said(lambda: read_file(tmp_path / "g.graphml"), "two ends")
 
 
 # Programs that draw -------------------------------------------------------------------------------
