@@ -81,10 +81,10 @@ def tell(place: str, notes: Sequence[str], level: int = logging.INFO) -> None:
             LOG.log(logging.WARNING if isinstance(note, Caution) else level, "%s: %s", place, note)
 
 
-def by_place(columns: Columns) -> str:
+def by_place(columns: Columns, whose: str = "its features") -> str:
     """Return the warning that features without names are taken in the order of others'."""
     shown = ", ".join({}.fromkeys(columns.names))
-    return Caution(f"its features have no names, and are taken in this order: {shown:.200}")
+    return Caution(f"{whose} have no names, and columns are taken in this order: {shown:.200}")
 
 
 def as_graph(

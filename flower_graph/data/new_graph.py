@@ -131,6 +131,8 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
             x = align(x, described.columns, columns)
         elif columns is not None and values.get("x") is not None:
             tell(f"file {path}", [by_place(columns)])
+        elif described.columns is not None:
+            tell(f"file {path}", [by_place(described.columns, "the run's features")])
         edges, weight = described.edge_index, described.edge_weight
         return NewGraph(of.treatment.apply(x), edges, y, described.names, values, weight)
 

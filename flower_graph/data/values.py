@@ -27,6 +27,8 @@ EXACT = 2**53  # up to here floats have all whole numbers
 
 def word_of(value: object, *, comma: bool = False) -> str | None:
     """Return a value as a word; None if it is missing; ``DataError`` for a list or a table."""
+    if value is None:
+        return None
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):

@@ -153,6 +153,9 @@ def test_features_without_names_are_taken_by_place_and_this_is_said(
                tmp_path / "clients" / "z.pt")  # fmt: skip
     assert load_folder(tmp_path / "clients", RATIOS, 0)[1].x.tolist() == X
     assert "z.pt: its features have no names" in caplog.text and "age, income" in caplog.text
+    config = DataConfig(str(tmp_path / "clients" / "z.pt"), split="auto", features="as-is")
+    new = read_new_graph(tmp_path / "clients" / "g.json", form_of(load_graph(config), config))
+    assert new.x.tolist() == X and "g.json: the run's features have no names" in caplog.text
 
 
 def test_names_go_along_with_a_graph_that_is_saved(tmp_path: Path) -> None:
@@ -379,7 +382,7 @@ def test_many_attributes_that_few_nodes_have_fill_no_memory(tmp_path: Path) -> N
 
 def test_a_hyperedge_is_refused(tmp_path: Path) -> None:
     (tmp_path / "g.graphml").write_text(DESCRIBED.replace("<edge id", "<hyperedge/><edge id"))
-    said(lambda: read_file(tmp_path / "g.graphml"), "hyperedge")
+    said(lambda: read_file(tmp_path / "g.graphml"), "two ends")
 
 
 # Programs that draw -------------------------------------------------------------------------------
@@ -688,3 +691,25 @@ def test_pandas_and_igraph_write_these(tmp_path: Path) -> None:
     assert next(iter(graph.get_vertex_dataframe().reset_index())) == "vertex ID"
     listed = nx.to_pandas_edgelist(network()).to_csv(index=False)
     assert listed.startswith("source,target,weight\nanna,bert,2.0\n")
+
+
+@pytest.mark.parametrize("program", ["NetworkX", "igraph", "Gephi", "by hand"])
+def test_graphml_says_what_networkx_reads(program: str, tmp_path: Path) -> None:
+    path = tmp_path / "g.graphml"
+    if program == "by hand":
+        path.write_text(DESCRIBED, encoding="utf-8")
+    elif program == "igraph":
+        igraph.Graph.from_networkx(network()).write_graphml(str(path))
+    else:
+        path = gephi(tmp_path) if program == "Gephi" else saved(path, network())
+    how = Gaps(label="label", categories="one-hot")
+    theirs, found = nx.read_graphml(path), read_file(path, how)
+    for row, (node, label) in enumerate(theirs.nodes(data="label")):
+        assert found["y"][row] == label
+        age = theirs.nodes[node].get("age")  # it leaves defaults to its user
+        assert age is None or found["x"][row, found["columns"].names.index("age")] == age
+    places = {node: row for row, node in enumerate(theirs)}
+    ends = [(places[a], places[b]) for a, b in theirs.edges]
+    assert [(a, b) for a, b in zip(*found["edge_index"].tolist(), strict=True)] == ends
+    weights = [2.5 if one is None else one for *_, one in theirs.edges(data="weight")]
+    assert found["edge_weight"].tolist() == weights

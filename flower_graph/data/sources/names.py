@@ -50,7 +50,7 @@ _INSTEAD = (
 )
 _PICKLE = f"is a pickle, and reading one can execute code; {_INSTEAD}"
 _TABLE = f"a graph in tables is a folder with {NODES} and {EDGES}"
-_FORM = f"a graph in another form than those that are read; {_INSTEAD}"
+_FORM = f"is a graph in another form than those that are read; {_INSTEAD}"
 OTHER_FILES = {
     **dict.fromkeys((".csv", ".tsv"), f"{_TABLE}: name the folder"),
     **dict.fromkeys((".xls", ".xlsx", ".ods", ".parquet"), f"{_TABLE}: save the two so"),

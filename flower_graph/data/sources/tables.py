@@ -72,6 +72,9 @@ class Edges:
     def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
         """Add an edge."""
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
+            if isinstance(end, str) and end in self.nodes.places:  # as most are written
+                found.append(self.nodes.places[end])
+                continue
             name = self._word(place, key, end)
             if name is None or name not in self.nodes.places:
                 problem = "is empty" if name is None else f"{name!r:.40} is no node"
