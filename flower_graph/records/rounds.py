@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from flower_graph.ops.counts import Counts, Errors
 
 WAYS = ("up", "down")
-MOST_FIGURE = 1e100  # so that means and deviations of figures are finite
 COUNTED = ("scores", "confusion")  # left out of a line where nothing was counted
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -68,12 +67,9 @@ class RoundReport:
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> RoundReport:
         """Read a line of ``metrics.jsonl`` back; null is a number that was not finite."""
-        missing = dict[str, object](scores={}, confusion=[])
-        given = missing | dict(record)
-        # mypy asks for a hash of instances where classes are hashed
-        kinds = _kinds(cls)  # type: ignore[arg-type]
-        names = {name: name.replace("_", "-") for name in kinds}
-        values = {name: _taken(given[key], kinds[name], key) for name, key in names.items()}
+        values = {"scores": {}, "confusion": []} | _entries(record)
+        if absent := [name for name in _kinds() if name not in values]:
+            raise KeyError(absent[0].replace("_", "-"))
         result = cls(**values)
         if result.round < 1:
             raise ValueError(f"round: {result.round} is not at least 1")
@@ -101,8 +97,19 @@ class RoundReport:
 
 # Cached: each round of a run is read by the same types
 @cache
-def _kinds(of: type) -> dict[str, Any]:
-    return get_type_hints(of)
+def _kinds() -> dict[str, Any]:
+    return get_type_hints(RoundReport)
+
+
+# Any: values of the fields' types
+def _entries(record: Mapping[str, object]) -> dict[str, Any]:
+    """Return those fields of a report that a line has; ``ValueError`` as of ``_taken``."""
+    keys = {name: name.replace("_", "-") for name in _kinds()}
+    return {
+        name: _taken(record[key], _kinds()[name], key)
+        for name, key in keys.items()
+        if key in record
+    }
 
 
 # Any: types of fields, and the values of JSON that fit them
@@ -118,7 +125,7 @@ def _taken(value: Any, kind: Any, key: str) -> Any:
     if kind is float and value is None:
         return math.nan
     is_number = type(value) is int or (kind is float and type(value) is float)
-    if kind in (int, float) and is_number and abs(value) <= MOST_FIGURE:
+    if kind in (int, float) and is_number and math.isfinite(value):
         return value
     if kind is str and isinstance(value, str):
         return value
@@ -195,29 +202,35 @@ def _score(metric: str, counts: Counts | Errors | None, place: int) -> float:
 
 
 def read_records(path: Path) -> list[Tree]:
-    """Read ``metrics.jsonl`` as it stands, after the checks of ``read_reports``."""
-    return _read(path)[0]
+    """Read ``metrics.jsonl`` as it stands, also of a version whose reports had other entries.
+
+    Raises
+    ------
+    OutputError
+        If an entry is of another type than in a report, or more clients are named than are read.
+    """
+    with reading(path, OutputError):
+        records = read_lines(path)
+    taken = list[Any]()
+    for number, record in enumerate(records, start=1):
+        with reading(path, OutputError, f"line {number} is not a round's report"):
+            taken.append(_entries(record).get("participation", {}))
+    from flower_graph.records.participation import check_records  # loads NumPy
+
+    with reading(path, OutputError, "who took part is damaged"):
+        check_records(taken)
+    return records
 
 
 def read_reports(path: Path) -> list[RoundReport]:
     """Read ``metrics.jsonl``; ``OutputError`` says what in it no run has written."""
-    return _read(path)[1]
-
-
-def _read(path: Path) -> tuple[list[Tree], list[RoundReport]]:
-    with reading(path, OutputError):
-        records = read_lines(path)
     reports = list[RoundReport]()
-    for number, record in enumerate(records, start=1):
+    for number, record in enumerate(read_records(path), start=1):
         with reading(path, OutputError, f"line {number} is not a round's report"):
             reports.append(RoundReport.from_record(record))
             if number > 1 and reports[-1].round <= reports[-2].round:
                 raise ValueError(f"round {reports[-1].round} is not after {reports[-2].round}")
-    from flower_graph.records.participation import check_records  # loads NumPy
-
-    with reading(path, OutputError, "who took part is damaged"):
-        check_records(one.participation for one in reports)
-    return records, reports
+    return reports
 
 
 def byte_unit(number: float) -> int:

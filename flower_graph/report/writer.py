@@ -209,7 +209,7 @@ def _write_weights(path: Path, state: Mapping[str, object]) -> None:
     # A tensor may be on a GPU and require a gradient. Copies: two names may share one memory.
     tensors = {
         name: torch.from_numpy(
-            np.array(value.detach().cpu() if isinstance(value, torch.Tensor) else value, order="C")
+            np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value, order="C")
         )
         for name, value in state.items()
     }
