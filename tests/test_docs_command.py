@@ -13,7 +13,7 @@ from doc_helpers import DOCS
 from test_docs import anchors
 
 from flower_graph.apps.cli import documentation
-from flower_graph.apps.cli.main import main
+from flower_graph.apps.cli.main import _COMMANDS, main
 from flower_graph.errors import ConfigError
 
 FOLDERS = ("flower_graph", "strategies", "apps")
@@ -87,3 +87,28 @@ def test_without_pages_the_projects_address_is_named(
     said["Project-URL"] = "Documentation, https://git.example/x/tree/v1/docs"
     found = documentation.address_of("own-data#splits")
     assert found == "https://git.example/x/tree/v1/docs/own-data.md#splits"
+
+
+@pytest.mark.usefixtures("guides")
+def test_without_a_site_a_page_is_printed_with_the_tables_that_code_declares(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(documentation.webbrowser, "open", None)  # nothing is opened
+    for page, words in (
+        ("own-data", "# Graphs of your own"),
+        ("configuration", "| `strategy.learning_rate` |"),
+        ("command-line", "--overwrite"),
+        ("api", "\n- `fg.errors.ConfigError`: "),
+        ("promises", "| words | tests |"),
+    ):
+        assert main(["docs", page]) == 0
+        text = capsys.readouterr().out
+        assert words in text and "eval-rst" not in text, page
+    assert main(["docs", "outputs#checkpoints"]) == 0
+    assert capsys.readouterr().out.startswith("### Checkpoints\n")
+
+
+def test_commands_that_the_page_lists_are_all() -> None:
+    text = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
+    listed = text.partition("whole: ")[2].partition(".")[0]
+    assert re.findall(r"`([\w-]+)`", listed) == list(_COMMANDS)

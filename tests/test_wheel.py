@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # What a checkout has besides its files
 LEFT_OUT = (".*", "build", "dist", "*.egg-info", "__pycache__", "runs")
 FOLDERS = ("apps", "conf", "flower_graph", "strategies")
+GUIDES = "flower_graph/docs"  # the pages as they are written
 DATA = "flower_graph/data/cora_linqs"
 SITE = "flower_graph/site"  # where `make docs` has built it, as CI and `make dist` do before
 INDEX = ROOT / SITE / "index.html"
@@ -125,7 +126,10 @@ def test_wheel_installs_one_name_only(distributions: Path) -> None:
     expected = {n if n.startswith("flower_graph/") else f"flower_graph/{n}" for n in sources}
     site = {name for name in names if name.startswith(f"{SITE}/")}
     assert not INDEX.exists() or f"{SITE}/own-data.html" in site
-    packed = {name for name in names if "dist-info" not in name} - site
+    guides = {name for name in names if name.startswith(f"{GUIDES}/")}
+    assert {f"{GUIDES}/own-data.md", f"{GUIDES}/generate.py"} <= guides
+    assert {Path(name).suffix for name in guides} == {".md", ".py"}
+    packed = {name for name in names if "dist-info" not in name} - site - guides
     assert packed == expected | {f"{DATA}/cora.npz", f"{DATA}/README.md", "flower_graph/py.typed"}
 
 
@@ -133,7 +137,7 @@ def test_wheel_installs_one_name_only(distributions: Path) -> None:
 def test_a_package_index_gets_no_relative_link(source: Path, tmp_path: Path, address: str) -> None:
     for name in ("LICENSE", "README.md", "pyproject.toml", "setup.py"):
         shutil.copy(source / name, tmp_path)
-    for name in FOLDERS:  # links: nothing is built, these only have to be there
+    for name in (*FOLDERS, "docs"):  # links: nothing is built, these only have to be there
         (tmp_path / name).symlink_to(source / name)
     project = (tmp_path / "pyproject.toml").read_text(encoding="utf-8")
     named = re.sub(r'^repository = ".*"$', f'repository = "{address}"', project, flags=re.MULTILINE)
@@ -176,6 +180,25 @@ def test_the_site_is_in_the_wheel_small_and_found(
         found = _run(installed, tmp_path, "flower-graph", "docs", page, "--path")
         path = Path(found.strip().removeprefix("file://"))
         assert path.is_file() and path.is_relative_to(installed)
+
+
+def test_pages_are_in_the_wheel_small_and_printed(
+    distributions: Path, installed: Path, tmp_path: Path
+) -> None:
+    (wheel,) = distributions.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        parts = [one for one in archive.infolist() if one.filename.startswith(f"{GUIDES}/")]
+    assert sum(part.compress_size for part in parts) < 5e5
+    if INDEX.exists():
+        pytest.skip("`make docs` has been run, and the site's pages are opened instead")
+    for page, words in (
+        ("own-data", "# Graphs of your own"),
+        ("configuration", "| `strategy.learning_rate` |"),
+        ("command-line", "--overwrite"),
+        ("api", "`fg.run`: Train"),
+        ("promises", "# "),
+    ):
+        assert words in _run(installed, tmp_path, "flower-graph", "docs", page)
 
 
 def test_installed_package_is_the_wheels_and_its_command_lists_shows_and_runs(

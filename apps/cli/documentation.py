@@ -1,27 +1,73 @@
-"""``flower-graph docs``: the documentation where it is, in the package, the checkout or the web."""
+"""``flower-graph docs``: the documentation where it is, in the package, the checkout or the web.
+
+A page of the site is opened. Without a site the page is printed as it is written, with the tables
+that code declares.
+"""
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
+import sys
 import webbrowser
+from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, metadata
+from operator import attrgetter
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 import flower_graph
 from flower_graph.config.rules import suggest
 from flower_graph.errors import ConfigError
 
 SITE = Path(flower_graph.__file__).resolve().parent / "site"  # what `make docs` writes
-GUIDES = SITE.parents[1] / "docs"  # of a checkout
+# The pages as they are written: installed, or in a checkout
+GUIDES = next(
+    (one for one in (SITE.with_name("docs"), SITE.parents[1] / "docs") if one.is_dir()), SITE
+)
+HEADING = re.compile(r"^(#+) +(.+)$", re.MULTILINE)
+# What only Sphinx reads: public names, in a block of its own language
+NAMED = re.compile(r"^\.\. auto\w+:: flower_graph\.([\w.]+)$\n( +:.*\n)*", re.MULTILINE)
+SPHINX = re.compile(r"^```{eval-rst}\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 
 
 def docs_command(args: argparse.Namespace) -> int:
-    """Print the address of a page, and open it."""
+    """Open a page, or print it where there is no site."""
     address = address_of(args.page)
+    path, _, anchor = address.partition("#")
+    is_text = path.startswith("file:") and path.endswith(".md")
+    if is_text and not args.path:
+        print(text_of(Path(unquote(urlparse(path).path)), anchor))
+        return 0
     print(address)
     if not args.path:
         webbrowser.open(address)
     return 0
+
+
+def text_of(page: Path, anchor: str = "") -> str:
+    """Return a page's text with its tables; with a heading's anchor, what stands below it."""
+    text = page.read_text(encoding="utf-8")
+    if (GUIDES / "generate.py").is_file():
+        sys.path.insert(0, str(GUIDES))
+        # The promises' tables are made of files of the tests, which are in a checkout alone.
+        with suppress(FileNotFoundError):
+            filled: str = import_module("generate").filled(page.stem, text)
+            text = SPHINX.sub(lambda found: NAMED.sub(_described, found[1]), filled)
+    headings = [*HEADING.finditer(text)]
+    for place, one in enumerate(headings):
+        if anchor and re.sub(r"[^\w -]", "", one[2].lower()).replace(" ", "-") == anchor:
+            after = (later for later in headings[place + 1 :] if len(later[1]) <= len(one[1]))
+            return text[one.start() : getattr(next(after, None), "start", lambda: len(text))()]
+    return text
+
+
+def _described(found: re.Match[str]) -> str:
+    """Describe a public name in a line."""
+    value = attrgetter(found[1])(flower_graph)
+    return f"- `fg.{found[1]}`: {(inspect.getdoc(value) or '').partition(chr(10))[0]}\n"
 
 
 def address_of(page: str) -> str:

@@ -108,7 +108,9 @@ def make_parser() -> argparse.ArgumentParser:
     _add_compare(commands.add_parser("compare", help="compare runs: settings, figures, costs"))
     _add_report(commands.add_parser("report", help="write a page about runs, with pictures"))
     commands.add_parser("list", help="list methods, configs and data sets")
-    _add_docs(commands.add_parser("docs", help="open the documentation, or one page of it"))
+    _add_docs(
+        commands.add_parser("docs", help="open or print the documentation, or one page of it")
+    )
     _add_show(commands.add_parser("show", help="print all settings of a config"))
     completion = commands.add_parser("completion", help="print a script that completes commands")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -157,7 +159,7 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_docs(parser: argparse.ArgumentParser) -> None:
     help_page = "such as own-data, privacy/noise or outputs#metrics; default: the first page"
     parser.add_argument("page", nargs="?", default="index", metavar="PAGE", help=help_page)
-    parser.add_argument("--path", action="store_true", help="print where it is, and open nothing")
+    parser.add_argument("--path", action="store_true", help="print where it is alone")
 
 
 def _add_show(parser: argparse.ArgumentParser) -> None:

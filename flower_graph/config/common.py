@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Self, TypedDict
+from typing import ClassVar, NamedTuple, Self, TypedDict
 
 from flower_graph.config import metrics, track
 from flower_graph.config.partition import PartitionSection
@@ -337,6 +337,8 @@ class RunConfig:
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last
 
+    # Settings that come with a task, by its name, where a user says nothing else
+    of_task: ClassVar[Mapping[str, Mapping[str, object]]] = {}
     takes_edge_weights = False  # whether the clients' networks use weights of edges
     takes_sparse = False  # whether a generated graph's features may be sparse
     server_measures = False  # whether the server has all predictions, so that no client counts any

@@ -100,6 +100,7 @@ def load_config(
                 _refuse_interpolation(settings, f" (in {source})" * bool(source))
     layers = [*_foreign(layers, runs, given, trust), *given]
     schema = _schema((settings for settings, _ in layers), allowed)
+    layers = _with_task(layers, schema)
     # mypy asks for a hash of instances where classes are hashed
     tree = deepcopy(_defaults(schema))  # type: ignore[arg-type]
     known = known_keys(schema)
@@ -185,6 +186,18 @@ def _schema(
     if not isinstance(app, str):
         raise ConfigError(f"app: {show(app)} is not text")
     return schema_of(app, allowed)
+
+
+def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
+    """Put the settings of the task beneath those of the layer that names it."""
+    places = [place for place, (settings, _) in enumerate(layers) if "task" in settings]
+    if not places:
+        return [*layers]
+    place = places[-1]
+    task = layers[place][0]["task"]
+    while place and not layers[place][1] and not layers[place - 1][1]:  # overrides are one layer
+        place -= 1
+    return [*layers[:place], (dict(schema.of_task.get(str(task), {})), ""), *layers[place:]]
 
 
 def _lay_over(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from flower_graph.config.common import DataConfig, RunConfig
 from flower_graph.config.metrics import LINKS, NODES
@@ -32,6 +33,13 @@ PLAIN, MASKED = AGGREGATIONS = ("plain", "masked")
 SMOOTHNESS = 100.0  # the paper's lambda
 STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of them when training diverges
 SCHEDULES = ("constant", "cosine", "warmup-cosine")
+# By validation AUC; with those for classes no more is learnt than features alone say
+FOR_LINKS = {
+    "model.hidden": 64,
+    "strategy.learning_rate": 0.01,
+    "strategy.reg_weight": 0.0,
+    "strategy.weight_decay": 0.0,
+}
 
 
 @dataclass
@@ -190,7 +198,12 @@ class NFedGNNConfig(RunConfig):
     """Everything that a run of nFedGNN needs to be repeated."""
 
     app: str = APP
-    task: str = setting(NODES, choice(NODES, LINKS), help=TASK_HELP)
+    task: str = setting(
+        NODES,
+        choice(NODES, LINKS),
+        help=f"{TASK_HELP}. `{LINKS}` sets "
+        f"{' '.join(f'{key}={value:g}' for key, value in FOR_LINKS.items())} unless told otherwise",
+    )
     data: UserData = section(UserData)
     links: LinksSection = section(LinksSection)
     model: ModelConfig = section(ModelConfig)
@@ -201,6 +214,7 @@ class NFedGNNConfig(RunConfig):
         """Whether clients hide what they send in each other's masks."""
         return self.strategy.aggregation == MASKED
 
+    of_task: ClassVar = {LINKS: FOR_LINKS}
     server_measures = True
     takes_sparse = True
 

@@ -57,6 +57,23 @@ def test_the_papers_form_is_beside_quickstart_and_hints_are_of_the_same_method()
             load_config(name)
 
 
+def test_settings_come_with_a_task_unless_the_user_says_otherwise(tmp_path: Path) -> None:
+    def found(config: str, *overrides: str) -> tuple[object, object]:
+        read: Any = load_config(config, overrides)
+        return read.model.hidden, read.strategy.learning_rate
+
+    shipped = "nfedgnn/cora-summed"
+    assert found(shipped) == (16, 0.03) and found(shipped, "task=links") == (64, 0.01)
+    assert found(shipped, "task=links", "task=nodes") == (16, 0.03)
+    for words in (["model.hidden=8", "task=links"], ["task=links", "model.hidden=8"]):
+        assert found(shipped, *words) == (8, 0.01)
+    mine = f"defaults: {shipped}\ntask: links\nstrategy: {{learning_rate: 0.2}}\n"
+    file = write(tmp_path, "mine.yaml", mine)
+    assert found(file) == (64, 0.2) and found(file, "rounds=3", "model.hidden=8") == (8, 0.2)
+    again = write(tmp_path, "whole.yaml", to_yaml(load_config(file, ["model.hidden=8"])))
+    assert found(again) == (8, 0.2)
+
+
 def test_shipped_configs_load_and_say_what_they_are_for() -> None:
     names = list_configs()
     assert {"quickstart"} | {f"nfedgnn/{name}" for name in PAPER_SETS} <= set(names)
