@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
+from flower_graph.secure.parties.journal_file import sealed
+
 ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 3, 2**31, 2**63, 2**64, 10**40, 0.5, 1e308, float("nan")),
     *("", "x", "\ud800", "x" * 100_000, "../../etc", "0-99,200", [], {}, [[]], [None], [1, 1]),
@@ -74,12 +76,12 @@ def in_lines(honest: bytes, rng: random.Random) -> bytes:
 
 
 def in_journal(honest: bytes, rng: random.Random) -> bytes:
-    """Spoil the JSON of one line, which stands behind its key; the first line is a heading."""
-    lines = honest.splitlines()
+    """Spoil the JSON of one line, between its key and its hash; the first line is a heading."""
+    lines = honest.splitlines(keepends=True)
     number = rng.randrange(1, len(lines))
-    key, _, content = lines[number].partition(b" ")
-    lines[number] = key + b" " + in_json(content, rng)
-    return b"\n".join(lines) + b"\n"
+    key, _, content = lines[number].rpartition(b" ")[0].partition(b" ")
+    lines[number] = sealed(key, in_json(content, rng))  # as who made it would
+    return b"".join(lines)
 
 
 def odd_array(rng: random.Random) -> Any:

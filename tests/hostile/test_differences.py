@@ -26,6 +26,7 @@ from flower_graph.secure.parties.differences import (
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import ListRequest
 from flower_graph.secure.parties.party import LIST, PartyClient
+from flower_graph.secure.parties.server import PartyServer
 from flower_graph.secure.parties.service import PartySums
 from flower_graph.secure.sum.results import Skipped
 from flower_graph.secure.sum.service import SecureSum
@@ -106,6 +107,22 @@ def test_a_state_enters_one_sum(world: PartyWorld, how: str) -> None:
             world.round(3, prepare=[1005, 1006])
     world.states = {}
     asked_without(world, 4, [5, 6])  # other vectors may be summed
+
+
+def test_a_later_run_has_no_sum_of_the_same_states_without_some(world: PartyWorld) -> None:
+    """Two runs, begun as often as is allowed: their difference would be what the absent sent."""
+    states = {node: bytes([node % 256]) * 16 for node in world.parties}
+    world.states = states
+    world.check(world.round(0), range(COUNT))
+    server = PartyServer(world.server.registry, corrupt=0.1)
+    again = PartyWorld(server, {}, world.words, states=states)
+    for node, party in world.parties.items():
+        trust = replace(party.trust, run=b"2")
+        again.parties[node] = PartyClient(again.server.run_id, party.clients, trust)
+    again.begin()
+    with pytest.raises(RefusedError, match="has not changed"):
+        asked_without(again, 0, [VICTIM])
+    again.check(again.round(1), range(COUNT))  # with the same ones it tells nothing new
 
 
 def test_an_epoch_whose_sums_may_differ_by_less_than_the_node_says_is_refused(

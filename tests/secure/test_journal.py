@@ -10,7 +10,7 @@ import pytest
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.parties import journal, journal_file
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.journal_file import HEAD, UNSEALED
+from flower_graph.secure.parties.journal_file import HEAD, UNSEALED, sealed
 
 
 def test_rounds_go_up_in_each_run_and_a_new_process_knows_them(tmp_path):
@@ -109,7 +109,8 @@ def test_a_block_of_each_client_an_alignment_and_eight_alignments_a_run(tmp_path
         Journal(path).serve(1, [5], 2, b"a third")
 
 
-RUN = HEAD + b"%b " % journal._name((b"run",))
+KEY = journal._name((b"run",))
+RUN = HEAD + KEY + b" "
 
 
 @pytest.mark.parametrize(
@@ -120,14 +121,15 @@ RUN = HEAD + b"%b " % journal._name((b"run",))
         b"[]",
         b"\xff",
         HEAD[:-1],
-        RUN + b"\n",
-        RUN + b"3\n",
-        RUN + b'{"number": "3"}\n',
-        RUN + b'{"number": true}\n',
-        RUN + b'{"other": 3}\n',
-        RUN + b'{"states": {"sum 61": 0}}\n',
-        HEAD + b"begun [3]\n",
-        HEAD + b"begun 3\n",
+        RUN + b'{"number": 3}\n',  # without a hash
+        HEAD + sealed(KEY, b""),
+        HEAD + sealed(KEY, b"3"),
+        HEAD + sealed(KEY, b'{"number": "3"}'),
+        HEAD + sealed(KEY, b'{"number": true}'),
+        HEAD + sealed(KEY, b'{"other": 3}'),
+        HEAD + sealed(KEY, b'{"sums": {"sum": ["not a set"]}}'),
+        HEAD + sealed(b"begun", b"[3]"),
+        HEAD + sealed(b"begun", b"3"),
     ],
 )
 def test_without_a_journal_that_can_be_read_nothing_is_sent(tmp_path, content):

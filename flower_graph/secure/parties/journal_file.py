@@ -75,7 +75,7 @@ class JournalFile:
         """Note something under a key."""
         self.lines.pop(key, None)
         self.lines[key] = json.dumps(value).encode()
-        self.fresh += _sealed(key, self.lines[key])
+        self.fresh += sealed(key, self.lines[key])
 
     def drop(self, key: bytes) -> None:
         """Forget a key."""
@@ -89,7 +89,7 @@ class JournalFile:
                 _append(self.path, self.size, self.fresh)
                 return
             with replaced(self.path) as stream:
-                stream.write(HEAD + b"".join(_sealed(*line) for line in self.lines.items()))
+                stream.write(HEAD + b"".join(sealed(*line) for line in self.lines.items()))
         except OSError as error:
             raise IdentityError(
                 f"journal {self.path}: cannot be written: {error.strerror}"
@@ -103,7 +103,7 @@ class JournalFile:
         return self.size + len(self.fresh) - live < MOST_DEAD
 
 
-def _sealed(key: bytes, content: bytes) -> bytes:
+def sealed(key: bytes, content: bytes) -> bytes:
     """Write a line with its hash."""
     line = key + b" " + content
     return line + b" " + _hash(line) + b"\n"
