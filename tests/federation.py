@@ -132,6 +132,10 @@ VARIANTS = {
             ("fed-sage", "evaluate"),
         )
     },
+    "fedscem, median": METHODS["fedscem"].with_(
+        "strategy.name=fedavg", "strategy.robust=median", final="evaluate", late=0
+    ),
+    "fedgls, median": METHODS["fedgls"].with_("strategy.robust=median"),
     "fedgls, proto": METHODS["fedgls"].with_("strategy.name=fedproto"),
     "fedgls, alone": METHODS["fedgls"].with_("strategy.name=local-gnn-knn"),
     "fedgls, reset": METHODS["fedgls"].with_("strategy.optimiser=reset"),
