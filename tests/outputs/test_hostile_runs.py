@@ -196,6 +196,22 @@ def test_a_foreign_run_that_is_resumed_writes_nothing_elsewhere(
     assert sorted(path.name for path in home.iterdir()) == [".bashrc", "inner"]
 
 
+def test_a_person_may_name_a_run_through_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk")
+    monkeypatch.chdir(tmp_path / "link")
+    out = tmp_path / "link" / "run"
+    more = {"graph.neighbours": 3, "checkpoint_every": 1}
+    fg.run("fedgls/cora-linqs", {**SMALL, **more}, out=Path("run"), quiet=True)
+    (out / RESULT).unlink()
+    assert main(["run", "--resume", str(out), "--quiet", "rounds=3"]) == 0
+    assert (tmp_path / "disk" / "run" / RESULT).exists()
+    assert main(["report", str(out), "--out", str(tmp_path / "link" / "page.html")]) == 0
+    assert (tmp_path / "disk" / "page.html").exists()
+
+
 def test_a_folder_of_no_seed_is_none(honest: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(honest, folder)
