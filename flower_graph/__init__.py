@@ -5,7 +5,11 @@ What an app of one's own needs is here by short names, each imported on first us
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+if find_spec("fcntl") is None:  # files are locked by it
+    raise ImportError(f"flower-graph runs on Linux, not on {sys.platform}; on Windows use WSL")
 
 # OpenMP reads it when torch loads. Threads that spin while they wait take the cores from each
 # other, and on a busy machine a round of 15 ms then takes ten times as long.

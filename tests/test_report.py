@@ -457,6 +457,7 @@ FIGURES = (
     "logistic regression on features alone 0.500\n"
 )
 REGRESSION = "not better than logistic regression on features alone"
+TRY = "try strategy.learning_rate=0.03 or model.hidden=64"
 
 
 @pytest.mark.parametrize(
@@ -478,7 +479,7 @@ def test_last_lines_say_what_a_run_is_not_better_than(
     assert result["baselines"] == GIVEN
     for figures in (result, summarise(tmp_path, [result, {**result, "seed": 4}])):
         text = describe_result("quickstart", figures, tmp_path)
-        line = f"            {words}\n" if words else ""
+        line = f"            {words}; {TRY}\n" if words else ""
         assert FIGURES + line + "  traffic " in text and text.count("not better") == len(
             words.split("; ") if words else ""
         )

@@ -121,3 +121,14 @@ def test_a_round_from_data_folders_imports_what_the_method_needs(app: str, tmp_p
     data = str(tmp_path / "data")
     assert main(["partition", str(tmp_path / "mine.yaml"), "--out", data]) == 0
     assert imported(ROUND, tmp_path) <= {"flwr", "numpy", "torch"} | allowed
+
+
+def test_a_system_without_locks_of_files_is_refused_in_a_line_that_says_what_will_do() -> None:
+    code = (
+        "import importlib.util as util; real = util.find_spec\n"
+        "util.find_spec = lambda name: None if name == 'fcntl' else real(name)\n"
+        "import flower_graph"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("ImportError: ")
+    assert "Linux" in done.stderr.splitlines()[-1]

@@ -27,7 +27,7 @@ from flower_graph.method.load import is_file_name, list_configs, load_config, to
 from flower_graph.method.permits import Permits
 from flower_graph.method.registry import known_apps, method_of
 from flower_graph.records.rounds import format_bytes
-from flower_graph.report.result import baseline_figures
+from flower_graph.report.result import baseline_figures, worth_trying
 from flower_graph.storage.files import new_folder, write_json
 from flower_graph.storage.reading import Tree
 
@@ -180,10 +180,12 @@ def _lines(config: RunConfig, result: Tree) -> list[str]:
     first, each = result["seconds"]["first-round"], result["seconds"]["per-round"]
     whole = first + (config.rounds - 1) * each
     figures = baseline_figures(result["baselines"] or {})
+    tries = worth_trying(to_dict(config)) if figures else []
     return [
         f"  clients    {result['holdings']}",
         *(f"  note       {note}" for note in result["notes"]),
         f"  baselines  {', '.join(figures) or 'none'} (test, without the method)",
+        *(f"  try        {' or '.join(tries)}, if that is not reached" for _ in tries[:1]),
         f"  cost       {each:.2g} s a round, the first {first:.2g} s: about {whole:.0f} s for "
         f"{config.rounds} rounds; {format_bytes(result['memory-bytes'])} of memory",
         *(f"  warning    {warning}" for warning in result["warnings"]),

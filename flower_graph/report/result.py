@@ -38,6 +38,8 @@ BASELINES = {
     "mean": MEAN,
     "linear-regression": LINEAR,
 }
+# The settings, and their values, between which most choices of docs/results/own-graph.md fell
+WORTH_TRYING = {"strategy.learning_rate": (0.01, 0.03), "model.hidden": (16, 64)}
 
 
 def make_result(
@@ -290,7 +292,22 @@ def describe_baselines(result: Tree) -> list[str]:
         )
         if any(accuracy <= reached[name] for name in names if name in reached)
     ]
+    tries = worth_trying(result.get("config", {}))
+    if words and tries:
+        words.append(f"try {' or '.join(tries)}")
     return [", ".join(figures), *(["; ".join(words)] if words else [])]
+
+
+# Any: settings by name
+def worth_trying(config: Mapping[str, Any]) -> list[str]:
+    """Name the settings to try first where a method is not better than its baselines."""
+    found = []
+    for key, values in WORTH_TRYING.items():
+        section, _, name = key.partition(".")
+        if name in config.get(section, {}):
+            others = [f"{one:g}" for one in values if one != _mean(config[section][name])]
+            found.append(f"{key}={','.join(others)}")
+    return found
 
 
 def _mean(value: Any) -> float:
