@@ -47,8 +47,8 @@ def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> Com
         if config["has-total"] and at not in steps:
             total = array_of(one.request, "total", "gradient").copy()
             steps[at] = total, float(config["learning-rate"])
-        numbers = unpack_integers(config["measured"], "measured")
-        if numbers.size:
+        if "measured" in config:
+            numbers = unpack_integers(config["measured"], "measured")
             here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
             here[numbers] = array_of(one.reply, keys.ARRAYS, "measured")
     if settings is None or not latents:

@@ -274,7 +274,7 @@ ENTRIES = [
 def test_every_entry_is_checked(kind: Any, field: Any) -> None:
     for bad in (None, "text", b"odd"):
         content = written(instance(kind))
-        if bad is None and field.optional:
+        if bad is None and (field.optional or field.empty is not None):
             continue
         for record in (CONFIG, METRICS):
             if field.key in content.get(record, {}):
@@ -283,6 +283,33 @@ def test_every_entry_is_checked(kind: Any, field: Any) -> None:
             content[CONFIG][field.key] = bad
         with pytest.raises(MalformedReplyError, match=field.key.split("*")[0]):
             read(kind, content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [one for one in ENTRIES if one[1].empty is not None and not one[1].optional],
+    ids=lambda v: getattr(v, "key", getattr(v, "__name__", "")),
+)
+def test_a_missing_entry_is_an_empty_one_where_there_are_such(kind: Any, field: Any) -> None:
+    def outcome(is_there: bool) -> Any:
+        content = written(instance(kind))
+        for record in content.values():
+            if field.key in record:
+                record.pop(field.key)
+                if is_there:
+                    record[field.key] = field.empty
+        try:
+            return read(kind, content)
+        except MalformedReplyError as error:
+            return str(error)
+
+    missing, empty = outcome(False), outcome(True)
+    assert type(missing) is type(empty)
+    if isinstance(missing, str):
+        assert missing == empty
+    else:
+        names = fields_of(kind)
+        assert all(same(getattr(missing, name), getattr(empty, name)) for name in names)
 
 
 TENSORS = [
