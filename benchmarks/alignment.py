@@ -1,16 +1,16 @@
-"""The alignment by blinded identities, against the form that clients can verify.
+"""Alignments: of identities, blinded and verified, and of PPFL-GNN's embeddings at the server.
 
-Everything between the first message and the published slots, but the secure sum of the tables,
-which are added up in the clear; the processor time of all SuperNodes and the server together. In
-the verified form every SuperNode is a party. Run alone:
-``python -m benchmarks.alignment [--quick]``.
+    python -m benchmarks.alignment [--quick]
+
+Of identities everything between the first message and the published slots is measured, but the
+secure sum of the tables, which are added up in the clear. In the verified form every SuperNode is a
+party.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -20,9 +20,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from benchmarks import parties
-from benchmarks.measure import say
+from benchmarks.measure import duration, say, spread, table
+from flower_graph.ops import align_pairs, consensus
+from flower_graph.rng import generator
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
@@ -32,7 +36,10 @@ RUN, SEED = b"run", b"the epoch's seed"
 # SuperNodes, clients of each, identities of each client
 SIZES = ((20, 1, 20), (50, 1, 50), (5, 60, 5), (5, 2, 250))
 QUICK_SIZES = ((5, 1, 3), (5, 2, 3))
-TIMES, TARGET = 2, 4.0
+TIMES = 2
+FORMS: dict[str, Callable[[Tensor], Any]] = {"pairs": align_pairs, "consensus": consensus}
+COUNTS = {"pairs": (10, 100, 300), "consensus": (10, 100, 1_000, 10_000)}
+QUICK_COUNTS = dict.fromkeys(FORMS, (4,))
 
 
 class Aligning:
@@ -104,7 +111,7 @@ class Aligning:
         return found
 
 
-def measure(nodes: int, each: int, identities: int) -> dict[str, Any]:
+def identity_row(nodes: int, each: int, identities: int) -> list[str]:
     """Measure both forms in turns; the least time of each."""
     blinded, verified = math.inf, math.inf
     for _ in range(TIMES):
@@ -113,25 +120,48 @@ def measure(nodes: int, each: int, identities: int) -> dict[str, Any]:
         blinded = min(blinded, aligning.run())
         with TemporaryDirectory() as folder:
             verified = min(verified, Aligning(nodes, each, identities, Path(folder)).run())
-    ratio = verified / blinded
-    seconds = f"{blinded:.2f} and {verified:.2f} s"
-    say(f"{nodes} x {each} clients with {identities} identities: {seconds}, {ratio:.2f} times")
-    return {
-        "supernodes": nodes,
-        "clients": nodes * each,
-        "identities": identities,
-        "points": points,
-        "blinded": blinded,
-        "verified": verified,
-        "ratio": ratio,
-    }
+    row = [str(nodes), str(nodes * each), str(identities), f"{points:,}", duration(blinded)]
+    say(f"{nodes} x {each} clients with {identities} identities: {verified / blinded:.2f} times")
+    return [*row, duration(verified), f"{verified / blinded:.2f}"]
+
+
+def embeddings(clients: int, nodes: int = 1_000, dimension: int = 16) -> Tensor:
+    """Draw embeddings of the same nodes at several clients: turned, and with noise."""
+    draw = generator(0, "alignment", clients)
+    own = torch.randn(clients, nodes, dimension, generator=draw)
+    turns = torch.linalg.qr(torch.randn(clients, dimension, dimension, generator=draw)).Q
+    common = torch.randn(nodes, dimension, generator=draw)
+    return own.baddbmm_(common.expand(clients, -1, -1), turns)
+
+
+def embedding_row(form: str, clients: int) -> list[str]:
+    """Time the server's alignment of embeddings."""
+    x, seconds = embeddings(clients), []
+    for _ in range(1 + TIMES):
+        started = time.perf_counter()
+        FORMS[form](x)
+        seconds.append(time.perf_counter() - started)
+    say(f"alignment: {form} of {clients}")
+    return [form, f"{clients:,}", spread(seconds[1:])]
 
 
 def main() -> None:
-    """Print the result as JSON."""
-    load = os.getloadavg()[0]
-    entries = [measure(*size) for size in (QUICK_SIZES if "--quick" in sys.argv else SIZES)]
-    print(json.dumps({"entries": entries, "target": TARGET, "load": load}))
+    """Print the tables as JSON."""
+    quick = "--quick" in sys.argv
+    about = """Processor time of all SuperNodes and the server together, blinded as a trusted server
+        has it, and verified. *Points* are the identities and what fills blocks up."""
+    head = ["SuperNodes", "clients", "identities of each", "points", "blinded", "verified", "times"]
+    rows = [identity_row(*one) for one in (QUICK_SIZES if quick else SIZES)]
+    identities = table("Alignment by blinded identities", about, head, rows)
+    about = f"""1,000 public nodes with 16 numbers, {torch.get_num_threads()} threads. *Pairs* grow
+        with the square of the clients."""
+    rows = [
+        embedding_row(form, clients)
+        for form, counts in (QUICK_COUNTS if quick else COUNTS).items()
+        for clients in counts
+    ]
+    server = table("PPFL-GNN's alignment at the server", about, ["form", "clients", "time"], rows)
+    print(json.dumps([identities, server]))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import sys
 import tempfile
 import threading
@@ -18,9 +19,8 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from socket import SHUT_WR, create_connection, socket
 from socketserver import BaseRequestHandler, ThreadingTCPServer
-from typing import Any
 
-from benchmarks.measure import keep_bytecode, say, summary
+from benchmarks.measure import say, size, spread, table
 from deploy.loopback import HOST, DeploymentError, Loopback
 from flower_graph.apps.cli import main as cli
 from flower_graph.apps.cli.processes import termination_as_exit
@@ -76,7 +76,7 @@ class _Connection(BaseRequestHandler):
 
 def measure(
     config: str, settings: list[str], exchanges: int, *, tls: bool, supernodes: int
-) -> dict[str, Any]:
+) -> list[str]:
     """Time a run and count its bytes."""
     say(f"deployment: {config}, {supernodes} SuperNodes, {'TLS' if tls else 'no TLS'}")
     settings = [*settings, f"strategy.min_nodes={supernodes}", "device=cpu"]
@@ -99,7 +99,7 @@ def measure(
             network = _watch(deployment, forwarder, folder / "out" / "metrics.jsonl")
             forwarder.shutdown()
             forwarder.server_close()
-        return _entry(folder / "out", config, exchanges, tls, supernodes, network)
+        return _row(folder / "out", config, exchanges, tls, supernodes, network)
 
 
 def partitioned(config: str, settings: list[str], out: Path, supernodes: int) -> list[Path]:
@@ -137,38 +137,35 @@ def watch(
         raise DeploymentError(deployment.tail(run))
 
 
-def _entry(
-    out: Path, config: str, exchanges: int, tls: bool, supernodes: int, network: list[int]
-) -> dict[str, Any]:
+def _row(
+    out: Path, config: str, exchanges: int, tls: bool, nodes: int, network: list[int]
+) -> list[str]:
     """Put the figures together; the first round is left out, since the app travels with it."""
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rounds = [json.loads(line) for line in lines]
     wire = [sum(one["wire-bytes"].values()) for one in rounds]
-    return {
-        "config": config,
-        "tls": tls,
-        "supernodes": supernodes,
-        "exchanges": exchanges,
-        "seconds": summary([one["seconds"] / exchanges for one in rounds[1:]]),
-        "message-bytes": summary(_steps(wire, exchanges)),
-        "network-bytes": summary(_steps(network, exchanges)),
-    }
+    seconds = spread([one["seconds"] / exchanges for one in rounds[1:]])
+    steps = [_step(totals, exchanges) for totals in (wire, network)]
+    return [f"`{config}`", str(nodes), "yes" if tls else "no", seconds, *steps]
 
 
-def _steps(totals: list[int], exchanges: int) -> list[float]:
-    return [(later - sooner) / exchanges for sooner, later in itertools.pairwise(totals)]
+def _step(totals: list[int], exchanges: int) -> str:
+    steps = [(later - sooner) / exchanges for sooner, later in itertools.pairwise(totals)]
+    return size(statistics.median(steps)) if steps else ""
 
 
 def main() -> None:
-    """Print the result as JSON."""
+    """Print the tables as JSON."""
     quick = "--quick" in sys.argv
-    keep_bytecode()
-    load = os.getloadavg()[0]
+    os.environ["PYTHONDONTWRITEBYTECODE"] = ""  # as an installed package has its bytecode
     cases, supernodes = ((QUICK,), 2) if quick else ((NFEDGNN, FEDGLS), 4)
     turns = [(case, tls) for case in cases for tls in (False, True)]
     with termination_as_exit():  # so that the deployment is ended in any case
-        entries = [measure(*case, tls=tls, supernodes=supernodes) for case, tls in turns]
-    print(json.dumps({"load": load, "entries": entries}))
+        rows = [measure(*case, tls=tls, supernodes=supernodes) for case, tls in turns]
+    about = """A SuperLink and its SuperNodes on one machine, whose cores they share. The bytes are
+        all that passes between SuperNodes and SuperLink, and what the messages have of it."""
+    head = ["config", "SuperNodes", "TLS", "an exchange", "messages", "on the network"]
+    print(json.dumps([table("Deployment", about, head, rows)]))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""What all benchmarks share: medians, fits, the machine, and parts that run on their own."""
+"""What all benchmarks share: tables, fits, the machine, and parts that run on their own."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -11,36 +10,56 @@ import resource
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from flower_graph.engine.machine import keep_freed_memory, processor
+from flower_graph.engine.machine import processor
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("flwr", "numpy", "ray", "torch", "torch-geometric")
 
 
-def summary(seconds: Sequence[float]) -> dict[str, float]:
-    """Return the median, the extremes and the number of measured times."""
-    return {
-        "median": statistics.median(seconds),
-        "min": min(seconds),
-        "max": max(seconds),
-        "count": len(seconds),
-    }
+class Table(TypedDict):
+    """A table of figures as the page shows it; cells are text."""
+
+    title: str
+    about: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def table(title: str, about: str, head: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    """Make a table; cells are written by ``str``."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    return {"title": title, "about": " ".join(about.split()), "head": [*head], "rows": cells}
+
+
+def duration(seconds: float) -> str:
+    """Write seconds, or milliseconds below one second."""
+    return f"{seconds * 1e3:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def size(number: float) -> str:
+    """Write a number of bytes."""
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if number >= unit:
+            return f"{number / unit:.2f} {name}" if name == "GiB" else f"{number / unit:.0f} {name}"
+    return f"{number:.0f} B"
+
+
+def spread(seconds: Sequence[float]) -> str:
+    """Write the median of some times, and in brackets the fastest and the slowest."""
+    ends = f"{duration(min(seconds))} – {duration(max(seconds))}"
+    return f"{duration(statistics.median(seconds))} ({ends})"
 
 
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Fit ``value = a size^b`` by least squares on logarithms and return ``b``."""
     x, y = [math.log(size) for size in sizes], [math.log(value) for value in values]
     return statistics.linear_regression(x, y).slope
-
-
-def keep_bytecode() -> None:
-    """Have processes that are started keep bytecode, as an installed package has it."""
-    os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 def peak_bytes() -> int:
@@ -53,19 +72,18 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory-bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": platform.system(),
+        "memory": size(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in PACKAGES},
     }
 
 
-def run_part(module: str, arguments: Sequence[str] = ()) -> Any:
-    """Run a module of this folder in a process of its own; its last line is its result."""
-    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
+def run_module(module: str, arguments: Sequence[str] = ()) -> Any:
+    """Run a module of this folder in a process of its own; the last line that it prints is JSON."""
     # Threads that spin while they wait measure what else the cores do; both sides of every ratio
     # wait without spinning.
     environment = {"OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore", **os.environ}
+    command = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
     done = subprocess.run(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
     )
@@ -73,6 +91,21 @@ def run_part(module: str, arguments: Sequence[str] = ()) -> Any:
     if done.returncode or not lines:
         raise RuntimeError(f"benchmarks.{module} ended with code {done.returncode}")
     return json.loads(lines[-1])
+
+
+def command_of(tree: Path) -> list[str]:
+    """Say how Python starts the command of a checkout, wherever its module lies."""
+    project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    module, _, function = project["scripts"]["flower-graph"].partition(":")
+    code = f"import sys; from {module} import {function}; sys.exit({function}())"
+    return [sys.executable, "-c", code]
+
+
+def environment_of(tree: Path, threads: int, bytecode: str) -> dict[str, str]:
+    """Give the variables of a process that imports a checkout, and keeps its bytecode elsewhere."""
+    own = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
+    kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": bytecode}
+    return {**os.environ, **own, **kept, "PYTHONWARNINGS": "ignore"}
 
 
 def say(text: str) -> None:
@@ -85,17 +118,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def part_main(cases: Mapping[str, Callable[..., Any]], measure_all: Callable[[bool], Any]) -> None:
-    """Be the command line of a part that measures each case in a process of its own."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--case")
-    given = parser.parse_args()
-    if given.case:
-        keep_freed_memory()
-        case, *arguments = json.loads(given.case)
-        print(json.dumps(cases[case](*arguments)))
-        return
-    print(json.dumps(measure_all(given.quick)))

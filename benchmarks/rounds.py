@@ -1,138 +1,162 @@
-"""A round of nFedGNN in process, messages included, beside an epoch of PyG's centralised GCN.
+"""Seconds a round of the shipped methods, beside a plain loop, and beside another checkout.
 
-After every round one epoch of the centralised model is run and timed, so that both meet the same
-state of the machine. Run alone: ``python -m benchmarks.rounds [--quick]``.
+    python -m benchmarks.rounds [--quick] [--against CHECKOUT]
+
+A round is measured by the command line, as a user runs it: what ``metrics.jsonl`` says of each
+round. So any two checkouts can be compared, whatever they look like inside. Every case is run in
+turns: this checkout, the other one, the plain loop, each in a process of its own.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
+import statistics
+import subprocess
 import sys
-import time
-from collections.abc import Callable
-from typing import Any
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-from torch.nn import functional
-from torch_geometric.data import Data
-from torch_geometric.nn import GCNConv
+from benchmarks.measure import (
+    ROOT,
+    Table,
+    command_of,
+    environment_of,
+    say,
+    spread,
+    table,
+)
 
-from benchmarks.bandwidth import step_beside_triad
-from benchmarks.measure import say, summary
-from flower_graph.apps.run import client_app
-from flower_graph.data import load_data
-from flower_graph.data.sources.datasets import cached_data
-from flower_graph.errors import DataError
-from flower_graph.method.load import load_config
-from flower_graph.ops.active_rows import pack
-from flower_graph.records.rounds import RoundReport
-from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
-from flower_graph.strategies.split_gradient_relay.method import METHOD
-from flower_graph.strategies.split_gradient_relay.users import LinearCohort
-
-TARGETS = {"nfedgnn/cora": 0.3, "nfedgnn/cora-linqs": 0.3, "nfedgnn/pubmed": 0.6}
-WARM_UP = 3  # rounds that are not counted: packing, first touch of memory
+WARM_UP = 2  # rounds that are not counted: packing, first touch of memory
+TURNS, THREADS = 3, (1, 2)
 
 
-class CentralGCN(nn.Module):
-    """The ordinary two-layer GCN of PyG, as its Cora example has it."""
+@dataclass(frozen=True)
+class Case:
+    """A config with settings, and the loop that is measured beside it."""
 
-    def __init__(self, num_features: int, hidden: int, classes: int, dropout: float) -> None:
-        super().__init__()
-        self.dropout = dropout
-        self.first = GCNConv(num_features, hidden, cached=True)
-        self.second = GCNConv(hidden, classes, cached=True)
+    config: str
+    settings: tuple[str, ...] = ()
+    rounds: int = 12
+    loop: str | None = None
+    flags: tuple[str, ...] = ()
+    threads: tuple[int, ...] = THREADS
 
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits ``[n, c]``."""
-        x = functional.dropout(x, self.dropout, self.training)
-        x = functional.relu(self.first(x, edge_index))
-        x = functional.dropout(x, self.dropout, self.training)
-        return self.second(x, edge_index)  # type: ignore[no-any-return]
+    def words(self) -> str:
+        """Say what a row is about."""
+        return " ".join([self.config, *self.settings, *self.flags])
 
 
-def central_epoch(config: NFedGNNConfig, data: Data) -> Callable[[], float]:
-    """Build the centralised model; return a function that trains an epoch and times it."""
-    model = CentralGCN(
-        data.x.shape[1], config.model.hidden, int(data.num_classes), config.model.dropout
+def clients(count: int) -> tuple[str, ...]:
+    """Ask for so many communities of a generated graph, each large enough to be split."""
+    sizes = (f"partition.clients={count}", f"data.nodes={count * 60}")
+    return (*sizes, "data.name=csbm", "partition.resolution=null")
+
+
+CASES = (
+    Case("nfedgnn/cora-linqs", rounds=42, loop="central"),
+    Case("nfedgnn/cora-summed", rounds=42, loop="central"),
+    Case("quickstart", rounds=42, loop="central"),
+    Case("fedscem/cora-linqs", rounds=14, loop="fedscem"),
+    Case("fedgls/cora-linqs", rounds=14),
+    Case("ppfl/cora-linqs-gat", rounds=8),
+    Case("fedgta/cora-linqs"),
+    *(
+        Case(f"{app}/cora-linqs", clients(count), loop="fedavg" if app == "fedavg" else None)
+        for app in ("fedavg", "fedprox", "ditto")
+        for count in (10, 100)
+    ),
+    Case("quickstart", rounds=42, flags=("--engine", "flwr", "--supernodes", "2"), threads=(1,)),
+)
+QUICK = (
+    Case("fedavg/cora-linqs", ("partition.clients=3",), 4, "fedavg", (), (1,)),
+    Case(
+        "fedscem/cora-linqs", ("partition.clients=4", "strategy.limit=1000"), 4, "fedscem", (), (1,)
+    ),
+    Case("quickstart", (), 4, "central", (), (1,)),
+)
+
+
+@dataclass
+class Measured:
+    """The seconds of a round, turn by turn, by who was measured."""
+
+    sides: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, side: str, seconds: list[float]) -> None:
+        """Add a turn's rounds."""
+        self.sides.setdefault(side, []).extend(seconds)
+
+    def ratio(self, side: str) -> str:
+        """Give the first checkout's median in those of another side, or nothing."""
+        if side not in self.sides:
+            return ""
+        return f"{statistics.median(self.sides['now']) / statistics.median(self.sides[side]):.2f}"
+
+
+def run_rounds(tree: Path, case: Case, threads: int, bytecode: str) -> list[float]:
+    """Run a case with a checkout's command; return the seconds of the rounds that count."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        words = ["run", case.config, f"rounds={case.rounds}", *case.settings, *case.flags]
+        command = [*command_of(tree), *words, "device=cpu", "--quiet", "--out", str(out)]
+        environment = environment_of(tree, threads, bytecode)
+        done = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{case.words()} in {tree.name}: {done.stderr[-500:]}")
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    # The last round of some methods has work of its own
+    return [float(json.loads(line)["seconds"]) for line in lines[WARM_UP:-1]]
+
+
+def run_loop(case: Case, threads: int, bytecode: str) -> list[float]:
+    """Run the loop beside a case."""
+    command = [sys.executable, "-m", "benchmarks.loops", str(case.loop), case.config]
+    command += [str(case.rounds), *case.settings]
+    environment = environment_of(ROOT, threads, bytecode)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True
     )
-    optimizer = torch.optim.Adam(
-        model.parameters(), lr=0.01, weight_decay=config.strategy.weight_decay
-    )
-
-    def epoch() -> float:
-        started = time.perf_counter()
-        model.train()
-        optimizer.zero_grad()
-        logits = model(data.x, data.edge_index)
-        loss = functional.cross_entropy(logits[data.train_mask], data.y[data.train_mask])
-        loss.backward()
-        optimizer.step()
-        loss.item()
-        return time.perf_counter() - started
-
-    return epoch
+    return [float(one) for one in json.loads(done.stdout.splitlines()[-1])[WARM_UP:-1]]
 
 
-def compare(config: NFedGNNConfig, data: Data, supernodes: int) -> dict[str, Any]:
-    """Time rounds and epochs in turn."""
-    epoch, rounds, epochs = central_epoch(config, data), [], []
-
-    def on_round(report: RoundReport) -> None:
-        rounds.append(report.seconds)
-        epochs.append(epoch())
-
-    grid = InProcessGrid(client_app(config, None), num_supernodes=supernodes)
-    strategy = METHOD.build_strategy(config, None)
-    strategy.start(grid, num_rounds=config.rounds, on_round=on_round)
-    round_, epoch_ = summary(rounds[WARM_UP:]), summary(epochs[WARM_UP:])
-    ratio = round_["median"] / epoch_["median"]
-    return {"supernodes": supernodes, "round": round_, "epoch": epoch_, "ratio": ratio}
-
-
-def user_step(config: NFedGNNConfig, data: Data, repeats: int) -> dict[str, Any]:
-    """Hold the users' step against the memory bandwidth."""
-    settings = METHOD.build_strategy(config, None).users.settings
-    cohort = LinearCohort(pack(data.x, bias=settings.bias), settings)
-    gradient = torch.randn(data.num_nodes, settings.latent_size)
-    return step_beside_triad(cohort, gradient, config.strategy.learning_rate, repeats)
-
-
-def measure(name: str, rounds: int, *, with_step: bool) -> dict[str, Any]:
-    """Measure one configuration, or say why it cannot be."""
-    config = load_config(name, [f"rounds={rounds}", "device=cpu"])
-    try:
-        load_data(config.data, seed=config.seed, download=False)
-    except DataError:
-        return {"config": name, "skipped": f"{config.data.name} is not on this machine"}
-    say(f"round: {name}")
-    data = cached_data(config)
-    result = {
-        "config": name,
-        "data": config.data.name,
-        "users": int(data.num_nodes),
-        "target": TARGETS[name],
-        "runs": [compare(config, data, supernodes) for supernodes in (1, 2)],
-    }
-    if with_step:
-        result["user-step"] = user_step(config, data, max(3, rounds // 2))
-    return result
+def measure(case: Case, trees: dict[str, Path], threads: int, turns: int) -> list[str]:
+    """Measure a case in turns; return its row."""
+    found = Measured()
+    with tempfile.TemporaryDirectory() as bytecode:
+        for _ in range(turns):
+            for side, tree in trees.items():
+                found.add(side, run_rounds(tree, case, threads, bytecode))
+            if case.loop:
+                found.add("loop", run_loop(case, threads, bytecode))
+    cells = [f"`{case.words()}`", str(threads), spread(found.sides["now"])]
+    cells.append(spread(found.sides["loop"]) if case.loop else "")
+    cells.append(found.ratio("loop"))
+    if "before" in trees:
+        cells += [spread(found.sides["before"]), found.ratio("before")]
+    say("round: " + " | ".join(cells))
+    return cells
 
 
 def main() -> None:
-    """Print the result as JSON."""
-    if "--quick" in sys.argv:
-        entries = [measure("nfedgnn/cora-linqs", WARM_UP + 3, with_step=True)]
-    else:
-        entries = [measure("nfedgnn/cora", 100, with_step=False)]
-        if "skipped" in entries[0]:
-            entries.append(measure("nfedgnn/cora-linqs", 100, with_step=False))
-        entries.append(measure("nfedgnn/pubmed", 40, with_step=True))
-    result = {"threads": torch.get_num_threads(), "load": os.getloadavg()[0], "entries": entries}
-    print(json.dumps(result))
+    """Print the tables as JSON."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--against", type=Path)
+    given = parser.parse_args()
+    trees = {"now": ROOT} | ({"before": given.against} if given.against else {})
+    cases, turns = (QUICK, 1) if given.quick else (CASES, TURNS)
+    head = ["command", "threads", "a round", "plain loop", "in loops"]
+    head += ["before", "now in times of before"] * bool(given.against)
+    rows = [measure(case, trees, threads, turns) for case in cases for threads in case.threads]
+    about = """`flower-graph run` with these words; the loops are those of `benchmarks/loops.py`: an
+    epoch of PyG's centralised GCN beside nFedGNN, PyG clients one after the other beside the
+    others, without messages and masks."""
+    tables: list[Table] = [table("A round", about, head, rows)]
+    print(json.dumps(tables))
 
 
 if __name__ == "__main__":

@@ -1,21 +1,14 @@
-"""Secure sum: a round of 100 clients at two SuperNodes, with the server's part.
-
-Cost against the number of clients is in ``secure_clients``, whole sums of many in ``secure_whole``.
-Run alone: ``python -m benchmarks.secure [--quick]``.
-"""
+"""Secure sum: a round of 100 clients at two SuperNodes, with the server's part."""
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import say, summary
+from benchmarks.measure import Table, say, spread, table
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply
@@ -28,7 +21,6 @@ LIMIT = 64.0
 STEPS = {32: 2.0**-16, 64: 2.0**-24}  # resolutions that need words of so many bits
 ROUND, QUICK_ROUND = (100, 99_000, 12), (20, 1_000, 3)  # clients, numbers, rounds
 WARM_UP = 2
-TARGETS = {"round": 0.09, "state": 0.003}
 SUPERNODES = 2
 
 
@@ -90,8 +82,8 @@ class Sum:
         return found
 
 
-def measure_round(clients: int, length: int, rounds: int, word: int) -> dict[str, Any]:
-    """Time whole rounds: all that the SuperNodes do, and the server's part."""
+def round_row(clients: int, length: int, rounds: int, word: int) -> list[str]:
+    """Time whole rounds: all that the SuperNodes do, the server's part, and a host's restart."""
     whole = Sum(clients, length, word)
     host, server, state = [], [], []
     for number in range(rounds + WARM_UP):
@@ -99,27 +91,15 @@ def measure_round(clients: int, length: int, rounds: int, word: int) -> dict[str
         state.append(whole.restart(2 * number + 1))
         host.append(whole.seconds["host"])
         server.append(whole.seconds["server"])
-    both = [one + other for one, other in zip(host, server, strict=True)]
-    say(f"{clients} clients, {whole.ring.word} bits: {min(both) * 1e3:.1f} ms")
-    return {
-        "clients": clients,
-        "supernodes": SUPERNODES,
-        "length": length,
-        "word": whole.ring.word,
-        "round": summary(both[WARM_UP:]),
-        "host": summary(host[WARM_UP:]),
-        "server": summary(server[WARM_UP:]),
-        "state": summary(state[WARM_UP:]),
-    }
+    times = [spread(one[WARM_UP:]) for one in (host, server, state)]
+    say(f"{clients} clients, {whole.ring.word} bits: {times[0]}")
+    return [f"{clients:,}", f"{length:,}", str(whole.ring.word), *times]
 
 
-def main() -> None:
-    """Print the result as JSON."""
-    quick = "--quick" in sys.argv
-    load = os.getloadavg()[0]
-    rounds = [measure_round(*(QUICK_ROUND if quick else ROUND), word) for word in STEPS]
-    print(json.dumps({"rounds": rounds, "targets": TARGETS, "load": load}))
-
-
-if __name__ == "__main__":
-    main()
+def round_table(quick: bool) -> Table:
+    """Measure sums of 100 clients with words of 32 and of 64 bits."""
+    rows = [round_row(*(QUICK_ROUND if quick else ROUND), word) for word in STEPS]
+    about = f"""A sum of all clients at {SUPERNODES} SuperNodes under a trusted server. *State* is
+        saving a SuperNode's half and loading it again."""
+    head = ["clients", "numbers", "bits of a word", "SuperNodes", "server", "state"]
+    return table("A secure sum", about, head, rows)

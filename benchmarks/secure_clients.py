@@ -3,15 +3,12 @@
 One client is played by the code that a SuperNode runs, with its state read and written at each
 message. All that it meets of the others is what its partners and the server send it, so these are
 made here, as the protocol has them. In the malicious setting clients are *parties*, SuperNodes with
-keys of their own, and the same number of them takes part. Run alone:
-``python -m benchmarks.secure_clients [--quick]``.
+keys of their own, and the same number of them takes part.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +20,7 @@ from cryptography.hazmat.primitives import serialization as pem
 from flwr.app import ConfigRecord, Context, RecordDict
 
 from benchmarks import parties
-from benchmarks.measure import exponent, say
+from benchmarks.measure import Table, duration, say, size, table
 from flower_graph.secure import channel
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.client import SecureSumClient
@@ -58,7 +55,6 @@ from flower_graph.wire.ledger import count_bytes
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)
 COLLUDING = (0.0, 0.1)  # share of all
 LENGTH, TIMES = 10_000, 5
-TARGETS = {"exponent": 0.5, "ratio": 2.5}
 DROPOUT, LIMIT, STEP = 0.3, 64.0, 2.0**-24  # so that words have 64 bits at all sizes
 RUN, OWN = bytes(range(16)), 0  # the client that is played is number 0
 
@@ -257,28 +253,35 @@ def measure(clients: int, corrupt: float, length: int, rounds: int) -> list[dict
     ]
 
 
-def main() -> None:
-    """Print the result as JSON."""
-    quick, load = "--quick" in sys.argv, os.getloadavg()[0]
+def client_table(quick: bool) -> Table:
+    """Measure one client of many in both settings of trust."""
     sizes, times = (QUICK_SIZES, 2) if quick else (SIZES, TIMES)
-    entries = []
+    rows = []
     for corrupt in COLLUDING:
         for clients in sizes:
-            entries += measure(clients, corrupt, LENGTH, times)
-            one, other = entries[-2:]
-            ratio = other["seconds"] / one["seconds"]
-            both = f"{one['seconds'] * 1e3:.1f} and {other['seconds'] * 1e3:.1f} ms"
-            say(f"{clients} clients, corrupt {corrupt:g}: {both}, {ratio:.2f} times")
-    chosen = [entry for entry in entries if entry["trusted"] and not entry["corrupt"]]
-    m = [entry["clients"] for entry in chosen]
-    extra = [e["bytes-up"] + e["bytes-down"] - e["vector-bytes"] for e in chosen]
-    exponents = {
-        "seconds": exponent(m, [entry["seconds"] for entry in chosen]),
-        "bytes": exponent(m, extra),
-    }
-    found = {"entries": entries, "exponents": exponents, "targets": TARGETS, "length": LENGTH}
-    print(json.dumps(found | {"load": load}))
-
-
-if __name__ == "__main__":
-    main()
+            trusted, other = measure(clients, corrupt, LENGTH, times)
+            for one, ratio in (
+                (trusted, ""),
+                (other, f"{other['seconds'] / trusted['seconds']:.2f}"),
+            ):
+                row = [f"{clients:,}", f"{corrupt:.0%}", "trusted" if one["trusted"] else "may lie"]
+                row += [f"{one['partners']:,}", f"{one['threshold']:,}", duration(one["seconds"])]
+                row += [ratio, size(one["bytes-up"] - one["vector-bytes"]), size(one["bytes-down"])]
+                rows.append([*row, duration(sum(one["start"]["seconds"].values()))])
+            say(f"{clients} clients, corrupt {corrupt:g}: {ratio} times")
+    about = f"""Processor time of everything that the code of one SuperNode does in a round, its
+        state read and written at each message, the least of several rounds; vectors of {LENGTH:,}
+        words of 64 bits, bytes besides the vector. *Times* is to the same under a trusted server,
+        *start* is before the first round."""
+    head = [
+        "clients",
+        "collude",
+        "server",
+        "partners",
+        "threshold",
+        "a round",
+        "times",
+        "up",
+        "down",
+    ]
+    return table("One client of many in a secure sum", about, [*head, "start"], rows)

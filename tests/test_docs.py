@@ -42,7 +42,7 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
     roots = (ROOT, ROOT / "flower_graph", ROOT / "docs", ROOT / "examples")
     gone = [name for name in named if not any((root / name).is_file() for root in roots)]
     gone = [name for name in gone if not name.startswith(MADE)]
-    assert not gone, f"{gone}; the tables of rounds.md: python -m benchmarks.trace_round --write"
+    assert not gone, gone
 
 
 def test_pages_that_comments_in_yaml_name_are_there() -> None:

@@ -1,6 +1,6 @@
 """What each command imports before it is done, and what deployed clients of each method import.
 
-Each line was a second or more of every start. Ratios are measured by ``benchmarks/startup.py``.
+Each line was a second or more of every start. Ratios are measured by ``benchmarks/start.py``.
 """
 
 from __future__ import annotations
