@@ -257,8 +257,10 @@ def _done(job: Job) -> dict[str, object] | None:
         result: dict[str, object] = read_json(path)
         if not isinstance(result, dict):
             raise ValueError("it is no mapping")
-        describe_result("", result, job.out)  # as it will be, if it is of these settings
-    return result if result.get("config") == to_dict(job.config) else None
+        if result.get("config") != to_dict(job.config):
+            return None
+        describe_result("", result, job.out)  # as it will be
+    return result
 
 
 def _run_here(job: Job, args: Options, resume: bool) -> dict[str, object]:
