@@ -17,7 +17,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.data.folders.party import assigned
-from flower_graph.errors import NoClientsError
+from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -203,7 +203,7 @@ def silent(numbers: set[int], rounds: set[int]) -> Mod:
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         here = int(context.node_config["partition-id"]) in numbers
         if here and int(message.metadata.group_id) in rounds:
-            raise RuntimeError("away")
+            raise RefusedError("away")
         return call_next(message, context)
 
     return mod

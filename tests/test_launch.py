@@ -98,11 +98,13 @@ def test_flower_on_ray_gives_the_figures_of_the_in_process_engine(
 
     started = time.monotonic()
     tracked, ray_out = [*SMALL, "track=[wandb]"], tmp_path / "ray"
-    result = launch.flwr_run("quickstart", tracked, ray_out, seed=4, supernodes=2, echo=echo)
+    result = launch.flwr_run(
+        "nfedgnn/cora-linqs", tracked, ray_out, seed=4, supernodes=2, echo=echo
+    )
     assert time.monotonic() - started < 180
     assert marked_processes(MARK, mark) == []
     assert list(scratch.iterdir()) == []
-    config = load_config("quickstart", [*SMALL, "seed=4"])
+    config = load_config("nfedgnn/cora-linqs", [*SMALL, "seed=4"])
     expected = run(config, tmp_path / "here")
     assert (result["engine"], expected["engine"]) == ("flwr", "in-process")
     assert result["seed"] == expected["seed"] == 4

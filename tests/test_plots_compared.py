@@ -214,8 +214,9 @@ def test_nothing_to_draw_is_refused(
 def test_a_picture_is_written_or_it_is_said_that_it_cannot_be(tmp_path: Path) -> None:
     plot_budgets(tmp_path / "a.png", {"t": Panel(BUDGETS, LEVELS)})
     assert imread(tmp_path / "a.png").shape[2] == 4
+    (tmp_path / "file").touch()
     with pytest.raises(OutputError):
-        plot_counts(tmp_path / "missing" / "a.png", {"one": {1: 1}}, title="t")
+        plot_counts(tmp_path / "file" / "a.png", {"one": {1: 1}}, title="t")
 
 
 def test_no_two_curves_look_alike() -> None:

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlparse
 import flower_graph
 from flower_graph.config.rules import suggest
 from flower_graph.errors import ConfigError
+from flower_graph.storage.reading import MOST_RECORD, read_text
 
 SITE = Path(flower_graph.__file__).resolve().parent / "site"  # what `make docs` writes
 # The pages as they are written: installed, or in a checkout
@@ -49,7 +50,7 @@ def docs_command(args: argparse.Namespace) -> int:
 
 def text_of(page: Path, anchor: str = "") -> str:
     """Return a page's text with its tables; with a heading's anchor, what stands below it."""
-    text = page.read_text(encoding="utf-8")
+    text = read_text(page, MOST_RECORD)
     if (GUIDES / "generate.py").is_file():
         sys.path.insert(0, str(GUIDES))
         # The promises' tables are made of files of the tests, which are in a checkout alone.

@@ -38,6 +38,7 @@ from flower_graph.engine.stacked_weights import (
     rows_of,
     stacked_state,
 )
+from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import (
     Adjacency,
@@ -262,7 +263,9 @@ class StructureCohort:
         weight = self.nodes * good
         nodes = int(weight.sum())
         if not nodes:
-            raise ValueError(f"clients {sorted(left_out)}: weights are not finite; nobody is left")
+            raise RefusedError(
+                f"clients {sorted(left_out)}: weights are not finite; nobody is left"
+            )
         share = (weight.double() / nodes).repeat(self.kinds.numel() // self.size)
         models = self.weights.weighted_sums(share)
         parts = [float(share[self.kinds == kind].sum()) for kind in range(len(models))]

@@ -20,7 +20,7 @@ from flower_graph.privacy.accountant import noise_multiplier
 # neither list until somebody has asked whether a server learns more by turning it.
 OTHERS = {
     "what is trained, and how: it changes what is protected, not how": """
-        model. gat. deepwalk. graph. links. judge. task seed
+        data.label data.weight data.decimal model. gat. deepwalk. graph. links. judge. task seed
         strategy.absent strategy.average_every strategy.average_over strategy.batch_size
         strategy.beta strategy.block_density strategy.block_nodes strategy.blocks
         strategy.gradient_norm strategy.l1 strategy.learning_rate strategy.local_epochs

@@ -175,6 +175,7 @@ def asked_of(rounds: int = 4, slots: int = 2, ring: Ring | None = None) -> Any:
         exchange=SimpleNamespace(ledger=ledger),
         is_due=lambda server_round: False,
         checkpoints=SimpleNamespace(run=""),
+        members=SimpleNamespace(parties=None),
     )
 
 
