@@ -101,9 +101,9 @@ def go_on_from_a_run(words: list[str]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    # `check` tries every method, and PPFL-GNN's classifiers take seconds.
+    # `check` tries every method, a sweep is many runs, and PPFL-GNN's classifiers take seconds.
     [
-        pytest.param(one, marks=[pytest.mark.slow] if re.match("check|run ppfl", one) else [])
+        pytest.param(one, marks=[pytest.mark.slow] if re.match("check|sweep|run ppfl", one) else [])
         for one in COMMANDS
     ],
 )

@@ -173,7 +173,9 @@ def _settle(messages: Messages) -> None:
     seed = np.random.seed
     # Noise of differential privacy is drawn after NumPy got whole arrays of the system's entropy.
     np.random.seed = lambda value=None: seed(0 if np.size(value) > 1 else value)
-    FigureCanvasAgg.print_png = lambda self, file, *_, **__: Path(file).write_bytes(b"")
+    FigureCanvasAgg.print_png = lambda self, file, *_, **__: (
+        None if hasattr(file, "write") else Path(file).write_bytes(b"")
+    )
 
 
 def _give(run: Run, main: Any, out: Path, messages: Messages) -> dict[str, Any]:
