@@ -89,7 +89,7 @@ def test_half_of_the_partners_and_those_who_collude_in_the_other_half_are_too_fe
 
 
 def test_the_page_has_the_plan():
-    page = Path(__file__).parents[2].joinpath("docs", "secure-sum.md").read_text()
+    page = Path(__file__).parents[2].joinpath("docs", "reference", "protocol.md").read_text()
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in page.split("\n")]
     table = {
         row[0]: [int(cell.replace(",", "")) for cell in row[1:]]
