@@ -115,12 +115,3 @@ def check_outputs(folder: Path, result: dict[str, Any]) -> None:
     assert re.findall(r"`(\w+)`", judged) == [*result["judged"], *result["judged"]["svc"]]
     for roles in result["judged"].values():
         assert {role: len(values) for role, values in roles.items()} == {"val": 3, "test": 3}
-
-
-def test_every_figure_of_the_results_is_in_the_table_that_a_command_wrote() -> None:
-    text = (DOCS / "ppfl.md").read_text(encoding="utf-8")
-    section = text[text.index("## Results") : text.index("## How embeddings are evaluated")]
-    table = (DOCS / "results" / "ppfl" / "table.md").read_text(encoding="utf-8")
-    assert "(results/ppfl/table.md)" in section
-    figures = re.findall(r"[+-]?[\d.]+ ± [\d.]+", section)
-    assert [figure for figure in figures if figure not in table] == []
