@@ -159,7 +159,7 @@ class EgoCohort:
 
 
 class ChosenEgos(StackedWeights):
-    """Some clients of a cohort, as one batch; made by ``EgoCohort.choose``."""
+    """Some clients of a cohort as one batch; made by ``EgoCohort.choose``."""
 
     def __init__(self, cohort: EgoCohort, places: list[int]) -> None:
         super().__init__(cohort.tensors(), cohort.batch, places)
@@ -217,11 +217,9 @@ class ChosenEgos(StackedWeights):
     # How it is computed
 
     def _training(self, server_round: int) -> Iterator[list[MiniBatch]]:
-        """Yield the batches of the steps on ``L_nc``, epoch by epoch."""
         return self._epochs("local", self.batch.masks["train"], server_round)
 
     def _epochs(self, purpose: str, among: Tensor, server_round: int) -> Iterator[list[MiniBatch]]:
-        """Yield each epoch's batches of some nodes."""
         batch, local = self.batch, self.settings
         order = BatchOrder(local.batch_size, local.seed, server_round, purpose)
         return epochs_of(among, batch.ptr, batch.clients, order, epochs=local.local_epochs)

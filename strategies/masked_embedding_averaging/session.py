@@ -1,10 +1,11 @@
 """FedSCem's session with its clients: set-up, requests, secure sums.
 
-Set-up is done whenever a SuperNode is new. One that was started anew keeps its clients' part in
-alignment and sums as long as it has its keys, under another id too.
+Set-up runs whenever a SuperNode is new. A SuperNode that restarts, even under another id, keeps its
+clients' part in alignment and sums as long as it has its keys.
 
-A round is two exchanges: one sends the last round's sums and asks for vectors, one asks for shares
-to remove the masks and prepares the next round. Plain sums need the first one only.
+A round has two exchanges. The first sends the last round's sums and asks for vectors. The second
+asks for shares, which remove the masks, and prepares the next round. Plain sums need only the
+first.
 """
 
 from __future__ import annotations
@@ -110,7 +111,6 @@ class EgoSession(Session):
 
     @property
     def everyone(self) -> list[int]:
-        """All clients that can take part, by number."""
         known = {client for clients in self.clients.values() for client in clients}
         return sorted(known - self.sums.server.out)
 
@@ -145,7 +145,6 @@ class EgoSession(Session):
         return begun
 
     def _align(self, server_round: int) -> None:
-        """Agree with all clients on one order of slots."""
         members, aligner = self.members, self.members.aligner
         self._ask_stages(server_round)
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
@@ -219,7 +218,7 @@ class EgoSession(Session):
     # A round
 
     def ring(self) -> Ring | None:
-        """Return how numbers are written, sized for all clients; None for plain sums."""
+        """Return how numbers are written, for sums over all clients; None for plain sums."""
         # Excluded clients count too: a round's sums are read with the next round's ring, which must
         # not be smaller.
         return self.sums.ring_for(sum(map(len, self.clients.values()))) if self.is_masked else None
@@ -237,7 +236,6 @@ class EgoSession(Session):
         self.sums.ready(server_round, clients)
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
-        """Address a round's request to the SuperNodes of this round's clients."""
         # The mask requests; if the server may lie, also who is ready
         masks: dict[int, Any] = {}
         if self.is_masked:
@@ -268,7 +266,6 @@ class EgoSession(Session):
     def ask(
         self, server_round: int, requests: Mapping[int, EgoRequest], length: int
     ) -> dict[int, EgoReply]:
-        """Send a round's requests and collect the vectors."""
         replies = self.send(
             {node: request.to_record() for node, request in requests.items()},
             server_round,
@@ -321,7 +318,7 @@ class EgoSession(Session):
         return summed
 
     def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
-        """Return who was blamed since the last call, under the round's own number."""
+        """Return the clients blamed since the last call, under the round's own number."""
         blamed = self.sums.server.blamed
         new, self._named = blamed[self._named :], len(blamed)
         return [
@@ -346,7 +343,7 @@ class EgoSession(Session):
         return result
 
     def became_of(self, summed: RoundSum) -> Participation:
-        """Return what became of every client in a round's sum."""
+        """Return every client's outcome in a round's sum."""
         connected, server = set(self.connected), self.sums.server
         at = {client: node for node, clients in self.clients.items() for client in clients}
         undone = {client: NOT_READY for client in self.drawn if at.get(client) in connected}
@@ -361,7 +358,7 @@ class EgoSession(Session):
 
 
 def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
-    """Check what can be known of a plain sum over so many clients."""
+    """Refuse a plain sum that is impossible for its number of clients."""
     # total [L]
     if total.dtype != np.float64:
         raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")

@@ -35,7 +35,7 @@ MODULE = "flower_graph.strategies.procrustes_alignment.modules.GAT"
 
 @dataclass(kw_only=True)
 class PublicGATSettings(GATConfig):
-    """How a client's GAT is built and trained."""
+    """Settings of a client's GAT and of its training."""
 
     classes: int  # of the run
     dimension: int = 16  # numbers of an embedding
@@ -136,7 +136,6 @@ class PublicGAT(nn.Module):
     def learn(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None, server_round: int
     ) -> float:
-        """Train for one round."""
         # rows [p], targets [p, d]
         aligned = self._aligned(rows, targets)
         loss = self.weight.new_zeros(())
@@ -186,7 +185,7 @@ class PublicGAT(nn.Module):
     def _aligned(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Check the targets; return None if beta is 0, which then costs nothing."""
+        """Check the targets; return None if beta is 0: the pull then costs nothing."""
         if targets is None:
             return None
         allowed = (len(rows), self.settings.dimension)
@@ -233,7 +232,6 @@ class PublicGAT(nn.Module):
 
 
 def _shapes(rows: int, settings: PublicGATSettings) -> list[tuple[int, ...]]:
-    """Return the shapes of the weights, in the order of ``GATWeights``."""
     d, c, heads = settings.dimension, settings.classes, settings.heads
     attention = (heads, d // heads)
     return [(rows, d), attention, attention, (d,), (d, c), (1, c), (1, c), (c,)]
