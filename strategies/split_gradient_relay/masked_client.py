@@ -1,12 +1,10 @@
-"""The users of one SuperNode that has one first layer with the others, which the server cannot see.
+"""The users of one SuperNode, if all users have one first layer that the server cannot see.
 
-The sum of their gradients leaves the SuperNode under masks, which cancel in the sum over all, and
-under pads, which only who has the common key can take off (``flower_graph.secure.common_key``).
-From the same key come the first weights and what users drop, so the server cannot follow the layer
-by itself.
+The sum of the users' gradients leaves the SuperNode under masks, which cancel in the sum over all
+SuperNodes, and under pads, which only the common key takes off (``secure.common_key``). First weights and dropout come from the same key, so the server cannot follow the layer by itself.
 
-A SuperNode that does not trust the server sums with others that have keys of their own, takes the
-common key from these alone, and no step with a sum that was changed: by what was added to it the
+A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
+and takes the common key only from them. It never steps with a changed sum: from what it added, the
 server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
@@ -49,7 +47,7 @@ IN_SUM, AS_PARTY = 2, 1
 
 
 def detail_of(server_round: int, layer_round: int) -> bytes:
-    """Say what a sum is of: which round's gradients, by which round's layer."""
+    """Describe a sum: the round of its gradients, and the round of their layer."""
     return struct.pack("<qq", server_round, layer_round)
 
 
@@ -61,7 +59,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
     context, x, users, **more
         As of ``CommonLayerClient``.
     trust : TrustSettings, optional
-        The SuperNode's own key and whom it trusts, where that is not the server.
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
     """
 
     actions = (*CommonLayerClient.actions, *MaskingParty.actions, "share_key")
@@ -88,7 +86,6 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         return [], self.users.numel(), self._key.share(request).to_config()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        """Forget the run, and its keys."""
         self._key.drop()
         self.context.state.pop(SUM_STATE, None)
         return super().finish(parameters, config)
@@ -100,7 +97,6 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         )
 
     def _take_key(self, config: Config) -> None:
-        """Take the common key, if it comes."""
         if config.get("key-packet") is not None:
             self._key.take(KeyPacket.from_config(config))
 
@@ -127,13 +123,11 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
 
     @property
     def _checks(self) -> int:
-        """How many checks are behind a sum."""
         return 0 if self.trust is None else CHECKS
 
     def _summed(
         self, request: GradientRequest, total: NDArray[np.float64], config: Config
     ) -> Answer:
-        """Add the pads, and mask the sum."""
         if "mask-run" not in config:
             raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
         mask, ring = MaskRequest.from_config(config), RING.from_config(config)
@@ -162,7 +156,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         return self._key.open(data)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Take the last step, then answer with latent vectors; refused without the common key."""
+        """Take the last step, then answer with latent vectors; refuse without the common key."""
         if not self._key.check.any() and config.get("key-packet") is None:
             raise StateLostError("the common key is not here")
         return super().fit(parameters, config)
