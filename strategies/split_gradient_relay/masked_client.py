@@ -1,7 +1,8 @@
 """The users of one SuperNode, if all users have one first layer that the server cannot see.
 
 The sum of the users' gradients leaves the SuperNode under masks, which cancel in the sum over all
-SuperNodes, and under pads, which only the common key takes off (``secure.common_key``). First weights and dropout come from the same key, so the server cannot follow the layer by itself.
+SuperNodes, and under pads, which only the common key takes off (``secure.common_key``). First
+weights and dropout come from the same key, so the server cannot follow the layer by itself.
 
 A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
 and takes the common key only from them. It never steps with a changed sum: from what it added, the

@@ -1,10 +1,10 @@
-"""The clients of one SuperNode that share weights, trained in one batched tensor program.
+"""The clients of one SuperNode, which share weights, trained in one batched tensor program.
 
 A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN, its feature encoder
-and the models of all its baselines are *networks* of one kind, each on a graph of its own, and the
-networks of all clients lie in one block-diagonal batch: a cohort takes one forward, one backward
-and one Adam step for all of them. Only the weights' means mix clients, so any assignment of clients
-to cohorts gives the same result up to the rounding of sums.
+and the models of all its baselines are *networks* of one kind, each on a graph of its own. The
+networks of all clients are one block-diagonal batch: a cohort takes one forward, one backward and
+one Adam step for all of them. Only the weights' means mix clients, so any assignment of clients to
+cohorts gives the same result up to the rounding of sums.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -89,7 +89,7 @@ class Trained(NamedTuple):
 
 
 class StructureCohort:
-    """Clients with a community each, some of them without edges."""
+    """Clients with a community each; some have no edges."""
 
     # Clients with edges come first, in any order of the input; networks are the clients' own in
     # that order, then for FedGLS their feature encoders.
@@ -133,12 +133,10 @@ class StructureCohort:
 
     @property
     def size(self) -> int:
-        """Number of clients."""
         return len(self.graphs)
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Numbers of the clients."""
         return self.batch.clients[: self.size]
 
     @property
@@ -154,7 +152,7 @@ class StructureCohort:
 
     @contextmanager
     def taking_part(self, clients: Collection[int]) -> Iterator[StructureCohort]:
-        """Give a cohort of some clients alone, whose changes are taken over in the end."""
+        """Give a cohort of some clients alone, whose changes are copied back at the end."""
         places = [at for at, client in enumerate(self.clients) if client in clients]
         if len(places) == self.size:
             yield self
@@ -170,7 +168,7 @@ class StructureCohort:
         self._graph = None
 
     def _indices(self, places: list[int]) -> dict[str, Tensor]:
-        """Say where some clients' part is in each tensor that every client has a part of."""
+        """Return the indices of some clients' parts in each tensor with a part for every client."""
         has_encoders = self.settings.graphs == LEARNED
         networks = places + [self.size + at for at in places if has_encoders]
         where = {False: torch.tensor(networks), True: rows_of(self.batch, networks)}
@@ -228,7 +226,7 @@ class StructureCohort:
         return result[0].detach().cpu()
 
     def start_from(self, models: Sequence[ModelWeights]) -> None:
-        """Replace the networks' weights by the server's models; moments stay as they are."""
+        """Replace the networks' weights by the server's models; Adam's moments stay."""
         # The whole models too: networks keep only the rows of their own features, and a later user
         # of a model may have others.
         for held, model in zip(self.shared_models(), models, strict=True):
@@ -250,7 +248,7 @@ class StructureCohort:
         self._graph = None
 
     def shared_models(self) -> list[ModelWeights]:
-        """Return the models that the networks last began with: the server's, or else the first."""
+        """Return the models with which the networks last began: the server's, else the first."""
         return [
             ModelWeights(*(self._state[f"{SHARED}{number}.{part}"] for part in SHARED_PARTS))
             for number in range(self.settings.num_models)
@@ -270,7 +268,7 @@ class StructureCohort:
 
     @torch.no_grad()
     def evaluate(self, logits: Tensor | None = None) -> Metrics:
-        """Measure accuracy and loss of the model that each client classifies with."""
+        """Measure accuracy and loss of the model by which each client classifies."""
         logits = self.logits() if logits is None else logits
         # Both are NaN if the loss is, since the largest logit is then meaningless.
         accuracy, loss = evaluate(self.own, logits)
@@ -316,20 +314,18 @@ class StructureCohort:
 
     @property
     def _is_small(self) -> bool:
-        """Whether threads take longer to wake than they save."""
+        """Whether threads would take longer to wake than they save."""
         return self.batch.ptr[-1] * self.settings.hidden <= SMALL_NUMBERS
 
     @property
     def _graphless(self) -> slice:
-        """Places of the graphless clients' networks."""
         return slice(self.with_edges, self.size)
 
     def _nodes(self, places: slice) -> slice:
-        """Return the rows of the nodes of neighbouring networks."""
         return slice(self.batch.ptr[places.start], self.batch.ptr[places.stop])
 
     def _bounds(self, places: slice) -> list[int]:
-        """Return the bounds of neighbouring networks' nodes, counted from the first of them."""
+        """Return the bounds of neighbouring networks' nodes, counted from their first node."""
         first = self.batch.ptr[places.start]
         return [start - first for start in self.batch.ptr[places.start : places.stop + 1]]
 
@@ -353,7 +349,6 @@ class StructureCohort:
     def _loss(
         self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
     ) -> Tensor:
-        """Return the sum of all networks' losses, with a step's dropout."""
         x, graph = self.batch.x, self._adjacency()
         if left.inputs is not None:
             x = with_dropout(x, self._turn, left.inputs)
@@ -380,7 +375,7 @@ class StructureCohort:
         return self._graph
 
     def _hidden(self, x: Adjacency, graph: Adjacency, first: Tensor, rest: Tensor) -> Tensor:
-        """First layer of the first networks or of all, ``[n, h]``."""
+        """Compute the first layer of the first networks, or of all, ``[n, h]``."""
         lifted, bias = propagate(graph, propagate(x, first)), split_rest(rest, self.settings)[0]
         return F.relu_(grouped_add(lifted, bias, self.batch.ptr[: len(rest) + 1]))
 
@@ -415,7 +410,7 @@ class StructureCohort:
         )
 
     def _diverged(self) -> list[int]:
-        """Return the clients whose weights are not finite, and reset them."""
+        """Return the clients whose weights are not finite, and reset these clients."""
         places: list[int] = (~self.weights.largest().isfinite()).nonzero().flatten().tolist()
         if places:
             self.weights.restart(places, *initial_models(self.settings))
