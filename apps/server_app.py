@@ -66,7 +66,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _workers(grid: Grid, context: Context, out: Path) -> AbstractContextManager[None]:
-    """Have the workers in which clients live where Flower simulates; SuperNodes start their own."""
+    """Start the workers of a simulation's clients; SuperNodes start their own."""
     if not is_simulation(grid):
         return nullcontext()
     from flower_graph.client.resident.ray_workers import GPUS, OnRay, ray_workers, wait_for_ray

@@ -1,7 +1,7 @@
-"""Loops over clients as users of PyG write them, beside which rounds are measured.
+"""Loops over clients as users of PyG write them, to compare with measured rounds.
 
 ``python -m benchmarks.loops central|fedavg|fedscem CONFIG ROUNDS [key=value …]`` prints the seconds
-of every round. The loops keep what makes them quicker: ``GCNConv(cached=True)`` normalises a graph
+of every round. The loops use what makes them faster: ``GCNConv(cached=True)`` normalises a graph
 once, and a client keeps its optimiser. There are no messages, no masks and no checks in a loop.
 """
 
@@ -47,7 +47,6 @@ class GCN(nn.Module):
         return self.second(h, self.edge_index)  # type: ignore[no-any-return]
 
     def fit(self, epochs: int) -> None:
-        """Train for some epochs."""
         self.train()
         train = self.masks[0]
         for _ in range(epochs):
@@ -57,7 +56,6 @@ class GCN(nn.Module):
 
     @torch.no_grad()
     def measure(self) -> list[float]:
-        """Return the accuracy on the nodes for training, validation and test."""
         self.eval()
         right = (self().argmax(1) == self.y).float()
         return [right[mask].mean().item() for mask in self.masks]
@@ -134,13 +132,11 @@ class Ego(nn.Module):
         return F.cross_entropy(logits.masked_fill(itself, -torch.inf), number + h.shape[0])
 
     def step(self, loss: Callable[[Tensor], Tensor]) -> None:
-        """Take one step on a loss of the embeddings."""
         self.optimizer.zero_grad()
         loss(self.embed()).backward()
         self.optimizer.step()
 
     def measure(self) -> list[float]:
-        """Return the accuracy on the nodes for training, validation and test."""
         right = (self.classifier(self.embed()).argmax(1) == self.y).float()
         return [right[mask].mean().item() for mask in self.masks]
 

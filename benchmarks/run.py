@@ -1,4 +1,4 @@
-"""Runs the benchmarks; writes ``benchmarks/results.json`` and the page made of it.
+"""Runs the benchmarks; writes ``benchmarks/results.json`` and its page.
 
 ``python benchmarks/run.py --only round,scale`` measures some parts anew and keeps the others.
 ``--against CHECKOUT`` measures that checkout's rounds and starts in turn with this one's.

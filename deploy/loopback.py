@@ -1,7 +1,7 @@
 """A deployment on one machine: a SuperLink and SuperNodes, each in processes of its own.
 
-They talk over the loopback interface as they would over a network: with TLS, and with registered
-keys. The demo, the tests and the benchmark start it.
+The processes talk over the loopback interface as over a network: with TLS and registered keys. The
+demo, the tests and the benchmark start it.
 """
 
 from __future__ import annotations
@@ -69,16 +69,13 @@ class Loopback:
 
     @property
     def address(self) -> str:
-        """Host and port of the SuperLink."""
         return f"{HOST}:{self.port}"
 
     @property
     def authority(self) -> Path:
-        """The certificate that every party trusts."""
         return self.folder / "credentials" / "ca.crt"
 
     def __enter__(self) -> Self:
-        """Make credentials and start the SuperLink."""
         self._exits.enter_context(adopted_orphans())
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -96,7 +93,6 @@ class Loopback:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every process of the deployment."""
         self.close()
 
     def close(self) -> None:
@@ -124,7 +120,7 @@ class Loopback:
         self._wait_for_superlink()
 
     def register(self, name: str) -> Path:
-        """Make a key for a SuperNode and register its public half; return the private one."""
+        """Make a key for a SuperNode and register its public half; return the private half."""
         key = self.make_key(name)
         answer = self.flwr("supernode", "register", f"{key}.pub", NAME, "--format", "json")
         if not json.loads(answer).get("success"):
@@ -132,7 +128,6 @@ class Loopback:
         return key
 
     def make_key(self, name: str) -> Path:
-        """Make a key for a SuperNode without registering it."""
         key = self.folder / "keys" / name
         make_node_key(key)
         return key
@@ -146,7 +141,6 @@ class Loopback:
         authority: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """Start a SuperNode."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         common = ["--node-config", pairs, *options]
         port, trust = str(free_ports(1)[0]), str(authority or self.authority)
@@ -190,7 +184,7 @@ class Loopback:
             time.sleep(POLL)
 
     def flwr(self, *arguments: str) -> str:
-        """Run the command ``flwr`` as the user of this deployment; return what it prints."""
+        """Run the command ``flwr`` as the user of this deployment; return its output."""
         done = subprocess.run(
             ["flwr", *arguments],
             env=self._variables(USER),
@@ -205,7 +199,7 @@ class Loopback:
         return done.stdout
 
     def end(self, name: str) -> None:
-        """End a party as Ctrl-C would, and whatever it leaves."""
+        """End a party as Ctrl-C would, and the processes that it leaves."""
         process = self.processes[name]
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -218,7 +212,7 @@ class Loopback:
         self.processes[name].wait(timeout=10)
 
     def processes_of(self, name: str, command: str) -> list[psutil.Process]:
-        """List the processes of a party whose command line has a word, such as flwr-clientapp."""
+        """List a party's processes whose command line has a word, such as flwr-clientapp."""
         found = []
         for process in marked_processes(PARTY, self._party(name)):
             try:
@@ -233,7 +227,6 @@ class Loopback:
         return marked_processes(MARK, self.mark)
 
     def log(self, name: str) -> str:
-        """Return what a party has printed."""
         text = (self.folder / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         return LINE_COLOURS.sub("", text)
 

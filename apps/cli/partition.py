@@ -53,7 +53,6 @@ def _write(
     cut: Partition | None,
     args: argparse.Namespace,
 ) -> int:
-    """Write and print the figures, the picture and the data folders."""
     numbers = [config.seed for config in configs]
     paper = method_of(configs[0]).paper_figures(configs[0])
     record = _record(to_dict(configs[0]), numbers, result, paper)
@@ -96,7 +95,6 @@ def _cut_all(
 
 
 def _with_baselines(cut: Partition) -> PartitionStatistics:
-    """Append the test accuracies of the baselines to the other figures."""
     figures = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
     finite = {name: value for name, value in figures.items() if not math.isnan(value)}
     return cut.statistics._replace(figures={**cut.statistics.figures, **finite})
@@ -105,7 +103,6 @@ def _with_baselines(cut: Partition) -> PartitionStatistics:
 def _write_folders(
     out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
 ) -> str:
-    """Write the data folders for one seed, and return a line that says how many there are."""
     from flower_graph.data.folders.party import write_run
     from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
 
@@ -131,7 +128,6 @@ def _record(
     statistics: Sequence[PartitionStatistics],
     paper: Mapping[str, int],
 ) -> Tree:
-    """Collect what ``partition.json`` holds; figures are lists in the order of the seeds."""
     return {
         "config": config,
         "seeds": seeds,
