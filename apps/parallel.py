@@ -56,7 +56,6 @@ def in_parallel(
 
 
 def _timed(work: Callable[..., R], task: tuple[object, ...]) -> tuple[R, int, float]:
-    """Call a function; return its result, the process, and the seconds that it took."""
     started = time.perf_counter()
     result = work(*task)
     return result, os.getpid(), time.perf_counter() - started

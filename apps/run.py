@@ -184,7 +184,6 @@ def run_server(
 def _server(
     config: RunConfig, grid: Grid, out: Path | None = None, folder: RunFolder | None = None
 ) -> RoundLoop:
-    """Build a method's server, which admits the clients that settings and folder name."""
     strategy = method_of(config).build_strategy(with_registry(config, grid, folder), out, folder)
     # A registry says itself who may speak for whom
     path = None if folder is None or config.strategy.distrusts else folder.path

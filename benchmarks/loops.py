@@ -40,7 +40,6 @@ class GCN(nn.Module):
         )
 
     def forward(self) -> Tensor:
-        """Return logits ``[n, c]``."""
         x = F.dropout(self.x, self.dropout, self.training)
         h = F.relu(self.first(x, self.edge_index))
         h = F.dropout(h, self.dropout, self.training)
@@ -113,7 +112,6 @@ class Ego(nn.Module):
         )
 
     def embed(self) -> Tensor:
-        """Return ``[n_c, h]``."""
         return F.relu(self.second(F.relu(self.first(self.x, self.edge_index)), self.edge_index))
 
     def classification(self, h: Tensor) -> Tensor:

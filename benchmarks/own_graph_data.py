@@ -102,12 +102,10 @@ def _many_words(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
 
 
 def _occurs(scale: float, rates: Tensor) -> Tensor:
-    """Return the chance of each word to be drawn at least once."""
     return -torch.expm1(-scale * rates)
 
 
 def _standard(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
-    """Draw features around each class's means; each has mean 0 and deviation 1."""
     means = kind.signal * torch.randn(CLASSES, kind.features, generator=chance)
     x = means[graph.y] + torch.randn(graph.x.shape, generator=chance)
     return (x - x.mean(0)) / x.std(0)

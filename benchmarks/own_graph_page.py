@@ -177,7 +177,6 @@ def _test(found: dict[str, Any] | None) -> float:
 
 
 def _forms(folder: Path) -> Iterator[str]:
-    """Compare nFedGNN's two forms by validation, each as chosen, over all graphs."""
     forms = (SUMMED, OWN)
     runs = [[read(folder, Run(graph, name, (), GRID_SEED)) for name in forms] for graph in GRAPHS]
     pairs = [[one["val"] for one in both if one is not None] for both in runs]
@@ -194,7 +193,6 @@ def _forms(folder: Path) -> Iterator[str]:
 
 
 def _many(folder: Path) -> Iterator[str]:
-    """Compare shipped settings with and without standardisation, where nodes have many ones."""
     yield MANY
     head = ["graph", "method", "standardised", "least", "seeds", "as they are", "least", "seeds"]
     lines = []

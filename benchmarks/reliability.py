@@ -42,7 +42,6 @@ def _short(test: str) -> str:
 
 
 def _place(method: str) -> tuple[int, str]:
-    """Order by method, then by where it was deployed."""
     name = method.partition(",")[0]
     return METHODS.index(name) if name in METHODS else len(METHODS), method
 

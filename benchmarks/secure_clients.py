@@ -93,7 +93,6 @@ class Played:
         self.channels = [channel.new_key() for _ in range(self.k)]
 
     def say(self, what: str, action: str, *messages: Any, **more: Any) -> dict[str, Any]:
-        """Let the client answer a message; record the bytes and the processor time."""
         config = merged(*messages, more)
         self.down += _size(config)
         started = time.process_time()
@@ -138,11 +137,9 @@ class Played:
         self.say("unmask", "sum_unmask", unmask, *self.beside_unmask(number))
 
     def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
-        """Return what travels with the request for a masked sum."""
         return []
 
     def beside_unmask(self, number: int) -> list[Any]:
-        """Return what travels with the request for shares."""
         return []
 
 
@@ -197,7 +194,6 @@ class PlayedParty(Played):
         self.say("epoch", "sum_epoch", EpochRequest(RUN, shown, keys, signed, ones, self.partners))
 
     def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
-        """Return which parties are ready, and the partners' signatures of their keys."""
         signed = [
             self._sign(party, ROUND_KEY, *self.epoch.key_parts(number, key))
             for party, key in zip(self.partners.tolist(), keys, strict=True)
@@ -205,7 +201,6 @@ class PlayedParty(Played):
         return [Ready(np.ones(self.m, np.bool_), rows_of(signed, self.k, -1))]
 
     def beside_unmask(self, number: int) -> list[Any]:
-        """Let the client sign the list; return enough partners' signatures of it."""
         present = np.ones(self.m, np.bool_)
         self.say("list", "sum_list", ListRequest(self.run, number, present))
         terms = SumTerms(SECURE_SUM, self.ring).digest(

@@ -93,7 +93,6 @@ def run_demo(folder: Path) -> list[Outcome]:
 
 
 def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Path) -> Outcome:
-    """Give the clients their data, start them, run the method here and as a simulation."""
     from flower_graph.apps.run import run
     from flower_graph.method.load import load_config
 
@@ -127,7 +126,6 @@ def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Pat
 
 
 def _partition(method: Method, overrides: Sequence[str], out: Path) -> None:
-    """Write one data folder a client, and the server's."""
     from flower_graph.apps.cli.main import main
 
     printed = io.StringIO()

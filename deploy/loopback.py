@@ -96,7 +96,6 @@ class Loopback:
         self.close()
 
     def close(self) -> None:
-        """End every process of the deployment, by its id, and reap it."""
         with without_interrupts():
             end_processes(MARK, self.mark)
             for process in self.processes.values():
@@ -165,7 +164,6 @@ class Loopback:
         self._start(name, command, home=USER)
 
     def wait(self, name: str, timeout: float, echo: Callable[[str], None] | None = None) -> str:
-        """Wait until a run has ended; return its log."""
         deadline = time.monotonic() + timeout
         shown = 0
         while True:
@@ -223,7 +221,6 @@ class Loopback:
         return found
 
     def left(self) -> list[psutil.Process]:
-        """List the processes of this deployment that still run."""
         return marked_processes(MARK, self.mark)
 
     def log(self, name: str) -> str:
@@ -231,7 +228,6 @@ class Loopback:
         return LINE_COLOURS.sub("", text)
 
     def tail(self, name: str, lines: int = 30) -> str:
-        """Return the last lines of what a party has printed."""
         return "\n".join(self.log(name).splitlines()[-lines:])
 
     def _start(
@@ -269,7 +265,6 @@ class Loopback:
         return f"{self.mark}-{name}"
 
     def _home(self, name: str) -> Path:
-        """Return a party's own home folder, as each machine has one."""
         home = self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
         return home

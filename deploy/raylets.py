@@ -104,7 +104,6 @@ class Raylet:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """Kill the raylet and all that it has started, as if the machine failed."""
         end_processes(MARK, self.mark)
 
     def end(self) -> None:

@@ -103,7 +103,6 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[
 
 
 def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop]]:
-    """Return the audit of the config's method; refuse settings that cannot be audited."""
     audit = method_of(config).audit()
     if audit is None:
         raise ConfigError(f"app: {config.app} has no audit: its method names no attack")
@@ -169,7 +168,6 @@ def _notes(record: Tree) -> Sequence[str]:
 
 
 def _plans(args: argparse.Namespace) -> list[list[Setting]]:
-    """Return the settings for each seed, all checked before the first run."""
     more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
     return [
         settings_of(
@@ -211,7 +209,6 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Return the command that repeats the audit, without the output folder."""
     words = ["flower-graph", "audit", args.config, *args.overrides]
     words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
     words += ["--rounds", str(args.rounds)] if args.rounds is not None else []

@@ -58,7 +58,6 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
-    """Print what a node config permits, and whether it permits the named runs."""
     permits = Permits.of(_node_config(text))
     say("this SuperNode permits", *(f"  {line}" for line in permits.lines()))
     refused = False
@@ -105,7 +104,6 @@ def _warnings(config: RunConfig, description: Survey) -> list[str]:
 
 
 def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
-    """Return the named config, or each method's config for a graph of the user's own."""
     if target in list_configs() or is_file_name(target):
         return {target: load_config(target, overrides)}
     data = f"data.name={Path(target)}{'/' if target.endswith('/') else ''}"
@@ -147,7 +145,6 @@ def _warned() -> Iterator[list[str]]:
 
 
 def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, object]:
-    """Make the clients, run the first rounds, print the results and return them."""
     method = method_of(config)
     try:
         check_run(config)

@@ -123,7 +123,6 @@ def flwr_run(
 def _settings(
     config: str, overrides: Sequence[str], out: Path, seed: int | None, resume: bool
 ) -> dict[str, str | bool]:
-    """Return the run config; on this engine every party makes its own data."""
     return {
         **RUN_CONFIG,
         "config": config,
@@ -236,7 +235,6 @@ def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Pa
 
 
 def _keep_log(log: Path, out: Path) -> None:
-    """Add the engine's lines to the run's outputs; a refused run has none, and leaves nothing."""
     if log.is_file() and out.is_dir() and any(out.iterdir()):
         with log.open("rb") as lines, append(out / LOG) as kept:
             shutil.copyfileobj(lines, kept)
@@ -318,7 +316,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def _short_temporary_folder() -> str:
-    """Return a folder for temporary files with a short path."""
     # Ray adds about 65 characters to it for its sockets, and a socket's path has 107 at most.
     usual = tempfile.gettempdir()
     short = "/tmp"
@@ -326,7 +323,6 @@ def _short_temporary_folder() -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Return what tells a file's versions apart; None without a file."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -83,7 +83,6 @@ def _write(
 def _cut_all(
     configs: Sequence[RunConfig], true_edges: bool
 ) -> tuple[list[PartitionStatistics], Partition | None]:
-    """Partition the graph with each seed; with several seeds, keep the statistics only."""
     method = method_of(configs[0])
     if true_edges and not method.has_true_edges:
         raise ConfigError(f"--true-edges: app={configs[0].app} has no clients without edges")
@@ -138,7 +137,6 @@ def _record(
 
 
 def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Format every figure for the table, with its deviation over several seeds."""
     rows = {}
     for name, figure in figures.items():
         mean, spread = figure["mean"], figure["std"]

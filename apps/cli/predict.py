@@ -67,7 +67,6 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
 
 
 def _whose(run: Run, client: int | None) -> int:
-    """Return the client that predicts, or none if all clients share a model."""
     if client is None:
         return run.clients[0] if len(run.clients) == 1 else NO_CLIENT
     return client
@@ -110,7 +109,6 @@ def _asked(run: Run) -> Sequence[str]:
 
 
 def _together(predictions: Predictions, metric: str) -> str:
-    """Format a metric of all predictions together; empty if the files do not tell it."""
     if metric not in OF_CONFUSION:
         return ""
     shown = []
@@ -131,7 +129,6 @@ def _share(predictions: Predictions, role: str) -> str:
 
 
 def _how(predictions: Predictions) -> str:
-    """Say over what the accuracies are averaged, if they are."""
     clients = len(set(predictions.client.tolist()))
     over = [f"{clients} clients"] * (clients > 1)
     over += ["the folds of each client"] * (predictions.fold is not None)

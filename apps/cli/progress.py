@@ -64,7 +64,6 @@ class RoundPrinter:
             print(line, file=sys.stderr, flush=True)
 
     def wait(self, work: str) -> None:
-        """Print what takes long in the next round, or another message."""
         if self._bar is not None:
             self._bar.write(work, file=sys.stderr)
         elif not self._shown.quiet:
@@ -107,7 +106,6 @@ class EngineLines:
             self._printer.wait(line)
 
     def _show(self, number: int) -> None:
-        """Read a round, which is written before its line is logged."""
         with reading(self._metrics, OutputError), self._metrics.open("rb") as file:
             file.seek(self._read)
             lines = file.readlines()

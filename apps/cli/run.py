@@ -247,7 +247,6 @@ def _run(job: Job, args: Options, check: Callable[[], None] | None) -> dict[str,
 
 
 def _done(job: Job) -> dict[str, object] | None:
-    """Read the result of a job if it was completed before with the same settings."""
     path = job.out / "result.json"
     if not path.exists():
         return None
@@ -338,7 +337,6 @@ def _paths(config: RunConfig) -> list[str]:
 
 
 def _interrupted(job: Job, top: Path) -> str:
-    """Return which outputs of an interrupted run remain, and how to resume it."""
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
     result = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
     if not (job.out / "metrics.jsonl").exists():

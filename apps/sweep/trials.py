@@ -59,7 +59,6 @@ class Trial:
         return self.folder / f"seed-{seed}"
 
     def result(self, seed: int) -> Tree:
-        """Return the result of one run; empty if it is not done."""
         folder = self.run_folder(seed)
         return load_run(folder).result if (folder / RESULT).is_file() else {}
 
@@ -94,7 +93,6 @@ class Sweep:
         return trial
 
     def announce(self, trials: Sequence[Trial], count: int) -> None:
-        """Say how many runs there will be and how long they take, by the first trials."""
         jobs = [Job(self.config, [], trial.loaded(self.seeds[0]), trial.folder) for trial in trials]
         check_all(jobs, Options())
         runs, missing = count * len(self.seeds), self.missing(trials)

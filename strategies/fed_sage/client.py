@@ -125,7 +125,6 @@ class SageClient(ModuleClient):
         return max(1, super().examples(graph))
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return the mean cross-entropy of the training nodes; 0 without any."""
         return class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
 
     def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
@@ -247,7 +246,6 @@ class SageClient(ModuleClient):
 
     @torch.no_grad()
     def _shown(self, learner: Learner, graph: ImpairedGraph, epoch: int) -> Generators:
-        """Return what the other clients need to compare a generator in an epoch, from 1."""
         model, client = _model(learner), learner.graph.client
         z = model.generator.encode(graph.rest, graph.adjacency)
         z = z + model.generator.noise(client, "together", epoch, z)

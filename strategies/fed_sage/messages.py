@@ -100,7 +100,6 @@ class Generators(Message, down="train.compare", up="train.generate"):
 
     @classmethod
     def join(cls, parts: Sequence[Generators]) -> Generators:
-        """Concatenate what several SuperNodes sent."""
         return cls(
             parts[0].epoch,
             np.concatenate([part.clients for part in parts]),

@@ -119,7 +119,6 @@ class FedSage(LocalSage):
         LOG.info("generators of %d SuperNodes trained in %.1f s", len(clients), seconds)
 
     def _generated(self, requests: Mapping[int, RecordDict], epoch: int) -> dict[int, Generators]:
-        """Have generators trained; return the SuperNodes' generators of an epoch, nothing for 0."""
         members = self.session.members.clients
 
         def read(node: int, content: RecordDict) -> Generators | None:
@@ -133,7 +132,6 @@ class FedSage(LocalSage):
     def _compared(
         self, epoch: int, shown: Mapping[int, Generators], *, share: bool
     ) -> dict[int, RecordDict]:
-        """Have all SuperNodes compare all generators; return the authors' next requests."""
         everyone = Generators.join(list(shown.values()))
 
         def read(_: int, reply: RecordDict) -> PeerGradients:

@@ -150,7 +150,6 @@ def _run_id(exchanges: Sequence[Exchange]) -> bytes:
 
 
 def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> Finding:
-    """Score how often the larger of two clients is found, over all pairs of unequal size."""
     first, second = np.triu_indices(truth.size, 1)
     differ = truth[first] != truth[second]
     first, second = first[differ], second[differ]

@@ -138,7 +138,6 @@ class EgoModelClient(EgoCohortClient):
             yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        """Measure the model on every client (step 4)."""
         settings = read_settings(config)
         with self.opened(settings) as clients:
             clients.start_from(model_of(parameters))

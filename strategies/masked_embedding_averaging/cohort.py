@@ -206,7 +206,6 @@ class ChosenEgos(StackedWeights):
 
     @torch.no_grad()
     def evaluate(self, h: Tensor) -> Metrics:
-        """Measure accuracy and loss with the embeddings ``h`` that ``embed`` gave."""
         return evaluate(self.batch, self.classify(h))
 
     @torch.no_grad()
@@ -254,8 +253,6 @@ class ChosenEgos(StackedWeights):
         return seen[0]
 
     def _descend(self, loss: Callable[[Tensor, list[Tensor]], Tensor], part: MiniBatch) -> None:
-        """Take one Adam step on a loss of embeddings and weights that is a sum over clients."""
-
         def of_weights(first: Tensor, rest: Tensor) -> Tensor:
             parts, h = self._embed(first, rest)
             self._last = None  # a gradient can be taken once

@@ -228,7 +228,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return reply.to_config() | {HANDLED: self.handled(enrolment.settings)}
 
     def align(self, parameters: Parameters, config: Config) -> Answer:
-        """Answer one stage of the alignment (step 2)."""
         with self.secrets.opened() as (_, aligner):
             return [], 1, aligner.answer(config)
 
@@ -255,7 +254,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             return answer_party(host, aligner, action, config)
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        """Write a checkpoint in a round that does not ask these clients."""
         number, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
         why = self._save(read_settings(config), number, run)
         return [], 1, {NOT_SAVED: why} if why else {}
@@ -320,7 +318,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)
 
     def _hold(self, server_round: int, cohort: EgoCohort) -> None:
-        """Keep a snapshot of the measured models, if the best are wanted, before the next step."""
         if server_round:
             self.outputs.candidate(server_round, lambda: self._taken(self._everyone(cohort)))
 
@@ -396,7 +393,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     def _train(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
     ) -> Tensor | None:
-        """Take the round's local step, if there is one; return the logits from before the step."""
         if request.is_last:
             return None
         tensors[TRAINED][place] = request.server_round

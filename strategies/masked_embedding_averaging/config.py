@@ -182,7 +182,6 @@ class FedSCemConfig(RunConfig):
         return not self.masks_sums or self.strategy.alignment != "psi"
 
     def _validate_privacy(self) -> None:
-        """Refuse a budget if clients send something without noise, or send nothing."""
         how = self.strategy
         self.privacy.require_averaging(how.name, AVERAGING)
         self.strategy.refuse_noise(self.privacy)

@@ -84,7 +84,6 @@ class EgoSecrets:
                 )
 
     def _shown(self, form: str, host: Host, aligner: Aligner) -> KeyReply | BindReply:
-        """Return the clients here; a party also commits to a seed."""
         reply = host.bind() if isinstance(host, PartyClient) else host.keys()
         self.keep(form, host, aligner)
         return reply

@@ -93,7 +93,6 @@ class EgoMembership(Membership):
         self.new = [node if at == old else at for at in self.new]
 
     def enrolled(self, node: int, answer: Keys) -> None:
-        """Enrol a SuperNode's keys, unless it is back with the same ones."""
         if self.sums.node_of(answer.clients[0]) != node:
             self.sums.enroll(node, answer.reply)
             self.new.append(node)
@@ -119,7 +118,6 @@ class EgoMembership(Membership):
         aligner.begin(parties.epoch.digest, members, parties.registry)
 
     def forget(self, node: int) -> None:
-        """Remove a SuperNode that has lost its keys; its clients may enrol again."""
         self.sums.forget(node)
         self.aligner.forget(self.clients[node])
         self.new = [at for at in self.new if at != node]

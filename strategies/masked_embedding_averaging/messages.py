@@ -99,7 +99,6 @@ class Layout(NamedTuple):
 
     @property
     def metrics(self) -> slice:
-        """The entries of ``SUMMED_NAMES``."""
         return slice(self.counts.stop, self.counts.stop + len(SUMMED_NAMES))
 
     @property
@@ -265,7 +264,6 @@ class Model(Field[ModelArrays]):
             tensor.write(values, to)
 
     def decode(self, value: object, name: str, reading: Reading) -> ModelArrays:
-        """Read the model; ``None`` if there is none."""
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
         if not value:

@@ -161,7 +161,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return [] if config.strategy.name == FEDSCEM else super().train_mods(config)
 
     def default_supernodes(self, config: FedSCemConfig) -> int | None:
-        """Return one SuperNode for each client if replies get noise."""
         alone = config.privacy.is_on and config.strategy.name in AVERAGING
         fewest = FEWEST_PARTIES if config.strategy.distrusts else None
         return self.num_clients(config) if alone else fewest

@@ -76,7 +76,6 @@ class EgoServerState:
         return Layout(slots, self.settings.hidden, weights, *about, tags)
 
     def request(self, server_round: int, session: EgoSession) -> EgoRequest:
-        """Return the part of a round's request that is the same for all SuperNodes."""
         before = server_round - 1
         rounds = session.rounds
         model = self.started = self.model

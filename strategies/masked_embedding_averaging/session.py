@@ -105,7 +105,6 @@ class EgoSession(Session):
 
     @property
     def clients(self) -> dict[int, list[int]]:
-        """The clients of every SuperNode that can take part."""
         hosted, out = self.members.clients, self.unaligned
         return {n: [c for c in local if c not in out] for n, local in hosted.items()}
 
@@ -176,7 +175,6 @@ class EgoSession(Session):
             )
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        """Add up the clients' tables of tokens in a secure sum."""
         if not (clients := aligner.uniting):
             aligner.union_failed("nobody is left whose tables could be added up")
             return
@@ -232,7 +230,6 @@ class EgoSession(Session):
         return [everyone[index] for index in drawn]
 
     def prepare(self, server_round: int, clients: list[int]) -> None:
-        """Have clients make the keys of the next secure sum, in a separate exchange."""
         self.sums.ready(server_round, clients)
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
@@ -294,7 +291,6 @@ class EgoSession(Session):
         return reply
 
     def close(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        """Remove the masks, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
         now = self.sums.number
@@ -318,7 +314,6 @@ class EgoSession(Session):
         return summed
 
     def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
-        """Return the clients blamed since the last call, under the round's own number."""
         blamed = self.sums.server.blamed
         new, self._named = blamed[self._named :], len(blamed)
         return [
@@ -343,7 +338,6 @@ class EgoSession(Session):
         return result
 
     def became_of(self, summed: RoundSum) -> Participation:
-        """Return every client's outcome in a round's sum."""
         connected, server = set(self.connected), self.sums.server
         at = {client: node for node, clients in self.clients.items() for client in clients}
         undone = {client: NOT_READY for client in self.drawn if at.get(client) in connected}

@@ -241,13 +241,11 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return self.kept.model_arrays()
 
     def snapshot(self) -> Snapshot | None:
-        """Return the mean with which the last reported round began, if models are shared."""
         if (model := self.kept.started) is None:
             return None
         return Snapshot(None, [common_model(model, self.kept.settings, [NO_CLIENT])])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have clients save a checkpoint if the next round's request did not ask for it."""
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
         order = write_save(self.kept.settings, server_round, self.session.checkpoints.run)
         return self.session.have_saved(server_round, as_record(order), saved)
@@ -258,7 +256,6 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return {**kept.settings._asdict(), **local}
 
     def state(self) -> dict[str, object]:
-        """Return the bytes so far, the next round's first model, and proven cheats."""
         return self.kept.state_dict() | {"excluded": sorted(self.session.sums.server.excluded)}
 
     def load_state(self, state: StateDict) -> None:
@@ -269,6 +266,5 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
 def _others(
     early: list[dict[str, object]], later: list[dict[str, object]]
 ) -> list[dict[str, object]]:
-    """Return the entries about nodes that no later entry names."""
     repeated = [(entry.get("node"), entry.get("client")) for entry in later]
     return [entry for entry in early if (entry.get("node"), entry.get("client")) not in repeated]

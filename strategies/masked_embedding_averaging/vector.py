@@ -68,7 +68,6 @@ class VectorEncoding:
     def of(
         cls, request: EgoRequest, table: SlotTable, pads: bytes, *, checks: bool = False
     ) -> VectorEncoding:
-        """Return the encoding of a round's request, with checks if the server may lie."""
         slots = 0 if request.is_last else table.num_slots
         weights = 0
         if request.model is not None and not request.is_last:
@@ -207,7 +206,6 @@ def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.numbe
 
 
 def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[np.number]:
-    """Encode counts: sums of ones, each a number of the ring."""
     return counts if ring is None else counts.astype(np.int64) * _encode(ring, np.ones(1))
 
 

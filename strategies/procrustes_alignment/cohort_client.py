@@ -184,7 +184,6 @@ class ModelState(CohortState[Models]):
     """The state of models whose ``state_dict`` returns copies."""
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
-        """Write the models' state over the last state; refuse another form of it."""
         result = _tensors(live)
         for name in {**result, **tensors}:
             was, now = (

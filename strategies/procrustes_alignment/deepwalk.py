@@ -79,7 +79,6 @@ class DeepWalk:
         return self._loss(context, walks, counts, server_round)
 
     def walk(self, server_round: int) -> Integers:
-        """Walk from every node with edges, in a new order in each pass."""
         # A node without edges would only meet itself.
         rng = self._rng("walks", server_round)
         passes = np.tile(self.connected, (self.settings.walks, 1))

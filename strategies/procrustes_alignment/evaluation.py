@@ -223,7 +223,6 @@ class GraphJudge:
         return self._counted(result)
 
     def _counted(self, judgement: Judgement) -> Judgement:
-        """Count the predictions, for metrics that are no means over clients."""
         said = judgement.said.predicted
         named = [self.roles == number for number in range(1, len(NODE_ROLES))]
         chosen = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]

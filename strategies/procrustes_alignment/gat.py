@@ -156,7 +156,6 @@ class PublicGAT(nn.Module):
             return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
 
     def saved(self) -> SavedModels:
-        """Return the weights under the names of PyG's layers."""
         settings, weights = self.settings, self._split(self.weight.cpu().clone())
         arguments = {"features": self._size[1], "dimension": settings.dimension}
         arguments |= {"classes": settings.classes, "heads": settings.heads}
@@ -226,7 +225,6 @@ class PublicGAT(nn.Module):
         return cross_entropy.detach()
 
     def _split(self, flat: Tensor) -> GATWeights:
-        """Split the one column that Adam updates into the weights of both layers."""
         parts = flat.split([prod(shape) for shape in self._shapes])
         return GATWeights(*(part.view(s) for part, s in zip(parts, self._shapes, strict=True)))
 

@@ -132,7 +132,6 @@ class Fingerprints(Numbers):
         return [fingerprint(part) for part in value]
 
     def decode(self, value: object, name: str, reading: Reading) -> list[IntArray]:
-        """Return the clients' nodes from here, if their fingerprints match."""
         clients, nodes = reading.values["clients"], reading.known["public"]
         prints = super().decode(value, name, reading)
         for client, print_ in zip(clients, prints, strict=True):
@@ -173,7 +172,6 @@ class Targets(Rows):
     )
 
     def read(self, name: str, reading: Reading) -> object:
-        """Split the rows, and set the dimension of embeddings."""
         values = reading.values
         values["dimension"] = 0
         if not values["wants_embeddings"]:
@@ -259,7 +257,6 @@ class Embeddings(Rows):
 
 
 def _unfit(rows: FloatArray) -> str:
-    """Return why embeddings cannot be used, or nothing."""
     if not np.isfinite(rows).all():
         return NOT_FINITE
     most = keys.MAX_NUMBER
@@ -269,7 +266,6 @@ def _unfit(rows: FloatArray) -> str:
 
 
 def _rows(content: object, request: PublicRequest) -> FloatArray:
-    """Read a reply's array; whether it is finite is checked client by client."""
     records = content.array_records if isinstance(content, RecordDict) else {}
     if list(records) != [keys.ARRAYS] or list(records[keys.ARRAYS]) != [keys.PUBLIC]:
         raise MalformedReplyError(f"the array {keys.ARRAYS}/{keys.PUBLIC} is missing, or not alone")
@@ -357,7 +353,6 @@ class PublicReply(Message, up="train"):
 
     @property
     def examples(self) -> int:
-        """Rows, at least 1."""
         return max(1, sum(part.size for part in self.request.nodes))
 
     @classmethod

@@ -132,7 +132,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return here, folder
 
     def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        """Load the run's clients once a process, and check that they can be evaluated."""
         return cached_clients(self._checked, config, config.judge.folds)
 
     def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
@@ -198,7 +197,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
     def predict_beside(self, run: Left[PPFLConfig], graph: NewGraph, client: int | None) -> Tensor:
-        """Train the new graph's model locally, and classify it in a client's space."""
         return join_graph(run, graph, client).probability
 
     def why_no_model(self, config: PPFLConfig) -> str:

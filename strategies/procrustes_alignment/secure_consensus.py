@@ -185,7 +185,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return self.session.exchange.grid.run.run_id
 
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
-        """Choose the nodes of a sum; return the claims that show the nodes to clients."""
         dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
         if signed is None:
             fewest = fewest_holders(len(ready), dropout, self._least)
@@ -213,7 +212,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return super().reply_bytes(numbers + max(lengths, default=0))
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint: the common mean, and proven cheats."""
         state: Tree = super().state()
         kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
         return state | {"strategy": state["strategy"] | kept}
@@ -275,7 +273,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return super().averages(came) if self._parties is None else self._measured
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
-        """Count each client's payload: rows of the mean down, masked sums up."""
         ledger = self.session.exchange.ledger
         for node, request in self.requests.items():
             sent = [part.nbytes for part in request.targets if part is not None]
@@ -297,7 +294,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
 
 
 def _measured(tail: Floats) -> dict[str, float]:
-    """Divide the sums of measurements by how many clients had each."""
     sums, counts = tail.reshape(2, len(MEASURED))
     each = zip(MEASURED, sums.tolist(), counts.tolist(), strict=True)
     return {name: total / count for name, total, count in each if count >= 1}

@@ -180,7 +180,6 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     def _with_measured(
         self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float
     ) -> dict[int, Floats]:
-        """Move clients' measurements from the reply into their parts of the sum."""
         # Some measurements depend on the server's means, so it learns no single client's.
         said = {"loss": reply.loss, "disagreement": reply.disagreement, **reply.judged}
         result = dict[int, Floats]()

@@ -68,7 +68,6 @@ class PublicServerState:
         replies: Mapping[int, PublicReply],
         wants_embeddings: bool,
     ) -> Answers:
-        """Record the embeddings of a round's replies, and return the rest."""
         came = Answers()
         for node, reply in replies.items():
             clients = requests[node].clients
@@ -155,7 +154,6 @@ class CommonMean:
         return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
 
     def take(self, total: Floats, contributors: Iterable[int]) -> None:
-        """Divide a sum by each node's holders."""
         holders = np.zeros(self.nodes.size)
         for client in contributors:
             slots = self.slots[client]
@@ -232,7 +230,6 @@ class PublicMembership(Membership):
         return super().in_order(answers)
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
-        """Refuse other nodes than before, and embeddings of another length."""
         if self.state.claims is not None and (why := self.state.claims.take(answer)):
             return why
         claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)

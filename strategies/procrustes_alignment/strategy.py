@@ -130,7 +130,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         }
 
     def there(self, server_round: int) -> dict[int, list[int]]:
-        """Wait for SuperNodes; return their clients in ascending order."""
         # Ids of SuperNodes differ from run to run.
         there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
         return dict(sorted(there.items(), key=lambda item: min(item[1])))
@@ -160,7 +159,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return PublicReply.from_record(content, self.requests[node], self.num_classes)
 
     def reply_bytes(self, numbers: int = 0) -> int:
-        """Return the most bytes of a reply to this round's requests; it has ``numbers`` besides."""
         asked = self.requests.values()
         rows = [sum(ids.size for ids in one.nodes) * one.dimension for one in asked]
         clients = max((len(one.clients) for one in asked), default=0)
@@ -217,7 +215,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return consensus(x, held, rotations_only=self.rotations_only).aligned
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
-        """Count the payload: means down, embeddings up."""
         ledger = self.session.exchange.ledger
         for request in self.requests.values():
             sent = [part.nbytes for part in request.targets if part is not None]
@@ -246,7 +243,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return MetricRecord({**super().measured(report), **report.alignment})
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have clients save a checkpoint if the round's request did not ask for it."""
         run = self.session.checkpoints.run
         order: dict[str, Any] = {CHECKPOINT: True, SERVER_ROUND: server_round, RUN_TOKEN: run}
         saved = {node: reply.not_saved for node, reply in self.answers.items()}

@@ -142,7 +142,6 @@ def attack(
 
 
 def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
-    """Give the first latent vector of each user; zeros for users that sent none."""
     one = next(iter(of_kind(exchanges, "train")))
     latent = array_of(one.reply, keys.ARRAYS, "relay")
     result = np.zeros((users, latent.shape[1]))

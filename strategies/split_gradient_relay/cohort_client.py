@@ -100,7 +100,6 @@ class UsersClient(NumPyClient):
     # What of a run outlasts its messages
 
     def _remember(self, settings: UserSettings | CommonSettings) -> None:
-        """Keep the settings by which a snapshot reads the state, if the run keeps outputs."""
         if self.outputs.is_on and self.settings_key not in self._context.state:
             self._context.state[self.settings_key] = ConfigRecord(settings._asdict())
 
@@ -109,7 +108,6 @@ class UsersClient(NumPyClient):
         self._context.state.pop(self.settings_key, None)
 
     def snapshot(self) -> Snapshot:
-        """Return the users' models; predictions need the server's half."""
         if self._model is not None:
             LOG.warning("user_model: a module of your own is saved in checkpoints alone")
             return Snapshot(None, [])
@@ -122,7 +120,6 @@ class UsersClient(NumPyClient):
         raise NotImplementedError
 
     def _weight_shape(self, latent_size: int, bias: bool) -> list[int]:
-        """Return the shape of one user's weights as they are added up."""
         if self._model is not None:
             return [sum(p.numel() for p in self._model.parameters()), 1]
         return [self._x.shape[1] + int(bias), latent_size]
@@ -134,7 +131,6 @@ class UsersClient(NumPyClient):
         return pack(x, bias=bias).to(self._device)
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
-        """Turn user numbers into indices of this client; refuse users of other clients."""
         wanted = torch.from_numpy(np.ascontiguousarray(users))
         if torch.equal(wanted, self.users):
             return torch.arange(wanted.numel())
@@ -280,7 +276,6 @@ class NodeClient(UsersClient):
     def _adopted(
         self, settings: UserSettings, saved: Tensors, numbers: Tensor, more: Tensors
     ) -> Tensors:
-        """Copy a checkpoint's part of some users into the tensors of the users here."""
         result = self._makers(settings).start()
         both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
         here, there = (torch.from_numpy(place) for place in both[1:])

@@ -103,7 +103,6 @@ class CommonLayerClient(UsersClient):
         return self._enrolment(of_layer).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Take the last step, then answer with latent vectors."""
         request = LatentRequest.from_numpy(parameters, config)
         settings, advance = request.settings, request.advance
         self._remember(settings)
@@ -137,7 +136,6 @@ class CommonLayerClient(UsersClient):
         return self._summed(request, total.cpu().numpy(), config)
 
     def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
-        """Give a copy of the layer, for SuperNodes that have missed a step."""
         layer = self._state.look(self._makers(CopyRequest.from_config(config).settings))
         data = self._seal(save({n: t.cpu().contiguous() for n, t in layer.tensors.items()}))
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
@@ -152,7 +150,6 @@ class CommonLayerClient(UsersClient):
         return common_model(self.users.tolist(), weight, common.bias)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
-        """Bring the layer to its last step, if it is not there already."""
         if layer.round == advance.layer_round:
             return
         if layer.round != advance.before and advance.copy is not None:
@@ -173,7 +170,6 @@ class CommonLayerClient(UsersClient):
         """Take what a request brings besides."""
 
     def _seed(self, settings: CommonSettings) -> int:
-        """Return the seed of the first weights and of the users' dropout."""
         return settings.seed
 
     def _total(self, advance: Advance) -> Tensor | None:

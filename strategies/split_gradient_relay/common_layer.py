@@ -127,7 +127,6 @@ class LinearLayer:
         return total
 
     def _values(self, dropped: Dropped | None) -> Tensor:
-        """Return all users' features, row by row, after dropout."""
         if dropped is None or not self._parts:
             return self.rows.value
         if self._last[0] != dropped:  # asked for twice a round
@@ -161,7 +160,6 @@ class ModuleLayer:
     def forward(
         self, weights: Tensors, users: Tensor | None = None, dropped: Dropped | None = None
     ) -> Tensor:
-        """Return latent vectors ``[p, h]`` of some users or all."""
         users = torch.arange(self.x.shape[0]) if users is None else users
         with torch.no_grad():
             return self._call(weights, users, dropped)
@@ -219,7 +217,6 @@ class CommonLayer:
         return [name for part, _, name in named if part == "weight"]
 
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
-        """Return latent vectors, with dropout if there is a round to draw it for."""
         return self.layer.forward(self.weights, users, self._dropped(server_round))
 
     def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
@@ -228,7 +225,6 @@ class CommonLayer:
         return self.layer.gradient(self.weights, users, gradient, dropped)
 
     def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
-        """Take Adam's step with the sum of all users' gradients, in place."""
         weights = list(self.weights.values())
         adam = Adam(weights, lr=learning_rate, weight_decay=self.settings.weight_decay)
         sizes = [weight.numel() for weight in weights]

@@ -51,7 +51,6 @@ class Latents:
     rejected: list[Rejected] = field(default_factory=list)
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Forget SuperNodes that are not connected any more."""
         self.asked = {node: users for node, users in self.asked.items() if node in nodes}
         self.came = {node: latent for node, latent in self.came.items() if node in nodes}
 
@@ -77,7 +76,6 @@ class NoSum:
 
     @classmethod
     def unanswered(cls, nodes: Sequence[int]) -> NoSum:
-        """Return the reason that these SuperNodes sent latent vectors, but no sums."""
         count = f"{len(nodes)} SuperNode{'' if len(nodes) == 1 else 's'}"
         return cls(Void.UNANSWERED, f"missing from {count}", tuple(nodes))
 
@@ -101,7 +99,6 @@ class CommonBook(RelayBook):
         self._has_answered = np.zeros(roster.size, bool)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
-        """Note that users have lost their state; return whether they had any."""
         had = bool(self._has_answered[users].any())
         self._has_answered[users] = False
         return had
@@ -109,7 +106,6 @@ class CommonBook(RelayBook):
     # The last step
 
     def made(self, server_round: int, total: FloatArray | HiddenSum, learning_rate: float) -> None:
-        """Keep the sum of a round's gradients, with which all SuperNodes are to step."""
         self.last, self.before = server_round, self.last
         self.total, self._learning_rate = total, learning_rate
 
@@ -130,7 +126,6 @@ class CommonBook(RelayBook):
         self.last, self.before, self.total = newest, NEVER, None
 
     def advance(self, node: int, copied: int = NEVER, copy: Bytes | None = None) -> Advance:
-        """Write the message that brings a SuperNode to the last step, by a copy if necessary."""
         at = self.at.get(node, 0)
         copy = None if self.can_go_on(node) else copy
         result = Advance(self.last, self.before, self._learning_rate, copy=copy)
@@ -143,7 +138,6 @@ class CommonBook(RelayBook):
     # What travelled
 
     def took_step(self, node: int, request: LatentRequest) -> None:
-        """Note that a SuperNode has the last step, and count its bytes down and up."""
         advance, size = request.advance, self.settings.latent_size * NUMBER
         self.at[node] = advance.layer_round
         users, measured = request.users, request.measured
@@ -158,7 +152,6 @@ class CommonBook(RelayBook):
             self.traffic[measured, UP] += size
 
     def used(self, users: IntArray, *, apart: bool) -> None:
-        """Count a round's latent vectors for training, and the gradients in answer to them."""
         # apart: they were sent besides vectors to be measured, which are counted already
         size = self.settings.latent_size * NUMBER
         if apart:

@@ -182,7 +182,6 @@ class StrategyConfig(TrustSection):
             )
 
     def _refuse_unused(self, usual: Mapping[str, object], share: str) -> None:
-        """Refuse settings that only another form has."""
         for key, value in usual.items():
             if getattr(self, key) != value:
                 raise ConfigError(

@@ -146,7 +146,6 @@ class MaskedGradientRelay(SummedGradientRelay):
             self.__dict__.pop("sums", None)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
-        """Have the common key sealed for SuperNodes without it; give each its packet."""
         members = self.session.members
         assert isinstance(members, MaskedMembership)
         hosted = list(self.session.hosted())
@@ -176,7 +175,6 @@ class MaskedGradientRelay(SummedGradientRelay):
         return {}
 
     def _signed(self, nodes: Sequence[int]) -> Bytes | None:
-        """Return the signers of each SuperNode's public key, if the server is not trusted."""
         members = self.session.members
         assert isinstance(members, MaskedMembership)
         if self._parties is None:

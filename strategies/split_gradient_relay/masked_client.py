@@ -81,7 +81,6 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         self._key = CommonKey(context, trust)
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:
-        """Seal the common key for other SuperNodes."""
         request = ShareKeyRequest.from_config(config)
         self._key.public  # noqa: B018  # its pair is there from then on
         return [], self.users.numel(), self._key.share(request).to_config()
@@ -106,7 +105,6 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         return self._key.seed() if self._key.check.any() else settings.seed
 
     def _total(self, advance: Advance) -> Tensor | None:
-        """Take the pads off the sum."""
         if advance.total is not None:
             raise RefusedError("a sum came that the server can read: nobody here takes part")
         if (hidden := advance.hidden) is None:

@@ -96,7 +96,6 @@ class EnrolmentReply(Message, up="query"):
         return rows, size
 
     def check(self, known: Known) -> None:
-        """Refuse users that the graph does not have, repeated users, and an empty list."""
         users, num_nodes = self.users, known["num_nodes"]
         if users.size == 0:
             raise MalformedReplyError("it hosts no users")
@@ -214,7 +213,6 @@ class RelayReply(Message, up="train"):
         return cls.read(content, p=p, h=h, f=f, w=w, **asked)
 
     def check(self, known: Known) -> None:
-        """Refuse counts that are impossible for so many users."""
         if (holders := self.holders) is None:
             return
         users = known["p"]

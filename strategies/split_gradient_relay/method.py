@@ -169,7 +169,6 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         return 1
 
     def baselines(self, config: NFedGNNConfig) -> Figures:
-        """Return figures to compare the accuracies with: those of all users."""
         graph = users_graph(config)
         if config.task != LINKS:
             return graph_baselines(graph)
@@ -194,7 +193,6 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         return Partition(node_statistics(graph), node_data(graph), baselines=self.baselines(config))
 
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
-        """Build the mod that protects latent vectors, a row for each user."""
         noise = client_noise(config.privacy, config.rounds)
         return [PrivateRows(noise)] if noise else []
 
@@ -279,6 +277,5 @@ def refuse_open_sums(context: Context) -> None:
 
 
 def _server_data(folder: RunFolder) -> SimpleNamespace:
-    """Give a server's folder the form of a graph."""
     classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
     return SimpleNamespace(**folder.tensors, **classes)

@@ -113,7 +113,6 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
 
 
 def _roles(new: NewGraph, come: Tensor, data: UserData, seed: int) -> tuple[dict[str, Tensor], str]:
-    """Read which newcomers train, or draw it."""
     notes: list[str] = []
     read = {part: read_mask(part, new.values.get(part), new.x.size(0), notes) for part in PARTS}
     given = {part: mask[come] for part, mask in read.items() if mask is not None}

@@ -151,7 +151,6 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:
-        """Return the server's half, and predictions and vectors of users that answered."""
         if isinstance(self.server, LinkRelayServer):
             return link_snapshot(self.server)
         return server_snapshot(self.server)

@@ -129,14 +129,12 @@ class RelayServer:
         self._hold(self.latent, self.known)
 
     def _hold(self, latent: Tensor, known: Tensor) -> None:
-        """Hold the users' vectors, without those of users that are new or have left."""
         self.latent = first_rows(latent.to(self.device), self.num_nodes)
         self.latent[~self.present] = 0
         self.known = first_rows(known.to(self.device), self.num_nodes) & self.present
         self._forget_graph()
 
     def receive(self, users: Tensor, latent: Tensor) -> None:
-        """Take in latent vectors ``[p, h]`` of some users ``[p]``."""
         users = users.to(self.device)
         self.latent[users] = latent.to(self.device)
         if not self.known[users].all():
@@ -247,7 +245,6 @@ class RelayServer:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Return ``[n, c]`` of what the server has now."""
         self.eval_model.eval()
         result: Tensor = self.eval_model(self.latent, self.graph)
         return result

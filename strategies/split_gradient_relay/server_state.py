@@ -115,14 +115,12 @@ class RelayBook:
         raise NotImplementedError
 
     def unhosted(self, hosted: Mapping[int, IntArray]) -> Reasons:
-        """Return the users without a SuperNode, with that as the reason."""
         nobody = ~self.roster.left
         for users in hosted.values():
             nobody[users] = False
         return Reasons({"no SuperNode hosts it": np.flatnonzero(nobody)})
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between rounds, except the users of each SuperNode."""
         return {
             "round": self._round,
             "joined": torch.from_numpy(self.roster.joined),
@@ -140,7 +138,6 @@ class RelayBook:
         self.ledger.load_state_dict(state["ledger"])
 
     def _restore(self, held: NDArray[np.generic], saved: torch.Tensor) -> None:
-        """Put saved rows back; new and departed users have nothing."""
         held[: len(saved)] = saved.numpy()
         held[self.roster.left] = 0
 
@@ -260,7 +257,6 @@ class RelayServerState(RelayBook):
         gradient: NDArray[np.generic],
         learning_rate: float,
     ) -> None:
-        """Keep ``[n, h]`` gradients for the users that sent a latent vector this round."""
         self._round, self._learning_rate = server_round, learning_rate
         for request in answered.values():
             users = request.users

@@ -69,13 +69,11 @@ class StoredCohort(LinearCohort):
         return torch.cat([self._read(local, 1)[1][0] for _, local in self._parts(None)])
 
     def _parts(self, users: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-        """Cut users into parts that need little memory."""
         users = torch.arange(self.num_users) if users is None else users
         for first in range(0, users.numel(), AT_A_TIME):
             yield slice(first, first + AT_A_TIME), users[first : first + AT_A_TIME]
 
     def _read(self, users: Tensor, count: int) -> tuple[ActiveRows, list[Tensor]]:
-        """Read users' weights, and their moments if ``count`` asks for them."""
         rows, _ = take(self.rows, users)
         begun = self._begun.index_select(0, rows.feature)
         parts = [begun, *(torch.zeros_like(begun) for _ in range(count - 1))]

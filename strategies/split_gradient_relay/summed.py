@@ -160,7 +160,6 @@ class SummedGradientRelay(
         return CommonMembership(self.users)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
-        """Return further entries of the requests for latent vectors."""
         return {}
 
     def add(
@@ -252,7 +251,6 @@ class SummedGradientRelay(
         *,
         saves: bool = False,
     ) -> None:
-        """Ask SuperNodes for latent vectors of users, and of users to be measured."""
         session, settings = self.session, self.users.settings
         if not asked:
             return
@@ -310,7 +308,6 @@ class SummedGradientRelay(
         return reply_bytes(max(users, default=0) * self.users.settings.latent_size)
 
     def _copy(self, server_round: int, nodes: Sequence[int]) -> tuple[int, Bytes | None]:
-        """Get a copy of the layer, and its round, if a SuperNode has missed a step."""
         if all(map(self.users.can_go_on, nodes)):
             return NEVER, None
         hosted = self.session.hosted()

@@ -122,7 +122,6 @@ class LinearCohort:
         return project(rows, self._state["weight"][place])
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        """Take one Adam step for each of the users from ``[p, h]`` gradients."""
         state, rates = self._state, (learning_rate, self.settings.weight_decay)
         if users is None:
             state["step"] += 1
@@ -244,7 +243,6 @@ class ModuleCohort:
         return {name: self._state[f"weight.{name}"][users] for name in self._names}
 
     def forward(self, users: Tensor | None) -> Tensor:
-        """Return latent vectors ``[p, h]``."""
         users = self._all(users)
         with torch.no_grad():
             return self._call(self._weights(users), self.x[users])
@@ -262,7 +260,6 @@ class ModuleCohort:
     def _adam(
         self, name: str, users: Tensor, grad: Tensor, step: Tensor, learning_rate: float
     ) -> None:
-        """Step one parameter of the users: each is a row of width ``w`` with value 1."""
         keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
         part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
         rows, flat = _a_row_each(part[0]), grad.reshape(users.numel(), -1)

@@ -168,7 +168,6 @@ class StructureCohort:
         self._graph = None
 
     def _indices(self, places: list[int]) -> dict[str, Tensor]:
-        """Return the indices of some clients' parts in each tensor with a part for every client."""
         has_encoders = self.settings.graphs == LEARNED
         networks = places + [self.size + at for at in places if has_encoders]
         where = {False: torch.tensor(networks), True: rows_of(self.batch, networks)}
@@ -237,7 +236,6 @@ class StructureCohort:
 
     @torch.no_grad()
     def _compare_hidden(self) -> None:
-        """Find nearest neighbours anew, in the hidden layer of the received models."""
         if self.learners is None or not self.settings.compares_hidden:
             return
         # From each node alone, since its neighbours are not known yet
@@ -268,7 +266,6 @@ class StructureCohort:
 
     @torch.no_grad()
     def evaluate(self, logits: Tensor | None = None) -> Metrics:
-        """Measure accuracy and loss of the model by which each client classifies."""
         logits = self.logits() if logits is None else logits
         # Both are NaN if the loss is, since the largest logit is then meaningless.
         accuracy, loss = evaluate(self.own, logits)
@@ -299,7 +296,6 @@ class StructureCohort:
         return class_sums(hidden, self.batch.y[rows], self.settings.num_classes)
 
     def structure(self) -> dict[str, Tensor] | None:
-        """Compare the graphs that graphless clients use with their true ones."""
         graphless = self.graphs[self.with_edges :]
         hidden = [graph.hidden_edges for graph in graphless]
         true = [edges for edges in hidden if edges is not None]
@@ -325,7 +321,6 @@ class StructureCohort:
         return slice(self.batch.ptr[places.start], self.batch.ptr[places.stop])
 
     def _bounds(self, places: slice) -> list[int]:
-        """Return the bounds of neighbouring networks' nodes, counted from their first node."""
         first = self.batch.ptr[places.start]
         return [start - first for start in self.batch.ptr[places.start : places.stop + 1]]
 
@@ -361,7 +356,6 @@ class StructureCohort:
         return total
 
     def _adjacency(self) -> Adjacency:
-        """Return the batch's graph, with the learnt graphs of graphless clients."""
         if self.learners is None:
             return self.batch.graph
         if self._graph is None:

@@ -60,7 +60,6 @@ def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:
 
 
 def _form(cohort: StructureCohort, places: range, *, shared: bool) -> SavedModels:
-    """Return the models of consecutive clients, all with edges or all without."""
     settings, learned = cohort.settings, cohort.settings.graphs == LEARNED
     has_learner = places.start >= cohort.with_edges and settings.graphs in (LEARNED, KNN)
     kind = int(cohort.kinds[places.start])
@@ -99,7 +98,6 @@ def _put_network(
     *,
     shared: bool,
 ) -> None:
-    """Add the networks by which clients classify: a shared network once, else each client's."""
     model = cohort.shared_models()[int(cohort.kinds[places.start])]
     named = _named(model.first, model.rest, names, cohort.settings)
     if shared:
@@ -119,7 +117,6 @@ def _put_network(
 def _named(
     first: Tensor, rest: Tensor, names: tuple[str, ...], settings: StructureSettings
 ) -> Tensors:
-    """Name a network's parts, and lay out matrices, as PyTorch does."""
     bias, weight, last = (part[0] for part in split_rest(rest[None], settings))
     return dict(zip(names, (first.T, bias, weight.T, last), strict=True))
 

@@ -160,7 +160,6 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return here, folder
 
     def graphs(self, config: FedGLSConfig) -> list[ClientGraph]:
-        """Load the clients once a process, and check that the method can work with them."""
         return cached_clients(self._checked, config, config.strategy.name)
 
     def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:

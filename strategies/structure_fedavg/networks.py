@@ -134,7 +134,6 @@ class StructureSettings(NamedTuple):
 
     @property
     def compares_hidden(self) -> bool:
-        """Whether graphs of nearest neighbours compare hidden vectors."""
         return self.graphs == KNN and self.knn_on == "encoder"
 
     @property
@@ -219,11 +218,9 @@ class GraphLearners:
         return self._state
 
     def rows(self, places: Sequence[int]) -> Tensor:
-        """Return the indices of some clients' rows in the tensors that have active rows."""
         return rows_of(self._own, places)
 
     def edges(self) -> tuple[Pattern, Tensor]:
-        """Return the graphs of the present weights: where entries are, and their values."""
         learned = self._learned()
         return learned.pattern, learned.entries.detach()
 
@@ -283,7 +280,6 @@ class GraphLearners:
 
     @torch.enable_grad()  # the first caller may need no gradient, but a later step does
     def _learned(self) -> Learned:
-        """Return the graph of the present weights, cached for the next step."""
         steps: list[int] = self._state["step"].tolist()
         if self._last is None or self._last.steps != steps:
             weights = {name: w.detach().requires_grad_() for name, w in self._weights().items()}

@@ -107,7 +107,6 @@ def _check_size(graph: NewGraph, neighbours: int) -> None:
 
 
 def _shared(forms: Sequence[SavedModels]) -> dict[str, Tensor]:
-    """Return the tensors that all clients share; a GNN's parts under their own names too."""
     result: dict[str, Tensor] = {}
     for form in forms:
         for name, value in form.shared.items():

@@ -142,7 +142,6 @@ class StructureClient(NumPyClient):
     def train(
         self, parameters: Parameters, config: Config, prototypes: Tensor | None = None
     ) -> tuple[StructureCohort, Trained]:
-        """Train the clients that are asked; return these clients."""
         # They keep their state even if nobody is left to average.
         server_round = RoundRequest.from_config(config).server_round
         chosen = Asked.from_config(config).chosen([graph.client for graph in self.graphs])
@@ -155,7 +154,6 @@ class StructureClient(NumPyClient):
     def _answer(
         self, cohort: StructureCohort, trained: Trained, alone: int | None = None
     ) -> Answer:
-        """Answer with the mean of all clients, or with the models of one."""
         others = () if alone is None else [one for one in cohort.clients if one != alone]
         models, shares, nodes = cohort.mean_models([*trained.diverged, *others])
         has_shares = self.settings.graphs == OWN
