@@ -137,7 +137,6 @@ def watch(
 def _row(
     out: Path, config: str, exchanges: int, tls: bool, nodes: int, network: list[int]
 ) -> list[str]:
-    """Put the figures together, without the first round, with which the app travels."""
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rounds = [json.loads(line) for line in lines]
     wire = [sum(one["wire-bytes"].values()) for one in rounds]

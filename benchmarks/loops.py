@@ -115,11 +115,9 @@ class Ego(nn.Module):
         return F.relu(self.second(F.relu(self.first(self.x, self.edge_index)), self.edge_index))
 
     def classification(self, h: Tensor) -> Tensor:
-        """Return ``L_nc``."""
         return F.cross_entropy(self.classifier(h)[self.masks[0]], self.y[self.masks[0]])
 
     def contrast(self, h: Tensor, rows: Tensor, mean: Tensor) -> Tensor:
-        """Return ``L_ct``, by matrices."""
         if not rows.numel():
             return h.new_zeros(())
         z, means = F.normalize(self.head(h)), F.normalize(self.head(mean))

@@ -147,7 +147,6 @@ def method_rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _others(folder: Path, graph: str, name: str, varied: tuple[str, ...]) -> dict[str, Any]:
-    """Return the mean of the seeds on which both the shipped and the best settings were run."""
     pairs = []
     for seed in seeds(graph):
         both = [read(folder, Run(graph, name, one, seed)) for one in ((), varied)]
@@ -206,7 +205,6 @@ def _many(folder: Path) -> Iterator[str]:
 
 
 def _rates(name: str) -> tuple[str, ...]:
-    """Return the shipped point of a method's grid, without the form of the features."""
     config = load_config(TRIED[name].config, [*TRIED[name].settings])
     return tuple(f"{key}={attrgetter(key)(config) or 0:g}" for key in TRIED[name].grid)
 

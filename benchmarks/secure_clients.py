@@ -84,7 +84,6 @@ class Played:
         self.client = Hosted(context, [OWN])
 
     def _meet(self) -> None:
-        """Exchange keys; after that the client knows its partners and the terms."""
         self.k, self.threshold, vanished = plan(self.m, DROPOUT, self.corrupt)
         self.run, self.partners = RUN, np.arange(1, self.k + 1)
         self.minimum = max(2, self.threshold + 1, self.m - vanished)

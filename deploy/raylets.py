@@ -45,15 +45,7 @@ mount --move /mnt /tmp && cd "$1" && shift 3 && exec "$@"
 
 
 class Raylet:
-    """One of the machines.
-
-    Parameters
-    ----------
-    address : str
-        Its address, of the loopback interface.
-    cpus : int
-        The number of processors that Ray may use.
-    """
+    """One of the machines: an address of the loopback interface, with so many processors."""
 
     def __init__(self, address: str, cpus: int) -> None:
         self.address, self.cpus, self.mark = address, cpus, uuid.uuid4().hex
@@ -122,19 +114,12 @@ class Raylet:
 
 
 class Raylets:
-    """A cluster, as a context; the first machine is the driver's.
-
-    Parameters
-    ----------
-    cpus : sequence of int
-        Each machine's number of processors that Ray may use.
+    """A cluster, as a context; ``cpus`` has each machine's processors, the driver's first.
 
     Attributes
     ----------
     address : str
         The address at which a driver finds the cluster.
-    machines : list of Raylet
-        The machines, the driver's first.
     """
 
     def __init__(self, cpus: Sequence[int] = (1, 1)) -> None:

@@ -72,16 +72,8 @@ def _described(found: re.Match[str]) -> str:
 def address_of(page: str) -> str:
     """Find a page in the installed site, else among a checkout's guides, else on the web.
 
-    Parameters
-    ----------
-    page
-        Its name below ``docs/``, without an ending, or the end of the name; behind ``#`` a
-        heading's anchor.
-
-    Raises
-    ------
-    ConfigError
-        There is no such page, or this installation has no pages and names no address.
+    ``page`` is the page's name below ``docs/``, without an ending, or the end of that name; behind
+    ``#`` a heading's anchor. ``ConfigError`` if there is no such page, or neither pages nor web.
     """
     name, mark, anchor = page.partition("#")
     for folder, ending in ((SITE, ".html"), (GUIDES, ".md")):

@@ -72,7 +72,7 @@ from flower_graph.wire.rows import Asked, Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
-    """Clients that train alone, with ``EgoNetworkClient``; parameters as there."""
+    """Server for clients that train alone, ``EgoNetworkClient``; arguments as of its parent."""
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
@@ -93,17 +93,8 @@ class EgoModelClient(EgoCohortClient):
 
     Parameters
     ----------
-    context : Context
-        The ClientApp's context, which keeps Adam's moments.
-    egos : sequence of EgoNetwork
-        The clients' graphs.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir, output_dir : Path, optional
-        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own
-        (``state-dir``).
-    classes : sequence of str, optional
-        Names of the classes, for predictions.
+    context, egos, **more
+        As of ``EgoNetworkClient``; the context keeps Adam's moments.
     """
 
     def get_properties(self, config: Config) -> Config:
@@ -171,15 +162,7 @@ def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
 
 
 class EgoFedAvg(ReportedFedAvg):
-    """Flower's ``FedAvg`` for ``EgoModelClient``.
-
-    Parameters
-    ----------
-    settings : EgoSettings
-        The clients' model and training.
-    **more
-        As for ``ReportedFedAvg``.
-    """
+    """Flower's ``FedAvg`` for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:

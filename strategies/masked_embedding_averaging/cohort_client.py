@@ -181,10 +181,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         The clients' graphs, with node identities that mean the same at all clients.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where to save the clients' weights when the server asks for a checkpoint.
-    output_dir : Path, optional
-        Where outputs are saved, if the SuperNode has no folder of its own.
+    checkpoint_dir, output_dir : Path, optional
+        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own.
     classes : sequence of str, optional
         Names of the classes, for predictions.
     noise : ClientNoise, optional

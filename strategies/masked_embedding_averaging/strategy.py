@@ -229,14 +229,10 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model if models are shared; otherwise the server has none.
+        """Return the mean model; empty if models are not shared.
 
-        Returns
-        -------
-        dict of str to ndarray
-            ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
-            ``classifier-bias``, ``projection`` and ``projection-bias``; empty with
-            ``model_sharing`` off.
+        ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
+        ``classifier-bias``, ``projection`` and ``projection-bias``.
         """
         return self.kept.model_arrays()
 

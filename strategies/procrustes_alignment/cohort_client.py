@@ -139,25 +139,7 @@ class EmbeddingClient:
 
 
 def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
-    """Find public nodes among a client's nodes by id.
-
-    Parameters
-    ----------
-    nodes : ndarray
-        ``[n]`` ids of the client's nodes.
-    public : ndarray
-        ``[p]`` ids of the public ones.
-
-    Returns
-    -------
-    ndarray
-        ``[p]`` their indices in ``nodes``, int64.
-
-    Raises
-    ------
-    ValueError
-        If the client has no node of an id.
-    """
+    """Return the indices in ``nodes`` of public ids ``[p]``; ``ValueError`` for an unknown id."""
     order = np.argsort(nodes, kind="stable")
     at = np.searchsorted(nodes, public, sorter=order).clip(max=nodes.size - 1)
     rows: IntArray = order[at].astype(np.int64)

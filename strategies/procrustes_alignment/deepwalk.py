@@ -163,7 +163,6 @@ class DeepWalk:
         return model
 
     def _loss(self, context: Floats, walks: Integers, counts: Integers, server_round: int) -> float:
-        """Return the mean negative-sampling loss of some pairs of these walks."""
         rng = self._rng("loss", server_round)
         node, near = sample_pairs(walks, self.settings.window, LOSS_PAIRS, rng)
         noise = np.cumsum(counts**NOISE_POWER)

@@ -134,7 +134,6 @@ def _new_client(
 def _classified(
     joined: Joined, placed: Embeddings, found: Predictions, folds: int, classes: int
 ) -> Tensor:
-    """Classify by an SVC that learns from the client's evaluated nodes; calibrate it."""
     from sklearn.calibration import CalibratedClassifierCV
 
     # Nodes that the client learnt from lie nearer to their classes than others do.

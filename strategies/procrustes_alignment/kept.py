@@ -105,7 +105,6 @@ def _placed(member: Member, embeddings: NDArray[np.float32]) -> Embeddings:
 
 
 def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:
-    """Return the evaluation's predictions, and the model's for other nodes."""
     n = len(judge.labels)
     predictions = Predictions(
         np.full(n, client),

@@ -90,20 +90,16 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
 
     Parameters
     ----------
-    rotations_only : bool
-        Leave reflections out.
+    rotations_only, min_nodes, checkpoint_dir, checkpoint_every
+        As of ``ProcrustesAlignment``; a checkpoint has everything but keys.
     limit, resolution : float
         Largest size of a number in an embedding, and the step to which it is rounded; a client
         with a larger number is left out of the sum.
     dropout : float
         Share of the clients that may be missing from a sum. If more are missing, the iteration has
         no mean. A node is in no sum if only one of its holders might remain.
-    min_nodes : int
-        SuperNodes to wait for before a round.
     seed : int
         Seed of the first points, to which all clients rotate.
-    checkpoint_dir, checkpoint_every : Path, int
-        Where and every how many rounds to save everything but keys; 0 for never.
     registry : Path or str, optional
         The file of the SuperNodes' keys, where clients do not trust the server.
     least_holders : int
@@ -283,13 +279,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return ledger.payload
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
-        """Return the last common mean and the ids of its nodes.
-
-        Returns
-        -------
-        dict of str to ndarray
-            ``mean`` ``[u, d]`` and ``nodes`` ``[u]``; empty before the first sum.
-        """
+        """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""
         return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
 
 

@@ -226,13 +226,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return ledger.payload
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
-        """Return the last means and the ids of their nodes, client by client.
+        """Return, for each client N, the means of its public nodes and the nodes' ids.
 
-        Returns
-        -------
-        dict of str to ndarray
-            For each client N ``means-N`` ``[p, d]``, the means of its public nodes in its own
-            space, and ``nodes-N`` ``[p]``, their ids.
+        ``means-N`` ``[p, d]`` are in the client's own space; ``nodes-N`` is ``[p]``.
         """
         result: dict[str, NDArray[np.generic]] = {}
         for client, means in sorted(self.clients.targets.items()):

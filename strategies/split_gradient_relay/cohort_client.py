@@ -57,24 +57,7 @@ Opened = tuple[Cohort, Tensors]
 
 
 class UsersClient(NumPyClient):
-    """The users of one SuperNode, as the clients of all forms have them.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's context; the users' weights live behind it (``flower_graph.client.state``).
-    x : Tensor
-        ``[n_c, f]`` the users' features, dense or sparse CSR.
-    users : Tensor
-        ``[n_c]`` the users' numbers in the server's graph.
-    user_model : Module, optional
-        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
-        the paper's linear map. It runs without dropout; put dropout into the server's model.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    output_dir : Path, optional
-        The run's output folder (``flower_graph.outputs.client``).
-    """
+    """The users of one SuperNode, as the clients of all forms have them: ``NodeClient``."""
 
     actions: tuple[str, ...] = ("finish",)
     settings_key = "user-settings"  # in Context.state, where the run keeps something

@@ -46,24 +46,12 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
 class CommonLayerClient(UsersClient):
-    """The users of one SuperNode: one in a deployment, thousands in a simulation.
+    """The users of one SuperNode, with the layer and the optimiser that all users share.
 
     Parameters
     ----------
-    context : Context
-        The ClientApp's context; the layer and its optimiser live behind it.
-    x : Tensor
-        ``[n_c, f]`` the users' features, dense or sparse CSR.
-    users : Tensor
-        ``[n_c]`` the users' numbers in the server's graph.
-    user_model : Module, optional
-        As of ``NodeClient``; the same for all users.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where to save the layer when the server asks for a checkpoint.
-    output_dir : Path, optional
-        The run's output folder, for what is kept after the run.
+    context, x, users, user_model, **more
+        As of ``NodeClient``; ``user_model`` is the same for all users.
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")

@@ -36,18 +36,8 @@ Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
 class CommonSettings(NamedTuple):
     """Settings of the common layer, which the server sends to every user; constant in a run.
 
-    Attributes
-    ----------
-    latent_size : int
-        Length of the latent vector, ``h``.
-    bias : bool
-        Whether the linear map has a bias.
-    weight_decay : float
-        Adam's, as in ``torch.optim.Adam``.
-    seed : int
-        The run's seed, for the first weights and the users' dropout.
-    dropout : float
-        Share of its features that a user drops in training.
+    ``latent_size``, ``bias``, ``weight_decay`` and ``seed`` are as in ``UserSettings``;
+    ``dropout`` is the share of its features that a user drops in training.
     """
 
     latent_size: int

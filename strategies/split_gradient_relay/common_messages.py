@@ -185,7 +185,6 @@ class LatentReply(Message, up="train"):
 
     @classmethod
     def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
-        """Read the reply to a request; ``MalformedReplyError`` if it is not as asked."""
         sizes: dict[str, object] = {
             "p": request.users.size,
             "m": request.measured.size,
@@ -237,7 +236,6 @@ class SumReply(Message, up="train.add_up"):
     def from_record(
         cls, content: RecordDict, request: GradientRequest, shape: tuple[int, int]
     ) -> SumReply:
-        """Read the reply to a request; ``MalformedReplyError`` if it is not as asked."""
         (f, w), p = shape, request.users.size
         return cls.read(content, server_round=request.server_round, f=f, w=w, p=p)
 

@@ -115,7 +115,6 @@ class CommonBook(RelayBook):
         return at == self.last or (at == self.before and self.total is not None)
 
     def go_back(self, nodes: Collection[int]) -> None:
-        """Go on from the newest layer of the SuperNodes that are there."""
         newest = max(self.at.get(node, 0) for node in nodes)
         LOG.warning(
             "nobody who is there has the users' layer of round %d: they go on from that of round "

@@ -53,7 +53,7 @@ def detail_of(server_round: int, layer_round: int) -> bytes:
 
 
 class MaskedLayerClient(CommonLayerClient, MaskingParty):
-    """A ``CommonLayerClient`` whose server sees neither the layer nor sums.
+    """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
 
     Parameters
     ----------

@@ -207,7 +207,6 @@ class RelayReply(Message, up="train"):
     def from_record(
         cls, content: RecordDict, request: RelayRequest, weight_shape: tuple[int, int]
     ) -> RelayReply:
-        """Read the reply to a request; ``MalformedReplyError`` if it is not as asked."""
         (p, h), (f, w) = request.gradient.shape, weight_shape
         asked = {"server_round": request.server_round, "send_weights": request.send_weights}
         return cls.read(content, p=p, h=h, f=f, w=w, **asked)

@@ -140,12 +140,8 @@ class RelayStrategy(RoundStrategy[Q, A]):
     def weights(self) -> dict[str, Tensor]:
         """Return what the last report was made with.
 
-        Returns
-        -------
-        dict of str to Tensor
-            ``server.<name>``: the parameters and buffers of the server's model, as its
-            ``state_dict`` names and shapes them; ``latent`` ``[n, h]``: each user's latent vector,
-            zeros for one that never answered.
+        ``server.<name>``: parameters and buffers of the server's model, as in its ``state_dict``;
+        ``latent`` ``[n, h]``: the users' latent vectors, zeros for a user that never answered.
         """
         model = {f"server.{name}": t for name, t in self.server.eval_model.state_dict().items()}
         return model | {"latent": self.server.latent}

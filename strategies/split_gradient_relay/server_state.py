@@ -233,7 +233,6 @@ class RelayServerState(RelayBook):
         return reply_bytes(latent + weights)
 
     def delivered(self, answered: Mapping[int, RelayRequest]) -> None:
-        """Note that these requests arrived, and count the bytes of each user."""
         # Payload is what a user alone would be sent, whatever its cohort shares: its gradient, and
         # the averaged weights in full.
         for request in answered.values():

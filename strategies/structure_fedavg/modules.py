@@ -70,14 +70,8 @@ class GraphLearner(nn.Module):
     ----------
     features : int
         Numbers of a node.
-    encoder : str
-        ``attentive``, a weight ``[layers, features]`` for each feature, or ``mlp``.
-    layers, width : int
-        Layers of the encoder, and of an ``mlp`` the numbers in each.
-    similarity : str
-        ``cosine``, ``euclidean`` or ``inner``.
-    neighbours : int
-        Neighbours that each node keeps.
+    encoder, layers, width, similarity, neighbours
+        As of ``LearnerSettings``; an ``attentive`` encoder has weights ``[layers, features]``.
     weighted : bool
         Whether edges have the similarities as weights; without, all edges count alike.
     hidden : bool
