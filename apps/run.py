@@ -65,7 +65,7 @@ def _tell_baselines(
     config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
     """Log once, at the first query, what clients with own data reach without the federation."""
-    # The server asks who is here by a query before all else; a client then has no state yet.
+    # The server's first message is a query for clients; a client then has no state yet.
     is_first = message.metadata.message_type == "query" and not context.state
     reply = call_next(message, context)
     folder = client_folder(config, context) if is_first else None
@@ -185,7 +185,7 @@ def _server(
     config: RunConfig, grid: Grid, out: Path | None = None, folder: RunFolder | None = None
 ) -> RoundLoop:
     strategy = method_of(config).build_strategy(with_registry(config, grid, folder), out, folder)
-    # A registry says itself who may speak for whom
+    # A registry says itself which SuperNode may speak for which client
     path = None if folder is None or config.strategy.distrusts else folder.path
     members = None if path is None else read_members(path)
     strategy.session.admission = Admission(members, config.strategy.most_supernodes)

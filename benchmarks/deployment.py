@@ -101,7 +101,7 @@ def measure(
 
 
 def partitioned(config: str, settings: list[str], out: Path, supernodes: int) -> list[Path]:
-    """Write the data folders; return those of the SuperNodes."""
+    """Write the data folders; return the SuperNodes' folders."""
     command = ["partition", config, *settings, "--out", str(out), "--supernodes", str(supernodes)]
     with redirect_stdout(sys.stderr):  # standard output is for the result
         if cli.main(command) != 0:

@@ -50,7 +50,7 @@ LINE_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DeploymentError(RuntimeError):
-    """A process of the deployment did not do what it was started for; the message has its log."""
+    """A process of the deployment failed; the message has its log."""
 
 
 class Loopback:

@@ -49,7 +49,7 @@ from flower_graph.server.averaging_replies import Combined
 from flower_graph.wire.averaging import ClientReply
 
 APP = "fedgta"
-MIXED, CONFIDENCE = "moments", "confidence"  # what is sent besides the weights
+MIXED, CONFIDENCE = "moments", "confidence"  # sent besides the weights
 LEAST_CONFIDENCE = 1e-6
 MOMENTS = ("raw", "central", "hybrid")
 
@@ -187,7 +187,7 @@ class FedGTA(ModuleFedAvg):
         return {MIXED: (kinds * self.how.order * self.classes,), CONFIDENCE: ()}
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
-        """Average for each client over those whose moments are like its own (step 6)."""
+        """Average, for each client, over clients with similar moments (step 6)."""
         weights = peer_weights(
             np.stack([reply.extras[MIXED] for reply in replies]),
             np.array([reply.extras[CONFIDENCE] for reply in replies]),

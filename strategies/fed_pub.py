@@ -49,7 +49,7 @@ from flower_graph.server.averaging_replies import Combined
 from flower_graph.wire.averaging import ClientReply
 
 APP = "fedpub"
-EMBEDDING = "embedding"  # what is sent besides the weights
+EMBEDDING = "embedding"  # sent besides the weights
 
 # Settings ----------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 Round ``t``:
 
 1. client ``i``: ``E`` steps of Adam on the cross-entropy of its training nodes;
-2. client -> server: what it measures of its own model. No array travels, in either direction.
+2. client -> server: measurements of its own model. No array travels, in either direction.
 
 All clients begin with the same first weights, drawn by the run's seed.
 """

@@ -67,7 +67,7 @@ def settings_of(
 
 
 def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
-    """Run a config with a recording grid and attack what was recorded."""
+    """Run a config with a recording grid and attack the record."""
     started = time.perf_counter()
     # Flower's own strategies write a dozen lines a round.
     logging.getLogger("flwr").setLevel(logging.WARNING)

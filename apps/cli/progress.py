@@ -31,7 +31,7 @@ class Shown:
     """What a user asked to see of rounds."""
 
     quiet: bool = False
-    log_every: int = 1  # rounds between two lines; the last one, and those with refusals, have one
+    log_every: int = 1  # rounds between two lines; the last and rounds with refusals have one
     as_json: bool = False  # an object on stdout for each round, and nothing else for it
 
 

@@ -365,13 +365,13 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 shared = read_shared(request.sums, chosen, table, request.ring, pads)
                 is_shared = table.num_slots > 0
             except (RefusedError, UnreadableSumError) as error:  # for this round only
-                # A sum that passed is not counted: who has the common key, too, and colludes with
-                # the server could ask of slots that others hold.
+                # A sum that passed is not counted: a client that also has the common key, and
+                # colludes with the server, could ask about slots of other clients.
                 is_unread = self.trust is None or isinstance(error, RefusedError)
                 LOG.warning(
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
-        # With batches all clients count, not only those hosted here.
+        # With batches all clients count, not only the clients here.
         is_alone = not (is_shared if request.alternates else shared.place.numel())
         if request.variant == "iter" and is_alone:
             if request.alternates:
@@ -394,7 +394,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         if request.is_last:
             return None
         tensors[TRAINED][place] = request.server_round
-        # With batches `iter` alternates these steps with those of the fusion.
+        # With batches `iter` alternates these steps with the fusion's steps.
         is_without = request.variant == "minus" or request.alternates
         return None if is_without else chosen.train(request.server_round)
 

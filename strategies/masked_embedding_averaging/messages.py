@@ -62,7 +62,7 @@ METRIC_NAMES = (
     *("cross-entropy", "contrast", "has-contrast"),
 )
 # Summed besides: how many clients could not read the means of the round before. They are not named,
-# since those who notice a wrong word hold its slot.
+# since a client that notices a wrong word holds its slot.
 UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 
@@ -311,7 +311,7 @@ class EgoRequest(Message, down="train"):
         Ring | None, MaskedRing("Ring", make=RING.make, fields=RING.fields, when=RING.when)
     ] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
-    # If the server may lie, also who is ready
+    # If the server may lie, also which parties are ready
     ready: Annotated[Ready | None, Part("Mask", make=Ready, when="mask-ready")] = None
     # Whether training and sharing are over
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
@@ -329,7 +329,7 @@ class EgoRequest(Message, down="train"):
 
 @dataclass(frozen=True)
 class Seconds(Real):
-    """A client's seconds; what is no time counts as 0, since nothing is computed with it."""
+    """A client's seconds; an impossible time counts as 0, since nothing is computed with it."""
 
     def decode(self, value: object, name: str, reading: Reading) -> float:
         if isinstance(value, (int, float)) and 0 <= value < MAX_SECONDS:

@@ -198,7 +198,7 @@ class EgoSession(Session):
         result = self.sums.result()
         if not isinstance(result, Skipped):
             aligner.take_union(result.total, result.contributors.tolist())
-        elif self.sums.server.out.isdisjoint(clients):  # otherwise it is known who spoilt it
+        elif self.sums.server.out.isdisjoint(clients):  # otherwise the spoiler is known
             absent = self.sums.at(clients, {entry.node_id for entry in silent})
             for node, listed in replies.values.items():
                 absent += [client for client in masks[node][0] if client not in listed]
@@ -233,7 +233,7 @@ class EgoSession(Session):
         self.sums.ready(server_round, clients)
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
-        # The mask requests; if the server may lie, also who is ready
+        # The mask requests; if the server may lie, also which parties are ready
         masks: dict[int, Any] = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64

@@ -2,8 +2,8 @@
 
 Xie, Xiong and Yang, "Federated Node Classification over Distributed Ego-Networks with Secure
 Contrastive Embedding Sharing", CIKM 2024. Every client holds an ego-network, its own GNN and
-classifier, and a projection head ``f``. Ego-networks overlap: one client may have the neighbours of
-a node that another client lacks.
+classifier, and a projection head ``f``. Ego-networks overlap: of the same node, one
+client may know neighbours that another client lacks.
 
 Once, before the first round:
 

@@ -59,7 +59,7 @@ class VectorEncoding:
     """The encoding of a round's vectors."""
 
     layout: Layout  # Their parts
-    table: SlotTable  # Who holds which slot
+    table: SlotTable  # Which client holds which slot
     ring: Ring | None  # None for plain sums
     pads: bytes  # What pads are made for: the run, and what the sum is of
     sum_round: int  # Number of the secure sum of this round

@@ -30,7 +30,7 @@ from flower_graph.strategies.procrustes_alignment.config import LOCAL, SECURE, P
 from flower_graph.strategies.procrustes_alignment.messages import split_rows
 from flower_graph.wire import keys
 
-# Most pairs without an edge that are compared with those that have one
+# Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000
 Holders = HoldsGraphs[PPFLConfig, OverlappingGraph]
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client

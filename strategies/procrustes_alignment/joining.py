@@ -69,8 +69,8 @@ def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None)
     run : Run
         Of PPFL-GNN; its clients' embeddings and predictions are read.
     graph : NewGraph
-        As ``read_new_graph`` reads it; ``n_id``, ``identity`` or ``names`` say who its nodes are. A
-        GAT learns from its labels, those of ``train_mask`` if it has one.
+        As ``read_new_graph`` reads it; ``n_id``, ``identity`` or ``names`` identify its nodes. A
+        GAT learns from its labels, of ``train_mask`` alone if it has one.
     client : int, optional
         The client whose space is joined; by default the first.
 

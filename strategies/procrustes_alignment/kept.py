@@ -52,7 +52,7 @@ class Classifies(Protocol):
         """Return the logits of all nodes, ``[n, k]``."""
 
     def saved(self) -> SavedModels:
-        """Return the weights as those of a plain module."""
+        """Return the weights under a plain module's names."""
 
 
 def remember(context: Context, judged: Mapping[int, Mapping[str, float]]) -> None:
@@ -71,7 +71,7 @@ def recall(context: Context) -> dict[int, Folds]:
 
 
 def forget(context: Context) -> None:
-    """Drop what was kept."""
+    """Drop the kept predictions."""
     context.state.pop(JUDGED, None)
 
 

@@ -190,7 +190,7 @@ class PublicRequest(Message, down="train"):
     """Server to client: the aligned means of the last round."""
 
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
-    # Who is asked, all at one SuperNode
+    # The clients that are asked, all at one SuperNode
     clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", shape="c", whole=True)]
     nodes: Annotated[  # as they said themselves
         list[IntArray],

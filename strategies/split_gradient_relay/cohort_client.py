@@ -233,7 +233,7 @@ class NodeClient(UsersClient):
         return problem
 
     def _restore(self, enrolment: EnrolmentRequest) -> None:
-        """Go on from a checkpoint; of changed users, take the part of those that are here."""
+        """Go on from a checkpoint; if users have changed, take the part of the users here."""
         before, resume, settings = enrolment.before, enrolment.resume, enrolment.settings
         makers = self._makers(settings)
         if self._file is not None and self._state.store.is_due(resume):
@@ -251,7 +251,7 @@ class NodeClient(UsersClient):
             return self._adopted(settings, saved, numbers, more)
 
         if self._state.restore(resume, makers, adopt) is not None:
-            # The file that was read may have users who have left.
+            # The file that was read may have users that have left.
             why = self._save(resume.server_round, resume.run, settings)
             if why:
                 raise CheckpointError(why)

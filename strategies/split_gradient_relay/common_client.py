@@ -82,7 +82,7 @@ class CommonLayerClient(UsersClient):
         if before is not None and int(self.users.min()) >= before:
             self._state.begin(resume)  # all have come since that checkpoint
         else:
-            # The layer is everybody's, whoever came or went since.
+            # All users share the layer, so it fits after users came or went.
             self._state.restore(resume, makers, lambda saved, *_: saved if before else None)
         handled = self._state.processed(makers)
         layer_round = self._state.look(makers).round if handled else 0

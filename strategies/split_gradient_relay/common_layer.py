@@ -65,7 +65,7 @@ class Dropped(NamedTuple):
 
     def scale(self, user: Tensor, feature: Tensor) -> Tensor:
         """Return the factors of users' features: 0, or the factor that keeps the mean."""
-        # A draw for each user and round, whoever hosts it: chances are those of the numbers.
+        # A draw for each user and round; it depends on the numbers, not on the SuperNode.
         numbers = user.long() * FEATURES_OF_A_USER + feature.long()
         drawn = chances(numbers, self.seed, "feature-dropout", self.server_round)
         return (drawn >= self.rate).float() / (1 - self.rate)
@@ -104,7 +104,7 @@ class LinearLayer:
         self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
     ) -> Tensor:
         """Add up the users' gradients, ``[f, h]``, in double precision."""
-        # gradient [p, h], by the users' latent vectors; those of all others are 0
+        # gradient [p, h], by the users' latent vectors; gradients of other users are 0
         rows, (order, user, ptr), value = self.rows, self._by_feature, self._values(dropped)
         size = rows.num_users, gradient.shape[1]
         every = torch.zeros(size, dtype=torch.float64, device=value.device)

@@ -47,7 +47,7 @@ class Latents:
     server_round: int = 0
     asked: dict[int, IntArray] = field(default_factory=dict)  # users of each SuperNode
     came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h], in the same order
-    apart: set[int] = field(default_factory=set)  # who sent them besides vectors to be measured
+    apart: set[int] = field(default_factory=set)  # SuperNodes that also sent vectors to be measured
     rejected: list[Rejected] = field(default_factory=list)
 
     def keep(self, nodes: Sequence[int]) -> None:
@@ -151,7 +151,7 @@ class CommonBook(RelayBook):
             self.traffic[measured, UP] += size
 
     def used(self, users: IntArray, *, apart: bool) -> None:
-        # apart: they were sent besides vectors to be measured, which are counted already
+        # apart: vectors to be measured were sent too, and are counted already
         size = self.settings.latent_size * NUMBER
         if apart:
             self.ledger.count("up", "latent", users.size * size)
@@ -183,7 +183,7 @@ class CommonMembership(RelayMembership):
 
     def __init__(self, state: CommonBook) -> None:
         super().__init__(state)
-        self._stopped = Counter[int]()  # steps, by the users of who stopped them
+        self._stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
         """Count a step that SuperNodes stopped; leave a SuperNode out after its second."""

@@ -5,8 +5,8 @@ SuperNodes, and under pads, which only the common key takes off (``secure.common
 weights and dropout come from the same key, so the server cannot follow the layer by itself.
 
 A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
-and takes the common key only from them. It never steps with a changed sum: from what it added, the
-server would know how the layer moved, and so, by the next latent vectors, each user's features.
+and takes the common key only from them. It never steps with a changed sum: from its addition
+the server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
             self._key.take(KeyPacket.from_config(config))
 
     def _seed(self, settings: CommonSettings) -> int:
-        # Without a key a layer is never begun: whoever is asked has one, or is sent one.
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
         return self._key.seed() if self._key.check.any() else settings.seed
 
     def _total(self, advance: Advance) -> Tensor | None:
@@ -117,7 +117,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         with trial:
             pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
             total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
-        # As long as honest ones can make it: one who lies cannot make it longer.
+        # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
         return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
 
     @property
@@ -135,7 +135,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
                 f"words of {ring.word} bits with {ring.fraction_bits} of a fraction; sums of "
                 f"gradients take {WORD} with at least {LEAST_FRACTION_BITS}"
             )
-        # Whoever refused a sum that is too long would tell of its users' features by refusing.
+        # A SuperNode that refused a sum that is too long would tell of its users' features.
         total = bounded(total, ring.limit)
         first, *others = self.clients
         numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])

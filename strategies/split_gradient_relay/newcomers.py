@@ -23,7 +23,7 @@ from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig, U
 
 
 def users_graph(config: NFedGNNConfig) -> Graph:
-    """Return the graph of all users there ever were: those of ``data.name``, then newcomers."""
+    """Return the graph of all users there ever were: users of ``data.name``, then newcomers."""
     if config.data.add is None:
         return cached_data(config)
     settings = json.dumps([asdict(config.data), config.seed])

@@ -277,7 +277,7 @@ class RelayServer:
             self.eval_model.load_state_dict(state.get("average", state["model"]))
         self.optimizer.load_state_dict(state["optimizer"])
         self._hold(state["latent"], state["known"])
-        self.accuracy()  # no round may be left to see who is right
+        self.accuracy()  # there may be no later round to record which users are right
 
 
 def _among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:

@@ -50,7 +50,7 @@ class Roster:
 
     @classmethod
     def grown(cls, count: int, left: Sequence[int], alone: int) -> Roster:
-        """Return a grown list of users, of whom some have left; a checkpoint may have others."""
+        """Return a grown list of users; some have left, and a checkpoint may have other users."""
         roster = cls.of(count)
         roster.left[list(left)] = True
         return replace(roster, alone=alone, before=count)
@@ -70,7 +70,7 @@ class Roster:
         now, gone = np.full(self.size, server_round), np.zeros(self.size, bool)
         now[:known], gone[:known] = joined, left
         now[self.left] = 0
-        # A checkpoint that was rewritten without those who left names its newcomers already.
+        # A checkpoint that was rewritten without departed users names its newcomers already.
         is_new = now == server_round
         return replace(
             self,
@@ -326,11 +326,11 @@ class RelayMembership(Membership):
         return max(super().most_bytes(), ROOM + NUMBER * self.state.roster.size)
 
     def unasked(self) -> None:
-        """Let nobody take part who does not say which users it hosts."""
+        """Leave out SuperNodes that do not name their users."""
 
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
-        """Enrol those first whose weights have the commonest shape."""
-        # Whoever comes first must not decide for all how large weights are.
+        """Enrol first the SuperNodes whose weights have the commonest shape."""
+        # The first SuperNode must not decide for all how large weights are.
         shapes = Counter(answer.shape for answer in answers.values())
         commonest = max(shapes, key=lambda shape: (shapes[shape], shape), default=(0, 0))
         return sorted(answers.items(), key=lambda item: (item[1].shape != commonest, item[0]))

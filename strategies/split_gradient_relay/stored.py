@@ -1,7 +1,7 @@
 """A cohort whose users' rows are in a file, for more users than fit into memory.
 
-Until its first step a user has the common first weights, so nothing of it is stored. A round reads
-and writes only the rows of the users that it asks.
+Until its first step a user has the common first weights, so the file has nothing of it. A round
+reads and writes only the rows of the users that it asks.
 """
 
 from __future__ import annotations

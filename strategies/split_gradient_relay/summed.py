@@ -208,7 +208,7 @@ class SummedGradientRelay(
     # Steps 1 and 2
 
     def _gathered(self, server_round: int, hosted: Mapping[int, IntArray]) -> Latents:
-        """Return a round's latent vectors: those asked for ahead, and those of new SuperNodes."""
+        """Return a round's latent vectors: asked for ahead, and from new SuperNodes."""
         session, latents = self.session, self._latents
         if latents.server_round != server_round:
             latents = Latents(server_round)
@@ -227,7 +227,7 @@ class SummedGradientRelay(
 
     def _look_ahead(self, server_round: int) -> None:
         """Ask for the next round's latent vectors, and for vectors that evaluate this round."""
-        # All who are there are asked: who measures need not train, and a checkpoint is everybody's.
+        # All present SuperNodes are asked: measuring needs no training, and all write checkpoints.
         self._latents = Latents(server_round + 1)
         hosted = self.numbers(self.session.hosted())
         nobody = dict.fromkeys(hosted, NOBODY)
@@ -373,7 +373,7 @@ class SummedGradientRelay(
         self.session.tell_all(server_round, content, "train.finish")
 
     def load_state(self, state: StateDict) -> None:
-        """Go on from what ``state`` returned; what was asked for ahead is asked for again."""
+        """Go on from ``state``'s result; vectors that were asked for ahead are asked for again."""
         super().load_state(state)
         self._latents = Latents()
 

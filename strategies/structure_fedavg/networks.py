@@ -325,8 +325,8 @@ def _names(settings: LearnerSettings) -> tuple[str, ...]:
 
 def _initial(batch: GraphBatch, settings: LearnerSettings) -> Tensors:
     # An attentive encoder starts with ones: its first graph joins the nodes that are most alike. An
-    # MLP's matrices are drawn as a GCN's are, the first one for all features: clients who have the
-    # same feature begin with the same row, whoever shares their cohort.
+    # MLP's matrices are drawn as a GCN's are, the first one for all features: clients that have
+    # the same feature begin with the same row, in any cohort.
     feature, clients, device = batch.feature, batch.size, batch.feature.device
     parts = {"first": torch.ones(feature.numel(), settings.layers, device=device)}
     if settings.encoder == "mlp":
