@@ -120,7 +120,6 @@ class Sweep:
     def _seconds(
         self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]
     ) -> tuple[float, float]:
-        """Estimate the seconds of a process's start and of a run, by earlier runs or by two."""
         results = [one.result(seed) for one in trials for seed in self.seeds]
         if done := [float(one["seconds"]["total"]) for one in results if one]:
             return 0.0, fmean(done)

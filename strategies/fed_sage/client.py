@@ -225,7 +225,6 @@ class SageClient(ModuleClient):
         request: GeneratorRequest,
         others: dict[str, object],
     ) -> None:
-        """Step ``fGen`` on its own loss and the others' gradients for the same neighbours."""
         loss = self._generator_loss(learner, graph, "together", request.epoch)
         weights = _features(_model(learner))
         grads = torch.autograd.grad(loss, weights)

@@ -222,7 +222,6 @@ class EgoSession(Session):
         return self.sums.ring_for(sum(map(len, self.clients.values()))) if self.is_masked else None
 
     def sample(self, server_round: int) -> list[int]:
-        """Draw the clients of a round; depends on the seed, the round and the known clients."""
         everyone = self.sums.at(self.everyone, set(self.exchange.grid.get_node_ids()))
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")

@@ -155,7 +155,6 @@ def _measure(
     scores: dict[int, Floats],
     rng: np.random.Generator,
 ) -> Finding:
-    """Guess each user's features with the highest scores; ties in a random order."""
     right, wholly = [], 0
     for user, hits in truth.items():
         order = rng.permutation(hits.size)

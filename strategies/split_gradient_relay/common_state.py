@@ -186,7 +186,6 @@ class CommonMembership(RelayMembership):
         self._stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
-        """Count a step that SuperNodes stopped; leave a SuperNode out after its second."""
         # If most of them have, it is no fault of theirs.
         for node in nodes if 2 * len(nodes) < len(asked) else ():
             self._stopped.update(self.clients[node])

@@ -31,8 +31,6 @@ def users_graph(config: NFedGNNConfig) -> Graph:
 
 
 class _Asked:
-    """The grown graph that is asked for; equal requests share one result."""
-
     def __init__(self, config: NFedGNNConfig) -> None:
         self.config, data = config, config.data
         assert data.add is not None

@@ -80,12 +80,10 @@ class Roster:
         )
 
     def is_alone(self, server_round: int) -> bool:
-        """Whether only the last newcomers train in a round."""
         last = int(self.joined.max())
         return last > 0 and server_round <= last + self.alone
 
     def pool(self, server_round: int) -> NDArray[np.int64]:
-        """Return the users that may be asked in a round, ascending."""
         if self.is_alone(server_round):
             return np.flatnonzero((self.joined == self.joined.max()) & ~self.left)
         return np.flatnonzero(~self.left)

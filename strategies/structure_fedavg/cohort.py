@@ -382,7 +382,6 @@ class StructureCohort:
         return grouped_linear(propagate(graph, hidden), weight, bias, ptr)
 
     def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
-        """Mean squared distance of training nodes to their class's prototype, over all clients."""
         y = self.batch.y.clamp(min=0)
         apart = distance_to_means(hidden, y, prototypes.to(self.device))
         return self.settings.prototype_weight * (apart @ self.batch.train_share)
