@@ -1,4 +1,4 @@
-"""The ClientApp of every method, which Flower loads anew for each message; it imports little."""
+"""The ClientApp of every method. Flower loads it anew for each message, so it imports little."""
 
 from flower_graph.client.resident.app import ResidentClientApp
 

@@ -1,4 +1,4 @@
-"""The ClientApp that answers every message as the method that the config names does."""
+"""A ClientApp that hands every message to the method that the config names."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -10,10 +10,9 @@ from flower_graph.wire.client_errors import boundary
 
 
 class ConfiguredClientApp(ClientApp):
-    """Hands messages to the ClientApp of the method; only the run config says which that is."""
+    """Hands messages to the ClientApp of the method; only the run config names the method."""
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer one message."""
         with boundary(context), fetching(fetches(context)):
             return client_app(*configured_client(context))(message, context)
 

@@ -37,37 +37,37 @@ def run(
     config : str
         A shipped config, such as ``"fedgls/cora-linqs"``, or the path of a YAML file.
     overrides : mapping or sequence of str, optional
-        Settings that differ, nested or by dotted key: ``{"rounds": 20, "model.name": "gat"}``; or
-        words as the command takes them: ``["rounds=20"]``. For ``data.name`` also a graph: a PyG
-        ``Data`` or one of NetworkX or igraph, which is written to the folder ``graphs`` beside the
-        run's folder.
+        Changed settings, nested or by dotted key: ``{"rounds": 20, "model.name": "gat"}``; or
+        words as for the command: ``["rounds=20"]``. ``data.name`` may also be a graph: a PyG
+        ``Data`` or a graph of NetworkX or igraph. It is written to the folder ``graphs`` beside
+        the run's folder.
     seed : int or sequence of int, optional
-        Of the run, or of several; default: the config's.
+        The seed of the run, or the seeds of several; default: the config's.
     out : Path or str, optional
         A new folder for all outputs; default: ``runs/CONFIG-TIME``.
     overwrite : bool
-        Whether a run that is in ``out`` is deleted first; any other folder with files is refused.
+        Whether a run in ``out`` is deleted first; any other folder with files is refused.
     supernodes : int, optional
-        SuperNodes that the clients are assigned over.
+        The number of SuperNodes, over which clients are assigned.
     quiet : bool
-        Whether nothing is shown: by default a bar in a terminal or notebook, elsewhere a line for
-        each round, on stderr.
+        Whether nothing is shown. By default a terminal or notebook shows a bar, otherwise stderr
+        gets a line for each round.
     on_round : callable, optional
-        Called with every round's report, of one seed after the other; what it raises ends the run.
+        Called with every round's report, one seed after the other; an error in it ends the run.
     track : sequence of str
-        Trackers that the run is shown to, as the setting ``track``: ``"tensorboard"``,
+        Trackers of the run, as in the setting ``track``: ``"tensorboard"``,
         ``"mlflow"``, ``"wandb"``.
 
     Returns
     -------
     Run
-        What the run left, read from its folder. ``seeds`` has the run of each seed, a dict by the
-        seed: after ``seed=(3, 4)`` ``seeds[3]`` and ``seeds[4]``.
+        The run, read from its folder. Its dict ``seeds`` has the run of each seed: after
+        ``seed=(3, 4)`` it has ``seeds[3]`` and ``seeds[4]``.
 
     Raises
     ------
     ConfigError, DataError, OutputError
-        As the command says them.
+        In the cases in which the command fails with them.
     """
     if isinstance(overrides, Mapping):
         folder = Path("runs") if out is None else Path(out).expanduser().parent

@@ -1,4 +1,4 @@
-"""Many runs on all cores: processes of one thread each, and settings that tell runs apart."""
+"""Many runs on all cores: single-threaded processes, and settings that tell runs apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def in_parallel(
 ) -> Iterator[tuple[T, R, float]]:
     """Call a function with each tuple of arguments, as many at a time as there are cores.
 
-    As each ends, yields its arguments, its result, and the seconds that the others will take.
+    As each call ends, yields its arguments, its result, and the seconds until all have ended.
     ``apps`` are files with methods of the user's own.
     """
     workers = workers_for(tasks)
@@ -56,7 +56,6 @@ def in_parallel(
 
 
 def _timed(work: Callable[..., R], task: tuple[object, ...]) -> tuple[R, int, float]:
-    """Call a function; return its result, the process, and the seconds that it took."""
     started = time.perf_counter()
     result = work(*task)
     return result, os.getpid(), time.perf_counter() - started
@@ -64,7 +63,7 @@ def _timed(work: Callable[..., R], task: tuple[object, ...]) -> tuple[R, int, fl
 
 @dataclass
 class Pace:
-    """How long tasks take, by those that have ended; a process's first has its start in it."""
+    """The pace of tasks, by tasks that have ended; a process's first includes its start."""
 
     count: int  # of all tasks
     workers: int
@@ -74,13 +73,11 @@ class Pace:
     later: list[float] = field(default_factory=list)
 
     def saw(self, process: int, seconds: float, now: float) -> None:
-        """Note that a task has ended."""
         (self.later if process in self.ended else self.first).append(seconds)
         self.began = min(self.began, now - seconds)
         self.ended[process] = now
 
     def left(self, now: float) -> float:
-        """Return the seconds that the other tasks will take."""
         mean = fmean(self.later or self.first)
         count = self.count - len(self.first) - len(self.later)
         running = min(self.workers, count)
@@ -120,7 +117,7 @@ def prepare_worker(apps: Sequence[Path] = ()) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process once the command is gone: killed, it cannot say so."""
+    """End this process once the command is gone: a killed command cannot end it."""
     parent = parent_process()
     if parent is not None:
         parent.join()

@@ -65,7 +65,7 @@ def _tell_baselines(
     config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
     """Log once, at the first query, what clients with own data reach without the federation."""
-    # The server asks who is here by a query before all else; a client then has no state yet.
+    # The server's first message is a query for clients; a client then has no state yet.
     is_first = message.metadata.message_type == "query" and not context.state
     reply = call_next(message, context)
     folder = client_folder(config, context) if is_first else None
@@ -78,7 +78,6 @@ def _tell_baselines(
 def _keep_settings(
     config: RunConfig, message: Message, context: Context, call_next: ClientAppCallable
 ) -> Message:
-    """Write the settings and the form of the data next to the outputs that a SuperNode keeps."""
     reply = call_next(message, context)
     if message.metadata.message_type != KEEP or reply.has_error():
         return reply
@@ -185,9 +184,8 @@ def run_server(
 def _server(
     config: RunConfig, grid: Grid, out: Path | None = None, folder: RunFolder | None = None
 ) -> RoundLoop:
-    """Build a method's server, which lets in whom the settings and its folder say."""
     strategy = method_of(config).build_strategy(with_registry(config, grid, folder), out, folder)
-    # A registry says itself who may speak for whom
+    # A registry says itself which SuperNode may speak for which client
     path = None if folder is None or config.strategy.distrusts else folder.path
     members = None if path is None else read_members(path)
     strategy.session.admission = Admission(members, config.strategy.most_supernodes)
@@ -212,7 +210,6 @@ def with_registry(config: RunConfig, grid: Grid, folder: RunFolder | None = None
 
 
 def _require_parties(config: RunConfig, supernodes: int) -> None:
-    """Refuse too few SuperNodes for sums whose clients do not trust the server."""
     if config.strategy.distrusts and supernodes < FEWEST_PARTIES:
         raise ConfigError(
             f"supernodes: {supernodes} at most, by what is asked for and how many clients there "
@@ -289,7 +286,7 @@ class _EnoughError(Exception):
 def first_rounds(config: RunConfig) -> list[RoundReport]:
     """Run the first rounds and write nothing: at most eight, for a few seconds.
 
-    At least two rounds are run: the first has the start in it, and says nothing of later ones.
+    At least two rounds are run: the first includes the start, which later rounds do not have.
     """
     reports: list[RoundReport] = []
 
@@ -307,7 +304,6 @@ def first_rounds(config: RunConfig) -> list[RoundReport]:
 
 @contextmanager
 def _grid(config: RunConfig, given: int | None, out: Path | None) -> Iterator[InProcessGrid]:
-    """Make the grid of a run; the state of its clients is deleted when the run ends."""
     supernodes = check_run(config, given)
     # Flower's own strategies write a dozen lines a round; here the progress bar says it in one.
     logging.getLogger("flwr").setLevel(logging.WARNING)

@@ -66,7 +66,6 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _workers(grid: Grid, context: Context, out: Path) -> AbstractContextManager[None]:
-    """Have the workers in which clients live where Flower simulates; SuperNodes start their own."""
     if not is_simulation(grid):
         return nullcontext()
     from flower_graph.client.resident.ray_workers import GPUS, OnRay, ray_workers, wait_for_ray
@@ -80,7 +79,6 @@ def _workers(grid: Grid, context: Context, out: Path) -> AbstractContextManager[
 
 
 def _number(key: str, value: object) -> float:
-    """Read a number of the run config; nothing is 0."""
     try:
         result = float(str(value or 0))
     except ValueError:

@@ -2,9 +2,8 @@
 
     python -m benchmarks.alignment [--quick]
 
-Of identities everything between the first message and the published slots is measured, but the
-secure sum of the tables, which are added up in the clear. In the verified form every SuperNode is a
-party.
+For identities the measurement runs from the first message to the published slots, without the
+secure sum: tables are added up in the clear. In the verified form every SuperNode is a party.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ class Aligning:
             host.begin(SEED, self.clients, declared)
 
     def run(self) -> float:
-        """Align all; return the processor time of all together."""
         server = self.server
         for node, local in self.clients.items():
             server.enroll(node, local)
@@ -112,7 +110,7 @@ class Aligning:
 
 
 def identity_row(nodes: int, each: int, identities: int) -> list[str]:
-    """Measure both forms in turns; the least time of each."""
+    """Measure both forms in turns; return the least time of each."""
     blinded, verified = math.inf, math.inf
     for _ in range(TIMES):
         aligning = Aligning(nodes, each, identities, None)
@@ -126,7 +124,7 @@ def identity_row(nodes: int, each: int, identities: int) -> list[str]:
 
 
 def embeddings(clients: int, nodes: int = 1_000, dimension: int = 16) -> Tensor:
-    """Draw embeddings of the same nodes at several clients: turned, and with noise."""
+    """Draw embeddings of the same nodes at several clients: rotated, and with noise."""
     draw = generator(0, "alignment", clients)
     own = torch.randn(clients, nodes, dimension, generator=draw)
     turns = torch.linalg.qr(torch.randn(clients, dimension, dimension, generator=draw)).Q

@@ -56,7 +56,7 @@ def records(dbf: bytes) -> Iterator[dict[str, str]]:
 
 
 def neighbours(gal: str) -> set[tuple[str, str]]:
-    """Read which nodes touch, each pair once: a line for a node, then one for those it touches."""
+    """Read which nodes touch, each pair once: a line for a node, then a line of neighbours."""
     words = gal.split("\n")[1:]
     pairs = set()
     for head, line in zip(words[::2], words[1::2], strict=False):

@@ -1,4 +1,4 @@
-"""Seconds and bytes an exchange with a SuperLink and four SuperNodes, with and without TLS.
+"""Seconds and bytes of an exchange with a SuperLink and four SuperNodes, with and without TLS.
 
 All bytes between SuperNodes and SuperLink pass a forwarder that counts them.
 Run alone: ``python -m benchmarks.deployment [--quick]``.
@@ -47,7 +47,6 @@ class Forwarder(ThreadingTCPServer):
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def total(self) -> int:
-        """Return the bytes of both ways so far."""
         with self.lock:
             return self.up + self.down
 
@@ -56,7 +55,6 @@ class _Connection(BaseRequestHandler):
     server: Forwarder
 
     def handle(self) -> None:
-        """Pass both ways on until both have ended."""
         with create_connection((HOST, self.server.port)) as far:
             back = threading.Thread(target=self._pass, args=(far, self.request, "down"))
             back.start()
@@ -103,7 +101,7 @@ def measure(
 
 
 def partitioned(config: str, settings: list[str], out: Path, supernodes: int) -> list[Path]:
-    """Write the data folders; return those of the SuperNodes."""
+    """Write the data folders; return the SuperNodes' folders."""
     command = ["partition", config, *settings, "--out", str(out), "--supernodes", str(supernodes)]
     with redirect_stdout(sys.stderr):  # standard output is for the result
         if cli.main(command) != 0:
@@ -112,7 +110,6 @@ def partitioned(config: str, settings: list[str], out: Path, supernodes: int) ->
 
 
 def _watch(deployment: Loopback, forwarder: Forwarder, metrics: Path) -> list[int]:
-    """Wait for the run's end; return the network's bytes at the end of each round."""
     totals: list[int] = []
 
     def look() -> None:
@@ -126,7 +123,7 @@ def _watch(deployment: Loopback, forwarder: Forwarder, metrics: Path) -> list[in
 def watch(
     deployment: Loopback, run: str, metrics: Path, look: Callable[[], object] = lambda: None
 ) -> None:
-    """Wait for the end of a run that has its outputs beside a file; look meanwhile."""
+    """Wait for the end of a run whose outputs are beside a file; call ``look`` meanwhile."""
     deadline = time.monotonic() + TIMEOUT
     while deployment.processes[run].poll() is None:
         if time.monotonic() > deadline:
@@ -140,7 +137,6 @@ def watch(
 def _row(
     out: Path, config: str, exchanges: int, tls: bool, nodes: int, network: list[int]
 ) -> list[str]:
-    """Put the figures together; the first round is left out, since the app travels with it."""
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rounds = [json.loads(line) for line in lines]
     wire = [sum(one["wire-bytes"].values()) for one in rounds]

@@ -1,6 +1,6 @@
 """The same rounds and alignments on the CPU and on a GPU: equal numbers, and times.
 
-Needs PyTorch alone: neither Flower nor Ray nor PyG has to be there. From a copy of the repository:
+Needs PyTorch alone, without Flower, Ray or PyG. From a copy of the repository:
 ``python benchmarks/gpu.py [--quick]``. Without a GPU it runs on the CPU only and says so.
 
 Dropout is off, because the two devices draw different random numbers.
@@ -71,14 +71,14 @@ T = TypeVar("T")
 
 
 class Program(NamedTuple):
-    """A round that returns its loss, and what travels after the last one."""
+    """A round that returns its loss, and the tensors that travel after the last round."""
 
     round: Callable[[int], float]
     sent: Callable[[], Tensor]
 
 
 def settle(device: torch.device) -> None:
-    """Wait until a device has done what it was asked for."""
+    """Wait until a device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -161,7 +161,7 @@ def egos(device: torch.device, clients: int, nodes: int) -> Program:
 
 
 def communities(device: torch.device, clients: int, nodes: int) -> Program:
-    """FedGLS: every second client has no edges, and learns a graph."""
+    """FedGLS: every second client has no edges and learns a graph."""
     settings = StructureSettings(FEATURES, CLASSES, dropout=0.0)
     graphs = [_community(client, nodes) for client in range(clients)]
     cohort = StructureCohort(graphs, settings, device=device)
@@ -183,7 +183,7 @@ def communities(device: torch.device, clients: int, nodes: int) -> Program:
 
 
 def attention(device: torch.device, clients: int, nodes: int) -> Program:
-    """PPFL-GNN with a GAT: each client is pulled towards its embeddings of public nodes."""
+    """PPFL-GNN with a GAT: each client is pulled towards its own public embeddings."""
     settings = PublicGATSettings(classes=CLASSES, dropout=0.0)
     models = [PublicGAT(_to(_member(i, nodes), device), settings) for i in range(clients)]
     public = torch.arange(nodes // 2).numpy()
@@ -243,7 +243,6 @@ def _generated(seed: int, nodes: int, **more: float) -> Any:
 
 
 def _to(thing: T, device: torch.device) -> T:
-    """Copy a graph or a model with its tensors to a device."""
     parts = {field.name: getattr(thing, field.name) for field in fields(thing)}  # type: ignore[arg-type]
     moved = {name: part.to(device) for name, part in parts.items() if isinstance(part, Tensor)}
     return replace(thing, **moved)  # type: ignore[type-var]
@@ -262,7 +261,7 @@ PROGRAMS: dict[str, Callable[..., Program]] = {
 def run(
     name: str, size: tuple[int, ...], device: torch.device
 ) -> tuple[list[float], Tensor, float]:
-    """Run rounds on one device; return losses, what travels, and a round's median seconds."""
+    """Run rounds on one device; return losses, the last tensors, and a round's median seconds."""
     program, losses, seconds = PROGRAMS[name](device, *size), [], []
     for number in range(1, ROUNDS + 1):
         started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Loops over clients as users of PyG write them, beside which rounds are measured.
+"""Loops over clients as users of PyG write them, to compare with measured rounds.
 
 ``python -m benchmarks.loops central|fedavg|fedscem CONFIG ROUNDS [key=value …]`` prints the seconds
-of every round. The loops keep what makes them quicker: ``GCNConv(cached=True)`` normalises a graph
+of every round. The loops use what makes them faster: ``GCNConv(cached=True)`` normalises a graph
 once, and a client keeps its optimiser. There are no messages, no masks and no checks in a loop.
 """
 
@@ -40,14 +40,12 @@ class GCN(nn.Module):
         )
 
     def forward(self) -> Tensor:
-        """Return logits ``[n, c]``."""
         x = F.dropout(self.x, self.dropout, self.training)
         h = F.relu(self.first(x, self.edge_index))
         h = F.dropout(h, self.dropout, self.training)
         return self.second(h, self.edge_index)  # type: ignore[no-any-return]
 
     def fit(self, epochs: int) -> None:
-        """Train for some epochs."""
         self.train()
         train = self.masks[0]
         for _ in range(epochs):
@@ -57,7 +55,6 @@ class GCN(nn.Module):
 
     @torch.no_grad()
     def measure(self) -> list[float]:
-        """Return the accuracy on the nodes for training, validation and test."""
         self.eval()
         right = (self().argmax(1) == self.y).float()
         return [right[mask].mean().item() for mask in self.masks]
@@ -115,15 +112,12 @@ class Ego(nn.Module):
         )
 
     def embed(self) -> Tensor:
-        """Return ``[n_c, h]``."""
         return F.relu(self.second(F.relu(self.first(self.x, self.edge_index)), self.edge_index))
 
     def classification(self, h: Tensor) -> Tensor:
-        """Return ``L_nc``."""
         return F.cross_entropy(self.classifier(h)[self.masks[0]], self.y[self.masks[0]])
 
     def contrast(self, h: Tensor, rows: Tensor, mean: Tensor) -> Tensor:
-        """Return ``L_ct``, by matrices."""
         if not rows.numel():
             return h.new_zeros(())
         z, means = F.normalize(self.head(h)), F.normalize(self.head(mean))
@@ -134,13 +128,11 @@ class Ego(nn.Module):
         return F.cross_entropy(logits.masked_fill(itself, -torch.inf), number + h.shape[0])
 
     def step(self, loss: Callable[[Tensor], Tensor]) -> None:
-        """Take one step on a loss of the embeddings."""
         self.optimizer.zero_grad()
         loss(self.embed()).backward()
         self.optimizer.step()
 
     def measure(self) -> list[float]:
-        """Return the accuracy on the nodes for training, validation and test."""
         right = (self.classifier(self.embed()).argmax(1) == self.y).float()
         return [right[mask].mean().item() for mask in self.masks]
 

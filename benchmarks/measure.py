@@ -1,4 +1,4 @@
-"""What all benchmarks share: tables, fits, the machine, and parts that run on their own."""
+"""Tools of all benchmarks: tables, fits, the machine, and parts that run on their own."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def machine() -> dict[str, Any]:
 
 
 def run_module(module: str, arguments: Sequence[str] = ()) -> Any:
-    """Run a module of this folder in a process of its own; the last line that it prints is JSON."""
+    """Run a module of this folder in its own process; its last line is JSON."""
     # Threads that spin while they wait measure what else the cores do; both sides of every ratio
     # wait without spinning.
     environment = {"OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore", **os.environ}
@@ -94,7 +94,7 @@ def run_module(module: str, arguments: Sequence[str] = ()) -> Any:
 
 
 def command_of(tree: Path) -> list[str]:
-    """Say how Python starts the command of a checkout, wherever its module lies."""
+    """Return how Python starts the command of a checkout, wherever its module lies."""
     project = tomllib.loads((tree / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     module, _, function = project["scripts"]["flower-graph"].partition(":")
     code = f"import sys; from {module} import {function}; sys.exit({function}())"
@@ -102,7 +102,7 @@ def command_of(tree: Path) -> list[str]:
 
 
 def environment_of(tree: Path, threads: int, bytecode: str) -> dict[str, str]:
-    """Give the variables of a process that imports a checkout, and keeps its bytecode elsewhere."""
+    """Return the environment of a process that imports a checkout and keeps bytecode elsewhere."""
     own = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
     kept = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": bytecode}
     return {**os.environ, **own, **kept, "PYTHONWARNINGS": "ignore"}

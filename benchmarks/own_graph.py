@@ -1,9 +1,9 @@
 """Tries every ``<method>/own-graph`` on graphs of many kinds, over one grid.
 
-``nice python -m benchmarks.own_graph`` runs what the folder lacks, a file for each run, and may be
-stopped at any time; ``--part 1/2`` and ``--part 2/2`` share the work between two processes. What
-ships is judged by ``--judge``, after the grid, and ``python -m benchmarks.own_graph_page`` writes
-``docs/results/own-graph.md`` and ``.json`` of all that is there.
+``nice python -m benchmarks.own_graph`` does the missing runs, a file for each run, and may be
+stopped at any time; ``--part 1/2`` and ``--part 2/2`` share the work between two processes. After
+the grid, ``--judge`` judges the shipped settings. ``python -m benchmarks.own_graph_page`` writes
+``docs/results/own-graph.md`` and ``.json`` from all files.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ ONE_LAYER = {RATE: (0.1, 0.03, 0.01), WEIGHT: (0.0, 1.0, 10.0)}  # it needs no s
 
 @dataclass(frozen=True)
 class Tried:
-    """A method, or what one is held against, and what is tried with it."""
+    """A method or a reference, and the settings that are tried with it."""
 
     config: str
     settings: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ CHOSEN = (*METHODS, REGRESSION, CENTRAL)  # of the others there is what ships al
 
 @dataclass(frozen=True)
 class Run:
-    """One run: `varied` lacks what is as the method's own-graph ships it."""
+    """One run; `varied` has only differences from the method's own-graph."""
 
     graph: str
     name: str
@@ -133,7 +133,6 @@ class Run:
     seed: int
 
     def path(self, folder: Path) -> Path:
-        """Name its file."""
         words = [self.graph, self.name, *(one.partition(".")[2] for one in self.varied)]
         return folder / "runs" / f"{'--'.join(words).replace(' ', '-')}--{self.seed}.json"
 
@@ -154,26 +153,26 @@ def grid(graph: str, name: str) -> list[tuple[str, ...]]:
 
 
 def seeds(graph: str) -> tuple[int, ...]:
-    """Say on which seeds what was chosen is judged."""
+    """Return the seeds on which the chosen settings are judged."""
     return SEEDS if GRAPHS[graph].nodes <= MOST_NODES else SEEDS[:1]
 
 
 def best(folder: Path, graph: str, name: str) -> dict[str, Any] | None:
-    """Read the run of the grid that validates best, the first of equals; None without any."""
+    """Read the grid's run that validates best, the first of equals; None without any."""
     kept = [read(folder, Run(graph, name, one, GRID_SEED)) for one in grid(graph, name)]
     known = [one for one in kept if one is not None and not math.isnan(one["val"])]
     return max(known, key=lambda one: one["val"], default=None)
 
 
 def grid_runs(names: Sequence[str], graphs: Sequence[str]) -> Iterator[Run]:
-    """List all that a choice looks at."""
+    """List all runs that a choice looks at."""
     for name, graph in product((one for one in names if one in CHOSEN), graphs):
         for varied in grid(graph, name):
             yield Run(graph, name, varied, GRID_SEED)
 
 
 def final_runs(folder: Path, names: Sequence[str], graphs: Sequence[str]) -> Iterator[Run]:
-    """List what is judged: as it ships, on the grid's seed and on others; and the grid's best."""
+    """List the runs to judge: as shipped, on the grid's and other seeds; and the grid's best."""
     for name, graph in product(names, graphs):
         yield Run(graph, name, (), GRID_SEED)
     for name, graph in product(names, graphs):
@@ -185,7 +184,7 @@ def final_runs(folder: Path, names: Sequence[str], graphs: Sequence[str]) -> Ite
 
 
 def read(folder: Path, run: Run) -> dict[str, Any] | None:
-    """Read what a run gave, null as NaN; None if it was not run."""
+    """Read a run's result, null as NaN; None if it was not run."""
     path = run.path(folder)
     if not path.is_file():
         return None
@@ -227,12 +226,12 @@ def _trained(name: str, config: Any) -> dict[str, Any]:
 
 
 def comes_late(run: Run) -> bool:
-    """Say whether a run is of the forms that cost most: a page may be written before."""
+    """Return whether a run is of the costliest forms: a page may be written before it."""
     return "data.features=standardise" in run.varied and GRAPHS[run.graph].form != MEASURED
 
 
 def run_all(folder: Path, runs: Sequence[Run], part: tuple[int, int]) -> None:
-    """Run those of a part that the folder lacks."""
+    """Do the missing runs of a part."""
     (folder / "runs").mkdir(parents=True, exist_ok=True)
     mine = [run for run in dict.fromkeys(runs) if not run.path(folder).is_file()]
     mine = [run for run in mine if hash_of(run) % part[1] == part[0] - 1]
@@ -244,12 +243,12 @@ def run_all(folder: Path, runs: Sequence[Run], part: tuple[int, int]) -> None:
 
 
 def hash_of(run: Run) -> int:
-    """Give a number that is the same in all processes."""
+    """Return a number that is the same in all processes."""
     return sum(run.path(Path()).name.encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is missing, then write the page."""
+    """Do the missing runs, then write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the runs")
     parser.add_argument("--graphs", type=lambda text: text.split(","), default=list(GRAPHS))

@@ -1,4 +1,4 @@
-"""Graphs of many kinds, by a seed: what ``<method>/own-graph`` is tried on."""
+"""Graphs of many kinds, by a seed, on which ``<method>/own-graph`` is tried."""
 
 from __future__ import annotations
 
@@ -74,19 +74,17 @@ def generated(kind: Kind, seed: int = SEED) -> Graph:
 
 
 def _counts(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
-    """Make each word that a node has occur one to some dozens of times."""
     times = torch.empty_like(graph.x).exponential_(0.2, generator=chance).ceil()
     return graph.x * times
 
 
 def _shares(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
-    """Divide a node's counts by their sum."""
     x = _counts(kind, graph, chance)
     return x / x.sum(1, keepdim=True)
 
 
 def _many_words(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
-    """Draw which words occur in texts: few words are in most, and few texts have most words."""
+    """Draw words of texts: few words are in most texts, and few texts have most words."""
     popular = torch.arange(1, kind.features + 1).double() ** -0.7
     tilts = torch.randn(kind.classes, kind.features, generator=chance, dtype=torch.double)
     length = torch.randn(kind.nodes, 1, generator=chance, dtype=torch.double).exp()
@@ -104,12 +102,10 @@ def _many_words(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
 
 
 def _occurs(scale: float, rates: Tensor) -> Tensor:
-    """Give the chance of each word to be drawn at least once."""
     return -torch.expm1(-scale * rates)
 
 
 def _standard(kind: Kind, graph: Graph, chance: torch.Generator) -> Tensor:
-    """Draw features around each class's means; each has mean 0 and deviation 1."""
     means = kind.signal * torch.randn(CLASSES, kind.features, generator=chance)
     x = means[graph.y] + torch.randn(graph.x.shape, generator=chance)
     return (x - x.mean(0)) / x.std(0)

@@ -1,4 +1,4 @@
-"""Writes ``docs/results/own-graph.md`` and ``.json`` of the runs that ``own_graph.py`` left."""
+"""Writes ``docs/results/own-graph.md`` and ``.json`` from the runs of ``own_graph.py``."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def reference(folder: Path, graph: str) -> dict[str, Any]:
-    """Describe a graph, and say what is reached on it in one place."""
+    """Describe a graph, and the accuracy that training in one place reaches on it."""
     kind = GRAPHS[graph]
     found = {name: best(folder, graph, name) for name in (REGRESSION, CENTRAL)}
     figures = {name: _test(one) for name, one in found.items()}
@@ -118,7 +118,7 @@ def reference(folder: Path, graph: str) -> dict[str, Any]:
 
 
 def method_rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
-    """Give a method's row for each graph on which anything of it was run."""
+    """Give a method's row for each graph on which the method was run."""
     how = TRIED[name]
     for graph in GRAPHS:
         shipped, taken = read(folder, Run(graph, name, (), GRID_SEED)), best(folder, graph, name)
@@ -147,7 +147,6 @@ def method_rows(folder: Path, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _others(folder: Path, graph: str, name: str, varied: tuple[str, ...]) -> dict[str, Any]:
-    """Give the mean of the seeds on which both, what ships and the best, were run."""
     pairs = []
     for seed in seeds(graph):
         both = [read(folder, Run(graph, name, one, seed)) for one in ((), varied)]
@@ -164,7 +163,6 @@ def _is_there(folder: Path, graph: str, name: str, varied: tuple[str, ...]) -> b
 
 
 def _grid(folder: Path) -> Iterator[dict[str, Any]]:
-    """List every point of the grid, and what ships."""
     for name in (*METHODS, *BASELINES):
         for graph in GRAPHS:
             for varied in [(), *grid(graph, name)]:
@@ -178,7 +176,6 @@ def _test(found: dict[str, Any] | None) -> float:
 
 
 def _forms(folder: Path) -> Iterator[str]:
-    """Say what nFedGNN's two forms validate at, each as it was chosen, over all graphs."""
     forms = (SUMMED, OWN)
     runs = [[read(folder, Run(graph, name, (), GRID_SEED)) for name in forms] for graph in GRAPHS]
     pairs = [[one["val"] for one in both if one is not None] for both in runs]
@@ -195,7 +192,6 @@ def _forms(folder: Path) -> Iterator[str]:
 
 
 def _many(folder: Path) -> Iterator[str]:
-    """Say what ships reaches where a node has many ones, standardised and as they are."""
     yield MANY
     head = ["graph", "method", "standardised", "least", "seeds", "as they are", "least", "seeds"]
     lines = []
@@ -209,13 +205,11 @@ def _many(folder: Path) -> Iterator[str]:
 
 
 def _rates(name: str) -> tuple[str, ...]:
-    """Return the point of a method's grid that ships, without the form of the features."""
     config = load_config(TRIED[name].config, [*TRIED[name].settings])
     return tuple(f"{key}={attrgetter(key)(config) or 0:g}" for key in TRIED[name].grid)
 
 
 def _seeds(folder: Path, graph: str, name: str, varied: tuple[str, ...]) -> list[float]:
-    """List the test accuracies of all seeds."""
     kept = [read(folder, Run(graph, name, varied, seed)) for seed in (GRID_SEED, *SEEDS)]
     return [one["test"] for one in kept if one is not None]
 
@@ -227,7 +221,6 @@ def _summary(values: Sequence[float]) -> list[str]:
 
 
 def _page(rows: Sequence[dict[str, Any]], references: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Give the page's sections: the graphs, then a table for each method."""
     yield "## The graphs\n"
     head = ["graph", "nodes", "features", "what they are", "homophily", REGRESSION, CENTRAL]
     keys = [*head[:3], "form", *head[4:]]

@@ -1,4 +1,4 @@
-"""Parties with keys of their own, as their node configs would have them."""
+"""Parties with keys of their own, as node configs would make them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ RUN = b"1"  # Flower's number of the run
 
 
 def registered(grants: Sequence[range]) -> tuple[list[Ed25519PrivateKey], Registry]:
-    """Make a key for each grant of clients, and the registry that has them all."""
+    """Make a key for each grant of clients, and the registry of all keys."""
     keys = [Ed25519PrivateKey.generate() for _ in grants]
     entries = {
         i: RegisteredParty(i, key.public_key().public_bytes_raw(), (grant,))
@@ -24,7 +24,7 @@ def registered(grants: Sequence[range]) -> tuple[list[Ed25519PrivateKey], Regist
 
 
 def make(grants: Sequence[range], folder: Path, corrupt: float, cap: int) -> list[TrustSettings]:
-    """Make a party for each grant of clients, whose journal lies in a folder."""
+    """Make a party for each grant of clients, with its journal in a folder."""
     keys, registry = registered(grants)
     return [
         TrustSettings(

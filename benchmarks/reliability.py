@@ -1,7 +1,7 @@
 """Tries every fault and writes ``docs/results/reliability.json`` and ``reliability.md`` beside it.
 
-``python benchmarks/reliability.py [--only tests/contracts]``. The tests note what happened; here it
-becomes a table.
+``python benchmarks/reliability.py [--only tests/contracts]``. The tests record the outcomes; this
+script makes a table of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Faults = Mapping[str, Mapping[str, Mapping[str, str]]]
 
 
 def table(faults: Faults) -> str:
-    """Write fault by fault what happened to which methods, and the test that says so."""
+    """Write, fault by fault, the outcome for each method, and the test that shows it."""
     blocks = []
     for fault, methods in faults.items():
         alike: dict[tuple[str, str], list[str]] = {}  # methods to which the same happened
@@ -38,12 +38,10 @@ def table(faults: Faults) -> str:
 
 
 def _short(test: str) -> str:
-    """Leave the folders of a test's name out."""
     return test.rpartition("/")[2]
 
 
 def _place(method: str) -> tuple[int, str]:
-    """Order by method; behind it where it was deployed."""
     name = method.partition(",")[0]
     return METHODS.index(name) if name in METHODS else len(METHODS), method
 

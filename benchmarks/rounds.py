@@ -2,9 +2,9 @@
 
     python -m benchmarks.rounds [--quick] [--against CHECKOUT]
 
-A round is measured by the command line, as a user runs it: what ``metrics.jsonl`` says of each
-round. So any two checkouts can be compared, whatever they look like inside. Every case is run in
-turns: this checkout, the other one, the plain loop, each in a process of its own.
+A round is measured as a user runs it: by the command line, from ``metrics.jsonl``. So any two
+checkouts can be compared, whatever their code. Every case is run in turns: this checkout, the other
+checkout, the plain loop, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TURNS, THREADS = 3, (1, 2)
 
 @dataclass(frozen=True)
 class Case:
-    """A config with settings, and the loop that is measured beside it."""
+    """A config with settings, and the loop to compare it with."""
 
     config: str
     settings: tuple[str, ...] = ()
@@ -44,12 +44,11 @@ class Case:
     threads: tuple[int, ...] = THREADS
 
     def words(self) -> str:
-        """Say what a row is about."""
         return " ".join([self.config, *self.settings, *self.flags])
 
 
 def clients(count: int) -> tuple[str, ...]:
-    """Ask for so many communities of a generated graph, each large enough to be split."""
+    """Return the settings for that many communities of a graph, each large enough to split."""
     sizes = (f"partition.clients={count}", f"data.nodes={count * 60}")
     return (*sizes, "data.name=csbm", "partition.resolution=null")
 
@@ -80,23 +79,22 @@ QUICK = (
 
 @dataclass
 class Measured:
-    """The seconds of a round, turn by turn, by who was measured."""
+    """The seconds of a round, turn by turn, for each side."""
 
     sides: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, side: str, seconds: list[float]) -> None:
-        """Add a turn's rounds."""
         self.sides.setdefault(side, []).extend(seconds)
 
     def ratio(self, side: str) -> str:
-        """Give the first checkout's median in those of another side, or nothing."""
+        """Return the first checkout's median as a multiple of another side's, or nothing."""
         if side not in self.sides:
             return ""
         return f"{statistics.median(self.sides['now']) / statistics.median(self.sides[side]):.2f}"
 
 
 def run_rounds(tree: Path, case: Case, threads: int, bytecode: str) -> list[float]:
-    """Run a case with a checkout's command; return the seconds of the rounds that count."""
+    """Run a case by a checkout's command; return the seconds of the rounds that count."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         words = ["run", case.config, f"rounds={case.rounds}", *case.settings, *case.flags]

@@ -1,4 +1,4 @@
-"""Runs the benchmarks; writes ``benchmarks/results.json`` and the page made of it.
+"""Runs the benchmarks; writes ``benchmarks/results.json`` and its page.
 
 ``python benchmarks/run.py --only round,scale`` measures some parts anew and keeps the others.
 ``--against CHECKOUT`` measures that checkout's rounds and starts in turn with this one's.
@@ -109,7 +109,6 @@ def _names(text: str) -> list[str]:
 
 
 def _kept(path: Path, here: dict[str, Any]) -> dict[str, Any]:
-    """Return the earlier results if they are of such a machine and of these versions."""
     found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     same = found.get("machine") == here
     return {"machine": here, "parts": found["parts"] if same else {}}

@@ -1,8 +1,8 @@
 """Time and memory of up to 10^7 users, each size in a process of its own.
 
-Up to 10^6 users all are asked in each round, with their rows in memory. Up to 10^7, one in a
-hundred is asked, with rows in a file or one layer for all, and every tenth round is evaluated; all
-have answered once before that, so that gradients wait for everybody and the whole graph counts.
+Up to 10^6 users, each round asks all of them, with their rows in memory. Up to 10^7, a round asks
+one in a hundred, with rows in a file or one layer for all, and every tenth round is evaluated. All
+users answer once before that, so that gradients wait for all and the whole graph counts.
 
 Run alone: ``python -m benchmarks.scale [--quick]``; with ``--users N --rounds R`` it measures one
 size in this process, ``--form file`` or ``summed`` with few users asked. 10^7 users take about 19
@@ -55,7 +55,7 @@ QUICK_LARGE = ((1_000, 10), (4_000, 10))
 
 
 def server_data(graph: SparseGraph, labelled: int = 140) -> SimpleNamespace:
-    """Return what the server knows of a graph: no features, and few labels to learn from."""
+    """Return the server's data of a graph: no features, and few labels to learn from."""
     node = torch.arange(graph.y.numel())
     train, is_even = node < labelled, node % 2 == 0
     return SimpleNamespace(
@@ -126,7 +126,7 @@ def measure(users: int, rounds: int, form: str = MEMORY) -> dict[str, Any]:
 
 
 def measured(form: str, sizes: tuple[tuple[int, int], ...]) -> list[list[str]]:
-    """Measure sizes of one form, each in a process of its own, and fit the growth."""
+    """Measure sizes of one form, each in its own process, and fit the growth."""
     entries = []
     for users, rounds in sizes:
         say(f"scale: {users:,} users, {form}")

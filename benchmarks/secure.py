@@ -25,7 +25,7 @@ SUPERNODES = 2
 
 
 class Sum:
-    """A server and its hosts, with as many clients each; adds up what every step costs."""
+    """A server and its hosts, with as many clients each; adds up the cost of every step."""
 
     def __init__(self, clients: int, length: int, word: int) -> None:
         self.server, self.length = SumServer(), length
@@ -40,7 +40,6 @@ class Sum:
         self.seconds: dict[str, float] = {}
 
     def round(self, number: int) -> None:
-        """Run one round and check its sum."""
         self.seconds = {}
         server, clients = self.server, self.server.clients
         opened = self._timed("server", lambda: server.open_round(number, clients))
@@ -58,7 +57,6 @@ class Sum:
             raise RuntimeError("the sum is wrong")
 
     def restart(self, number: int) -> float:
-        """Prepare a round, so that the state is full; time saving a host and loading it."""
         node, request = next(iter(self.server.open_round(number, self.server.clients).items()))
         self.hosts[node].prepare(request)
         started = time.perf_counter()
@@ -83,7 +81,7 @@ class Sum:
 
 
 def round_row(clients: int, length: int, rounds: int, word: int) -> list[str]:
-    """Time whole rounds: all that the SuperNodes do, the server's part, and a host's restart."""
+    """Time whole rounds: the SuperNodes' work, the server's part, and a host's restart."""
     whole = Sum(clients, length, word)
     host, server, state = [], [], []
     for number in range(rounds + WARM_UP):

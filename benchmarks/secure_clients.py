@@ -1,9 +1,9 @@
-"""What a round of the secure sum costs one client, in both settings of trust.
+"""The cost of a secure sum's round for one client, in both settings of trust.
 
-One client is played by the code that a SuperNode runs, with its state read and written at each
-message. All that it meets of the others is what its partners and the server send it, so these are
-made here, as the protocol has them. In the malicious setting clients are *parties*, SuperNodes with
-keys of their own, and the same number of them takes part.
+One client is played by the code of a SuperNode, with its state read and written at each message.
+It meets the others only in the packets of its partners and of the server, so these packets are made
+here, as the protocol has them. In the malicious setting clients are *parties*, SuperNodes with keys
+of their own, and the same number of them takes part.
 """
 
 from __future__ import annotations
@@ -60,15 +60,14 @@ RUN, OWN = bytes(range(16)), 0  # the client that is played is number 0
 
 
 class Hosted(SecureSumClient):
-    """The client that is played: its vector is given."""
+    """The client that is played, with a given vector."""
 
     def vectors(self, config: dict[str, Any]) -> Mapping[int, Any]:
-        """Return it."""
         return {OWN: np.full(int(config["mask-length"]), 0.5)}
 
 
 class Played:
-    """One client of many under a server that is trusted, and what it meets."""
+    """One client of many under a trusted server, and the messages that it gets."""
 
     trusted = True
 
@@ -85,7 +84,6 @@ class Played:
         self.client = Hosted(context, [OWN])
 
     def _meet(self) -> None:
-        """Exchange keys; then it is known who the partners are, and with which terms."""
         self.k, self.threshold, vanished = plan(self.m, DROPOUT, self.corrupt)
         self.run, self.partners = RUN, np.arange(1, self.k + 1)
         self.minimum = max(2, self.threshold + 1, self.m - vanished)
@@ -94,7 +92,6 @@ class Played:
         self.channels = [channel.new_key() for _ in range(self.k)]
 
     def say(self, what: str, action: str, *messages: Any, **more: Any) -> dict[str, Any]:
-        """Let the client answer a message; note the bytes, and the processor's time."""
         config = merged(*messages, more)
         self.down += _size(config)
         started = time.process_time()
@@ -104,7 +101,6 @@ class Played:
         return dict(found)
 
     def round(self, number: int) -> None:
-        """Play a whole round; nobody vanishes."""
         keys = rows_of([public for _, public in self.channels], self.k, -1)
         one = np.array([OWN])
         prepare = PrepareRequest(
@@ -140,11 +136,9 @@ class Played:
         self.say("unmask", "sum_unmask", unmask, *self.beside_unmask(number))
 
     def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
-        """Return what travels with the request for a masked sum."""
         return []
 
     def beside_unmask(self, number: int) -> list[Any]:
-        """Return what travels with the request for shares."""
         return []
 
 
@@ -199,7 +193,6 @@ class PlayedParty(Played):
         self.say("epoch", "sum_epoch", EpochRequest(RUN, shown, keys, signed, ones, self.partners))
 
     def beside_mask(self, number: int, keys: list[bytes]) -> list[Any]:
-        """Return who is ready, and the partners' signatures of their keys."""
         signed = [
             self._sign(party, ROUND_KEY, *self.epoch.key_parts(number, key))
             for party, key in zip(self.partners.tolist(), keys, strict=True)
@@ -207,7 +200,6 @@ class PlayedParty(Played):
         return [Ready(np.ones(self.m, np.bool_), rows_of(signed, self.k, -1))]
 
     def beside_unmask(self, number: int) -> list[Any]:
-        """Let the client sign the list; return what as many partners as are needed signed."""
         present = np.ones(self.m, np.bool_)
         self.say("list", "sum_list", ListRequest(self.run, number, present))
         terms = SumTerms(SECURE_SUM, self.ring).digest(
@@ -225,7 +217,7 @@ def _size(config: Mapping[str, Any]) -> int:
 
 
 def measure(clients: int, corrupt: float, length: int, rounds: int) -> list[dict[str, Any]]:
-    """Measure one client in both settings, round by round in turns; the least time of each."""
+    """Measure one client in both settings, in turns; return the least time of each round."""
     with TemporaryDirectory() as folder:
         both = [kind(clients, corrupt, length, Path(folder)) for kind in (Played, PlayedParty)]
         start = [(one.spent, one.up, one.down) for one in both]

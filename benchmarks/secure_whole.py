@@ -1,4 +1,4 @@
-"""Whole secure sums in both settings of trust, with a third of all lost: exact, and what they cost.
+"""Whole secure sums in both settings of trust, with a third of all lost: exact, and their cost.
 
 Every client, or party, is played by its real code, each at a SuperNode of its own; messages are
 handed over as they are.
@@ -50,7 +50,6 @@ class Trusted:
         self.vanishing = plan(clients, DROPOUT, corrupt)[2]
 
     def requests(self, stage: str, number: int) -> dict[int, Any]:
-        """Return what the server asks in a stage."""
         if stage == "prepare":
             return dict(self.server.open_round(number, self.server.clients))
         if stage == "mask":
@@ -58,14 +57,12 @@ class Trusted:
         return dict(self.server.unmask_requests(number))
 
     def answer(self, stage: str, node: int, request: Any, vector: Any) -> Any:
-        """Let a client answer."""
         host = self.hosts[node]
         if stage == "mask":
             return host.mask(request, [node], vector, TERMS)
         return host.prepare(request) if stage == "prepare" else host.unmask(request)
 
     def take(self, stage: str, node: int, reply: Any) -> None:
-        """Let the server take an answer."""
         self.server.take(node, reply)
 
 
@@ -95,14 +92,13 @@ class Untrusted:
         self.vanishing = clients - server.minimum
 
     def _adopt(self, party: PartyClient, request: EpochRequest) -> None:
-        """Let a party take the epoch as the first ones found it: it would check the very same."""
+        """Let a party adopt the epoch of the first parties: it would check the very same."""
         epoch = self.server.epoch
         assert epoch is not None
         party.epoch, party._keys = epoch, request.channel_keys
         party.sums = SumClient(epoch.id, [party.party], (party._private, party._public))
 
     def requests(self, stage: str, number: int) -> dict[int, Any]:
-        """Return what the server asks in a stage."""
         if stage == "prepare":
             return dict(self.server.open_round(number))
         if stage == "mask":
@@ -111,7 +107,6 @@ class Untrusted:
         return dict(ask(number))
 
     def answer(self, stage: str, node: int, request: Any, vector: Any) -> Any:
-        """Let a party answer."""
         party = self.hosts[node]
         if stage == "mask":
             party.receive(*request, TERMS.ring)
@@ -121,7 +116,6 @@ class Untrusted:
         return party.prepare(request) if stage == "prepare" else party.unmask(*request)
 
     def take(self, stage: str, node: int, reply: Any) -> None:
-        """Let the server take an answer."""
         server = self.server
         if stage == "prepare":
             server.take_prepared(node, *reply)
@@ -165,7 +159,7 @@ def play(world: Trusted | Untrusted, number: int, lost: dict[str, Collection[int
 
 
 def losses(world: Trusted | Untrusted, *, apart: bool) -> list[dict[str, list[int]]]:
-    """Say who is lost in each round: 30 % at one stage after the other, or a part at each."""
+    """Return who is lost in each round: 30 % at one stage after the other, or a part at each."""
     clients, stages = len(world.hosts), world.stages
     order = np.random.default_rng(clients).permutation(clients)
     gone = [int(i) for i in order[: min(int(DROPOUT * clients), world.vanishing)]]
@@ -175,7 +169,7 @@ def losses(world: Trusted | Untrusted, *, apart: bool) -> list[dict[str, list[in
 
 
 def measure(clients: int, corrupt: float, trusted: bool, apart: bool) -> dict[str, Any]:
-    """Sum with 30 % lost."""
+    """Measure sums that lose 30 % of the clients."""
     with TemporaryDirectory() as folder:
         started = time.process_time()
         world = (Trusted if trusted else Untrusted)(clients, corrupt, Path(folder))
@@ -197,7 +191,7 @@ def measure(clients: int, corrupt: float, trusted: bool, apart: bool) -> dict[st
 
 
 def whole_table(quick: bool) -> Table:
-    """Measure both settings at all sizes; of the largest, one sum with losses at each stage."""
+    """Measure both settings at all sizes; the largest, once with losses at each stage."""
     rows = []
     for trusted, fewest in FEWEST_OF.items():
         for clients in (fewest, *(QUICK_SIZES if quick else SIZES)):

@@ -1,11 +1,11 @@
-"""What starting costs: commands beside an import that nobody can avoid, and Flower's engine.
+"""The cost of starting: commands beside an unavoidable import, and Flower's engine.
 
     python -m benchmarks.start [--quick] [--against CHECKOUT]
 
-Each turn runs every command once, with the other checkout's between. Bytecode is kept from a turn
-that does not count, as an installed package has it. Flower's engine is measured from the command to
-the end of round 1, beside an app that imports nothing but Flower, asks each SuperNode for one reply
-and is over.
+Each turn runs every command once, with the other checkout's in between. Bytecode is kept from a
+turn that does not count, as an installed package has it. Flower's engine is measured from the
+command to the end of round 1, beside an app that imports only Flower, asks each SuperNode for one
+reply and ends.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def train(message, context):
 
 
 def seconds_of(tree: Path, words: Sequence[str], bytecode: str) -> tuple[float, float]:
-    """Run Python once in an empty folder; give seconds by the clock, and of the CPU."""
+    """Run Python once in an empty folder; return wall-clock and CPU seconds."""
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
         child = subprocess.Popen(

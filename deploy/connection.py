@@ -1,4 +1,4 @@
-"""Tell the command ``flwr`` how to reach a deployment's SuperLink.
+"""Tells the command ``flwr`` how to reach a deployment's SuperLink.
 
     python deploy/connection.py superlink.example.org:8000 ca.crt
 

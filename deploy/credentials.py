@@ -1,13 +1,13 @@
-"""Make what a deployment's parties prove themselves with.
+"""Makes certificates and keys for the parties of a deployment.
 
     python deploy/credentials.py server DIR --host superlink.example.org
     python deploy/credentials.py node FILE
     python deploy/credentials.py check FILE ...
 
-``server`` makes an authority of one's own and the SuperLink's certificate: ``ca.crt``, which every
-party gets, ``server.crt``, and the keys ``ca.key`` and ``server.key``, which stay. ``node`` makes
-a SuperNode's key on its own machine; only ``FILE.pub`` leaves it. ``check`` says of certificates
-and keys whether they can be used; the scripts that start something ask it first.
+``server`` makes an authority and the SuperLink's certificate: ``ca.crt``, which every party gets,
+``server.crt``, and the keys ``ca.key`` and ``server.key``, which stay. ``node`` makes a SuperNode's
+key on its own machine; only ``FILE.pub`` leaves it. ``check`` tells whether certificates and keys
+can be used; the scripts that start processes ask it first.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class CredentialsError(Exception):
 def make_server_credentials(
     folder: Path, hosts: Sequence[str], *, expires: datetime | None = None
 ) -> None:
-    """Write an authority and the certificate that it gives the SuperLink."""
+    """Write an authority and the SuperLink's certificate, which it signs."""
     if not hosts:
         raise ValueError("hosts=[]: at least one name or address is needed")
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def make_node_key(file: Path) -> None:
 
 
 def check(file: Path) -> None:
-    """Look whether a certificate or a key can be used."""
+    """Refuse a certificate or key that cannot be used; ``CredentialsError`` says why."""
     if not file.is_file():
         raise CredentialsError(
             f"{file}: no such file; make it with deploy/credentials.py, or copy ca.crt from "

@@ -1,9 +1,10 @@
 """PPFL-GNN and FedGLS in a real deployment on this machine: ``make deploy-demo``.
 
-In a temporary folder it makes certificates and keys, gives each of four clients its own data
-folder, and starts a SuperLink and four SuperNodes on the loopback interface: TLS, registered keys,
-one client each. Both methods run; their results are compared with the simulation's of the same
-seed. At the end, after an error and after Ctrl-C, all processes are ended and the folder removed.
+The demo makes certificates and keys in a temporary folder and gives each of four clients its own
+data folder. It starts a SuperLink and four SuperNodes on the loopback interface: TLS, registered
+keys, one client each. Both methods run; their results are compared with the simulation's of the
+same seed. At the end, after an error and after Ctrl-C, all processes are ended and the folder
+removed.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ class Method:
 
     @property
     def short(self) -> str:
-        """Name of its folders and logs."""
         return self.config.partition("/")[0]
 
 
@@ -55,7 +55,7 @@ SHARED = (f"partition.clients={CLIENTS}", f"strategy.min_nodes={CLIENTS}", "seed
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one method gave, deployed and simulated."""
+    """The results of one method, deployed and simulated."""
 
     method: Method
     deployed: dict[str, Any]
@@ -65,13 +65,13 @@ class Outcome:
 
     @property
     def loss_difference(self) -> float:
-        """Largest difference of a round's losses, relative to the simulation's."""
+        """The largest difference of a round's losses, relative to the simulation's."""
         losses = [(float(here["loss"]), float(there["loss"])) for here, there in self.rounds]
         return max(abs(here - there) / abs(there) for here, there in losses)
 
     @property
     def is_equal(self) -> bool:
-        """Whether the deployment gave what the simulation gives, up to rounding."""
+        """Whether deployment and simulation gave the same, up to rounding."""
         key = "test-accuracy"
         apart = max(abs(here[key] - there[key]) for here, there in self.rounds)
         return self.loss_difference <= LOSS_TOLERANCE and apart <= ACCURACY_TOLERANCE
@@ -93,7 +93,6 @@ def run_demo(folder: Path) -> list[Outcome]:
 
 
 def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Path) -> Outcome:
-    """Give the clients their data, start them, run the method here and as a simulation."""
     from flower_graph.apps.run import run
     from flower_graph.method.load import load_config
 
@@ -127,7 +126,6 @@ def _run(method: Method, deployment: Loopback, keys: Sequence[Path], folder: Pat
 
 
 def _partition(method: Method, overrides: Sequence[str], out: Path) -> None:
-    """Write one data folder a client, and the server's."""
     from flower_graph.apps.cli.main import main
 
     printed = io.StringIO()

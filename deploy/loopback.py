@@ -1,7 +1,7 @@
 """A deployment on one machine: a SuperLink and SuperNodes, each in processes of its own.
 
-They talk over the loopback interface as they would over a network: with TLS, and with registered
-keys. The demo, the tests and the benchmark start it.
+The processes talk over the loopback interface as over a network: with TLS and registered keys. The
+demo, the tests and the benchmark start it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LINE_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class DeploymentError(RuntimeError):
-    """A process of the deployment did not do what it was started for; the message has its log."""
+    """A process of the deployment failed; the message has its log."""
 
 
 class Loopback:
@@ -69,16 +69,13 @@ class Loopback:
 
     @property
     def address(self) -> str:
-        """Host and port of the SuperLink."""
         return f"{HOST}:{self.port}"
 
     @property
     def authority(self) -> Path:
-        """The certificate that every party trusts."""
         return self.folder / "credentials" / "ca.crt"
 
     def __enter__(self) -> Self:
-        """Make credentials and start the SuperLink."""
         self._exits.enter_context(adopted_orphans())
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -96,11 +93,9 @@ class Loopback:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End every process of the deployment."""
         self.close()
 
     def close(self) -> None:
-        """End every process of the deployment, by its id, and reap it."""
         with without_interrupts():
             end_processes(MARK, self.mark)
             for process in self.processes.values():
@@ -124,7 +119,7 @@ class Loopback:
         self._wait_for_superlink()
 
     def register(self, name: str) -> Path:
-        """Make a key for a SuperNode and register its public half; return the private one."""
+        """Make a key for a SuperNode and register its public half; return the private half."""
         key = self.make_key(name)
         answer = self.flwr("supernode", "register", f"{key}.pub", NAME, "--format", "json")
         if not json.loads(answer).get("success"):
@@ -132,7 +127,6 @@ class Loopback:
         return key
 
     def make_key(self, name: str) -> Path:
-        """Make a key for a SuperNode without registering it."""
         key = self.folder / "keys" / name
         make_node_key(key)
         return key
@@ -146,7 +140,6 @@ class Loopback:
         authority: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        """Start a SuperNode."""
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         common = ["--node-config", pairs, *options]
         port, trust = str(free_ports(1)[0]), str(authority or self.authority)
@@ -171,7 +164,6 @@ class Loopback:
         self._start(name, command, home=USER)
 
     def wait(self, name: str, timeout: float, echo: Callable[[str], None] | None = None) -> str:
-        """Wait until a run has ended; return its log."""
         deadline = time.monotonic() + timeout
         shown = 0
         while True:
@@ -190,7 +182,7 @@ class Loopback:
             time.sleep(POLL)
 
     def flwr(self, *arguments: str) -> str:
-        """Run the command ``flwr`` as the user of this deployment; return what it prints."""
+        """Run the command ``flwr`` as the user of this deployment; return its output."""
         done = subprocess.run(
             ["flwr", *arguments],
             env=self._variables(USER),
@@ -205,7 +197,7 @@ class Loopback:
         return done.stdout
 
     def end(self, name: str) -> None:
-        """End a party as Ctrl-C would, and whatever it leaves."""
+        """End a party as Ctrl-C would, and the processes that it leaves."""
         process = self.processes[name]
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -218,7 +210,7 @@ class Loopback:
         self.processes[name].wait(timeout=10)
 
     def processes_of(self, name: str, command: str) -> list[psutil.Process]:
-        """List the processes of a party whose command line has a word, such as flwr-clientapp."""
+        """List a party's processes whose command line has a word, such as flwr-clientapp."""
         found = []
         for process in marked_processes(PARTY, self._party(name)):
             try:
@@ -229,16 +221,13 @@ class Loopback:
         return found
 
     def left(self) -> list[psutil.Process]:
-        """List the processes of this deployment that still run."""
         return marked_processes(MARK, self.mark)
 
     def log(self, name: str) -> str:
-        """Return what a party has printed."""
         text = (self.folder / "logs" / f"{name}.log").read_text(encoding="utf-8", errors="replace")
         return LINE_COLOURS.sub("", text)
 
     def tail(self, name: str, lines: int = 30) -> str:
-        """Return the last lines of what a party has printed."""
         return "\n".join(self.log(name).splitlines()[-lines:])
 
     def _start(
@@ -276,7 +265,6 @@ class Loopback:
         return f"{self.mark}-{name}"
 
     def _home(self, name: str) -> Path:
-        """Return a party's own home folder, as each machine has one."""
         home = self.folder / "homes" / name
         home.mkdir(parents=True, exist_ok=True)
         return home

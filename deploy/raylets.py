@@ -1,9 +1,9 @@
-"""A Ray cluster on one machine, each of whose raylets stands for a machine.
+"""A Ray cluster on one machine, in which each raylet stands for a machine.
 
 The raylets share the code and nothing else: each has an address of the loopback interface, and a
-home, temporary, state and data folder of its own. Where the system allows it, all but the first
-(where the driver runs) are in a mount namespace besides, in which ``/tmp`` and ``/dev/shm`` have
-nothing of the others: a path that only the driver's machine knows then leads nowhere.
+home, temporary, state and data folder of its own. If the system allows it, all but the
+first, where the driver runs, are also in a mount namespace: their ``/tmp`` and ``/dev/shm`` have
+nothing of the others, so a path that only the driver's machine knows leads nowhere.
 """
 
 from __future__ import annotations
@@ -45,15 +45,7 @@ mount --move /mnt /tmp && cd "$1" && shift 3 && exec "$@"
 
 
 class Raylet:
-    """One of the machines.
-
-    Parameters
-    ----------
-    address : str
-        Its address, of the loopback interface.
-    cpus : int
-        The processors that Ray is told of.
-    """
+    """One of the machines: an address of the loopback interface, with so many processors."""
 
     def __init__(self, address: str, cpus: int) -> None:
         self.address, self.cpus, self.mark = address, cpus, uuid.uuid4().hex
@@ -63,7 +55,6 @@ class Raylet:
         self._log = self.folder / "log"
 
     def begin(self, words: Sequence[str], *, apart: bool) -> None:
-        """Start the raylet."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, "--block"]
         command += [f"--node-ip-address={self.address}", f"--num-cpus={self.cpus}"]
         command += [f"--temp-dir={self.folder / 'ray'}", f"--object-store-memory={STORE}"]
@@ -83,7 +74,6 @@ class Raylet:
             )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment of what runs there."""
         own = {
             "HOME": str(self.folder / "home"),
             "XDG_CACHE_HOME": str(self.folder / "home" / ".cache"),
@@ -99,7 +89,6 @@ class Raylet:
         return {**{k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}, **own}
 
     def wait(self) -> None:
-        """Wait until it has started."""
         end = time.monotonic() + START
         while STARTED not in self._log.read_text(errors="replace"):
             if time.monotonic() > end or self._process.poll() is not None:
@@ -107,16 +96,13 @@ class Raylet:
             time.sleep(0.1)
 
     def kill(self) -> None:
-        """Kill the raylet and all that it has started, as if the machine went."""
         end_processes(MARK, self.mark)
 
     def end(self) -> None:
-        """Kill it and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder)
 
     def actors(self) -> list[str]:
-        """Name the processes of actors and tasks."""
         names = [_name(one) for one in marked_processes(MARK, self.mark)]
         return [n for n in names if n.startswith("ray::") and n[5:] not in RAYS_OWN]
 
@@ -128,19 +114,12 @@ class Raylet:
 
 
 class Raylets:
-    """A cluster, as a context; the first machine is the driver's.
-
-    Parameters
-    ----------
-    cpus : sequence of int
-        The processors that Ray is told of, of each machine.
+    """A cluster, as a context; ``cpus`` has each machine's processors, the driver's first.
 
     Attributes
     ----------
     address : str
-        Where a driver finds the cluster.
-    machines : list of Raylet
-        The machines, the driver's first.
+        The address at which a driver finds the cluster.
     """
 
     def __init__(self, cpus: Sequence[int] = (1, 1)) -> None:
@@ -152,7 +131,6 @@ class Raylets:
         self.machines = [Raylet(f"{net}.{n}", c) for n, c in enumerate(cpus, start=1)]
 
     def __enter__(self) -> Raylets:
-        """Start all of them."""
         head, *others = self.machines
         ports = (f"--port={self._port}", f"--ray-client-server-port={self._clients}")
         try:
@@ -165,7 +143,6 @@ class Raylets:
         return self
 
     def add(self, cpus: int = 1) -> Raylet:
-        """Have another machine join."""
         one = Raylet(f"{self._net}.{len(self.machines) + 1}", cpus)
         self.machines.append(one)
         self._join([one])
@@ -178,12 +155,11 @@ class Raylets:
             one.wait()
 
     def __exit__(self, *_: object) -> None:
-        """End all of them, and remove what they wrote."""
         for one in reversed(self.machines):
             one.end()
 
     def left(self) -> list[str]:
-        """Name what runs have left on the machines, once Ray has had time to end what it ends."""
+        """Name what runs left on the machines, after Ray has had time to end its processes."""
         end = time.monotonic() + LEFT_WAIT
         while left := [one for machine in self.machines for one in machine.left()]:
             if time.monotonic() > end:
@@ -194,7 +170,7 @@ class Raylets:
 
 @cache
 def _unshare() -> tuple[str, ...]:
-    """Return the command that makes a mount namespace; nothing where that is not allowed."""
+    """Return the command that makes a mount namespace; nothing if that is not allowed."""
     for command in (("unshare", "-m"), ("unshare", "-rm")):
         try:
             subprocess.run([*command, "mount", "-t", "tmpfs", "none", "/tmp"], check=True)

@@ -1,7 +1,8 @@
 """GraphSAGE as the model of PPFL-GNN's clients: a module of PyTorch as it stands.
 
-It learns from labels, and is pulled by the cosine towards the means that came. The clients are
-those of a shipped config. ``python examples/graphsage_for_ppfl.py`` runs five rounds in process.
+The module learns from labels, and is pulled by the cosine towards the server's means. The clients
+are those of a shipped config. ``python examples/graphsage_for_ppfl.py`` runs five rounds in
+process.
 """
 
 import torch

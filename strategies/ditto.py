@@ -1,4 +1,4 @@
-"""Ditto: a model for all, and beside it each client's own, which stays near the one for all.
+"""Ditto: each client trains the common model, and a model of its own that stays near it.
 
 Li, Hu, Beirami and Smith, "Ditto: Fair and Robust Federated Learning Through Personalization",
 ICML 2021. Round ``t`` (algorithm 1):
@@ -6,7 +6,7 @@ ICML 2021. Round ``t`` (algorithm 1):
 1. server -> client ``i``: the common model ``w^t``;
 2. client: ``E`` steps of Adam on ``F_i(w)`` from ``w^t``, ``F_i`` the cross-entropy of its
    training nodes;
-3. client: as many on ``F_i(v_i) + lambda / 2 |v_i - w^t|^2`` (equation 1) for its own model
+3. client: ``E`` steps on ``F_i(v_i) + lambda / 2 |v_i - w^t|^2`` (equation 1) for its own model
    ``v_i``, which never leaves it;
 4. client -> server: ``w``; server: their mean, as in FedAvg;
 5. server -> client ``i``: the mean. Clients measure, keep and predict with ``v_i``.
@@ -36,7 +36,7 @@ APP = "ditto"
 
 @dataclass
 class DittoSection(TrainingSection):
-    """How clients train, and how near their own models stay to the common one."""
+    """Settings of the clients' training and of the pull towards the common model."""
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
@@ -58,7 +58,7 @@ class DittoConfig(ModuleRunConfig):
 
 
 class TwoModels(nn.Module):
-    """The common model and a client's own, which begin alike; it predicts with its own."""
+    """The common model and a client's own model, which predicts; both begin alike."""
 
     def __init__(self, common: nn.Module) -> None:
         super().__init__()
@@ -67,13 +67,12 @@ class TwoModels(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor, **pairs: Tensor
     ) -> Tensor:
-        """Return the own model's logits ``[n, k]``."""
         logits: Tensor = self.own(x, edge_index, *edge_weight, **pairs)
         return logits
 
 
 class DittoClient(ModuleClient):
-    """A client that trains both."""
+    """A client that trains the common model and its own."""
 
     how: DittoSection
 
@@ -84,7 +83,6 @@ class DittoClient(ModuleClient):
         return both + self.how.pull / 2 * self.distance(module.own, "common.")
 
     def exported(self, module: nn.Module) -> nn.Module:
-        """Return the own model."""
         return module.own if isinstance(module, TwoModels) else module
 
 
@@ -97,12 +95,10 @@ class DittoMethod(ModuleMethod[DittoConfig]):
     tables = ("personalised", "values")
 
     def module(self, config: DittoConfig, features: int, classes: int) -> Callable[[], nn.Module]:
-        """Give what makes two of the usual models."""
         make = super().module(config, features, classes)
         return lambda: TwoModels(make())
 
     def local(self, config: DittoConfig) -> tuple[str, ...]:
-        """Keep the own model at the client."""
         return ("own.*",)
 
 

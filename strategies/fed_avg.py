@@ -1,4 +1,4 @@
-"""FedAvg: one model for all, the mean of what clients have trained.
+"""FedAvg: one model for all clients, the mean of the models that they have trained.
 
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-Efficient Learning of Deep
 Networks from Decentralized Data", AISTATS 2017. Round ``t``:
@@ -27,7 +27,7 @@ APP = "fedavg"
 
 @dataclass
 class FedAvgSection(TrainingSection):
-    """How clients train."""
+    """Settings of the clients' training."""
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3

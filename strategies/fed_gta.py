@@ -1,9 +1,8 @@
 """FedGTA: each client gets an average over the clients whose neighbourhoods look like its own.
 
 Li, Wu, Zhang, Zhu, Li and Wang, "FedGTA: Topology-aware Averaging for Federated Graph Learning",
-PVLDB 17(1), 2023. Every client has a graph and a GNN. What neighbourhoods look like, a client says
-without showing one: in *moments* of its predictions after these were spread over its graph.
-Round ``t``:
+PVLDB 17(1), 2023. Every client has a graph and a GNN. It spreads its predictions over the graph and
+sends *moments* of the result: they describe its neighbourhoods without showing one. Round ``t``:
 
 1. server -> client ``i``: its own model (the first round: one for all);
 2. client: ``E`` steps of Adam on the cross-entropy of its training nodes;
@@ -50,7 +49,7 @@ from flower_graph.server.averaging_replies import Combined
 from flower_graph.wire.averaging import ClientReply
 
 APP = "fedgta"
-MIXED, CONFIDENCE = "moments", "confidence"  # what is sent besides the weights
+MIXED, CONFIDENCE = "moments", "confidence"  # sent besides the weights
 LEAST_CONFIDENCE = 1e-6
 MOMENTS = ("raw", "central", "hybrid")
 
@@ -59,7 +58,7 @@ MOMENTS = ("raw", "central", "hybrid")
 
 @dataclass
 class FedGTASection(TrainingSection):
-    """How clients train and describe their neighbourhoods, and who is averaged with whom."""
+    """Settings of the clients' training, of the moments and of the choice of peers."""
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
@@ -83,7 +82,6 @@ class FedGTAConfig(ModuleRunConfig):
     strategy: FedGTASection = section(FedGTASection)
 
     def validate(self) -> None:
-        """Refuse a budget, and numbers, which have no shares: ``ConfigError``."""
         super().validate()
         allowed = f"nodes or links with app={APP}: it compares shares of classes"
         require(self.task != VALUES, "task", self.task, allowed)
@@ -131,7 +129,7 @@ def spread_predictions(
     how: FedGTASection,
     edge_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Spread predictions and known labels over a graph; shares at temperature 1 and ``T``."""
+    """Spread predictions and known labels; return shares at temperature 1 and at ``T``."""
     # logits [n, k]; both results [n, k], rows sum to 1 (step 3)
     one_hot = functional.one_hot(y[train_mask], logits.shape[1]).to(logits.dtype)
     start = logits.softmax(1)
@@ -146,7 +144,7 @@ def spread_predictions(
 def peer_weights(
     vectors: NDArray[np.generic], confidences: NDArray[np.generic], threshold: float
 ) -> NDArray[np.float64]:
-    """Weigh for each client those that are like it by their confidence; itself always (step 6)."""
+    """Weigh each client's peers by their confidence (step 6); a client is its own peer."""
     # vectors [c, m], confidences [c], result [c, c]
     alike = cosine_similarities(vectors) > threshold
     np.fill_diagonal(alike, True)
@@ -189,7 +187,7 @@ class FedGTA(ModuleFedAvg):
         return {MIXED: (kinds * self.how.order * self.classes,), CONFIDENCE: ()}
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
-        """Average for each client over those whose moments are like its own (step 6)."""
+        """Average, for each client, over clients with similar moments (step 6)."""
         weights = peer_weights(
             np.stack([reply.extras[MIXED] for reply in replies]),
             np.array([reply.extras[CONFIDENCE] for reply in replies]),

@@ -1,4 +1,4 @@
-"""FedProto: clients share what nodes of each class look like to them, and no weights.
+"""FedProto: clients share the mean hidden vector of each class, and no weights.
 
 Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across
 Heterogeneous Clients", AAAI 2022. The *prototype* of a class is the mean hidden vector of its
@@ -9,7 +9,7 @@ training nodes. Every client has a network of its own. Round ``t``:
    mean squared distance of their hidden vectors to their classes' prototypes;
 3. client -> server: for each class the sum of its hidden vectors and their number, over ``n_i``;
 4. server: Flower's ``FedAvg`` of both by training nodes ``n_i``; their quotient is ``C_j`` (eq. 6);
-5. server -> clients: that. Clients measure, keep and predict with their own networks.
+5. server -> clients: ``C_j``. Clients measure, keep and predict with their own networks.
 
 A class that none of the asked clients has gets no prototype. The network is the two-layer GCN.
 """
@@ -37,7 +37,7 @@ APP = "fedproto"
 
 @dataclass
 class FedProtoSection(TrainingSection):
-    """How clients train, and how near to the prototypes."""
+    """Settings of the clients' training and of the pull towards the prototypes."""
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
@@ -53,14 +53,13 @@ class FedProtoConfig(ModuleRunConfig):
     strategy: FedProtoSection = section(FedProtoSection)
 
     def validate(self) -> None:
-        """Refuse a budget, and tasks without classes: ``ConfigError``."""
         super().validate()
         require(self.task == NODES, "task", self.task, f"{NODES} with app={APP}: it shares classes")
         self.privacy.refuse_with(f"app={APP}", "noise is for weights, and it sends prototypes")
 
 
 class WithPrototypes(nn.Module):
-    """A GCN, and the prototypes that came: the sum of each class and its share of all nodes."""
+    """A GCN and the server's prototypes, as each class's sum and its share of all nodes."""
 
     sums: Tensor  # [k, h]; shares [k]
     shares: Tensor
@@ -73,7 +72,6 @@ class WithPrototypes(nn.Module):
         self.register_buffer("shares", torch.zeros_like(gcn.second.bias))
 
     def forward(self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor) -> Tensor:
-        """Return the GCN's logits ``[n, k]``."""
         return self.gcn.forward(x, edge_index, *edge_weight)
 
 
@@ -99,7 +97,6 @@ class FedProtoClient(ModuleClient):
         return {"sums": sums / train.sum(), "shares": counts / train.sum()}
 
     def exported(self, module: nn.Module) -> nn.Module:
-        """Return the GCN."""
         return module.get_submodule("gcn")
 
 
@@ -111,12 +108,10 @@ class FedProtoMethod(ModuleMethod[FedProtoConfig]):
     tables = ("personalised",)
 
     def module(self, config: FedProtoConfig, *widths: int) -> Callable[[], nn.Module]:
-        """Give what makes a GCN with prototypes."""
         make = super().module(config, *widths)
         return lambda: WithPrototypes(make())
 
     def local(self, config: FedProtoConfig) -> tuple[str, ...]:
-        """Keep the GCN at the client."""
         return ("gcn.*",)
 
 

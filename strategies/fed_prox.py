@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients stay near the model that they were given.
+"""FedProx: FedAvg in which each client stays near the model that the server sent.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated Optimization in Heterogeneous Networks",
 MLSys 2020. Round ``t``:
@@ -11,7 +11,7 @@ MLSys 2020. Round ``t``:
 4. server -> client ``i``: the mean, to be measured.
 
 At ``mu = 0`` that is FedAvg. The paper chooses ``mu`` of 0.001, 0.01, 0.1 and 1 for each data
-set. It draws clients by their sizes and weighs them alike; here who is asked counts by its size.
+set. It draws clients by size and weighs them alike; here a client's weight is its size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ APP = "fedprox"
 
 @dataclass
 class FedProxSection(TrainingSection):
-    """How clients train, and how near they stay."""
+    """Settings of the clients' training and of the proximal term."""
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3

@@ -1,8 +1,8 @@
-"""FED-PUB: each client gets an average over the clients whose models do what its own does.
+"""FED-PUB: each client gets an average over the clients whose models are like its own.
 
 Baek, Jeong, Jin, Yoon and Hwang, "Personalized Subgraph Federated Learning", ICML 2023. The server
-does not see graphs; it compares what the clients' GNNs make of one graph that nobody owns, drawn at
-random. A client takes of the average what a sparse mask lets through. Round ``t``:
+sees no graph: it compares the outputs of the clients' GNNs on one random graph. A client uses the
+part of the average that its sparse mask lets through. Round ``t``:
 
 1. server -> client ``i``: its own average ``w_i`` (the first round: one model for all);
 2. client: ``E`` steps of Adam on weights and masks ``mu_i``, with ``theta`` beginning at ``w_i``:
@@ -49,14 +49,14 @@ from flower_graph.server.averaging_replies import Combined
 from flower_graph.wire.averaging import ClientReply
 
 APP = "fedpub"
-EMBEDDING = "embedding"  # what is sent besides the weights
+EMBEDDING = "embedding"  # sent besides the weights
 
 # Settings ----------------------------------------------------------------------------------------
 
 
 @dataclass
 class FedPUBSection(TrainingSection):
-    """How clients train and mask, and what their models are compared on."""
+    """Settings of the clients' training, of masks and of the random graph."""
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     weight_decay: float = 1e-6
@@ -78,7 +78,6 @@ class FedPUBConfig(ModuleRunConfig):
     strategy: FedPUBSection = section(FedPUBSection)
 
     def validate(self) -> None:
-        """Refuse a budget: ``ConfigError``."""
         super().validate()
         why = "noise is for weights, and it sends what they give on a random graph too"
         self.privacy.refuse_with(f"app={APP}", why)
@@ -91,7 +90,7 @@ class FedPUBConfig(ModuleRunConfig):
 def random_graph(
     features: int, blocks: int, size: int, density: float, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Draw the graph that all models are compared on: features, edges in both directions."""
+    """Draw the graph on which models are compared: features, edges in both directions."""
     rng = generator(seed, "fed-pub", "random-graph")
     x = torch.randn(blocks * size, features, generator=rng)
     pairs = (torch.rand(blocks, size, size, generator=rng) < density).triu(1)
@@ -101,7 +100,7 @@ def random_graph(
 
 
 def softmax_weights(embeddings: NDArray[np.generic], scale: float) -> NDArray[np.float64]:
-    """Weigh for each client all clients by how alike their models are; rows sum to 1 (step 5)."""
+    """Weigh all clients for each client by the likeness of models (step 5); rows sum to 1."""
     # embeddings [c, m], result [c, c]. The largest exponent is the client's own: scale times 1.
     alike = np.exp(scale * (cosine_similarities(embeddings) - 1))
     weights: NDArray[np.float64] = alike / alike.sum(1, keepdims=True)
@@ -109,7 +108,7 @@ def softmax_weights(embeddings: NDArray[np.generic], scale: float) -> NDArray[np
 
 
 class Masked(nn.Module):
-    """A module each of whose matrices has a mask of the same size, multiplied entry by entry."""
+    """A module with a mask for each of its matrices, multiplied entry by entry."""
 
     def __init__(self, module: nn.Module, threshold: float) -> None:
         super().__init__()
@@ -122,7 +121,6 @@ class Masked(nn.Module):
     def forward(
         self, x: Tensor, edge_index: Tensor, *edge_weight: Tensor, **pairs: Tensor
     ) -> Tensor:
-        """Return what the module gives with masked matrices."""
         weights: dict[str, Tensor] = dict(self.module.named_parameters())
         for key, mask in self.masks.items():
             small = mask.abs() < self.threshold
@@ -133,7 +131,7 @@ class Masked(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Module:
-        """Return the module with masked matrices, which gives what this one does in evaluation."""
+        """Return a plain module with the masks multiplied in."""
         result = deepcopy(self.module)
         for key, mask in self.masks.items():
             kept = mask.masked_fill(mask.abs() < self.threshold, 0)
@@ -149,7 +147,7 @@ class Masked(nn.Module):
 
 
 class FedPUBClient(ModuleClient):
-    """A client that masks what it is given."""
+    """A client that trains masks on the weights of its average."""
 
     how: FedPUBSection
 
@@ -159,7 +157,6 @@ class FedPUBClient(ModuleClient):
         return total + self.how.l1 * module.size() if isinstance(module, Masked) else total
 
     def exported(self, module: nn.Module) -> nn.Module:
-        """Return the GNN as it computes: masks multiplied in."""
         return module.merged() if isinstance(module, Masked) else module
 
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
@@ -179,7 +176,6 @@ class FedPUB(ModuleFedAvg):
     how: FedPUBSection
 
     def extras(self) -> dict[str, tuple[int, ...]]:
-        """Declare the functional embedding."""
         return {EMBEDDING: (self.classes,)}
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
@@ -199,12 +195,10 @@ class FedPUBMethod(ModuleMethod[FedPUBConfig]):
     tables = ("personalised", "links", "values")
 
     def module(self, config: FedPUBConfig, features: int, classes: int) -> Callable[[], nn.Module]:
-        """Give what makes a GCN, with masks if there are any."""
         make = super().module(config, features, classes)
         return (lambda: Masked(make(), config.strategy.l1)) if config.strategy.masks else make
 
     def local(self, config: FedPUBConfig) -> tuple[str, ...]:
-        """Keep the masks at the clients."""
         return ("masks.*",)
 
 

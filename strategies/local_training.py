@@ -1,11 +1,11 @@
-"""Local training: every client for itself, on its own nodes; what sharing has to beat.
+"""Local training: every client trains on its own nodes alone; the baseline of all methods.
 
 Round ``t``:
 
 1. client ``i``: ``E`` steps of Adam on the cross-entropy of its training nodes;
-2. client -> server: what it measures of its own model. No array travels, in either direction.
+2. client -> server: measurements of its own model. No array travels, in either direction.
 
-All begin with the same first weights, drawn by the run's seed.
+All clients begin with the same first weights, drawn by the run's seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ APP = "local"
 
 @dataclass
 class LocalSection(TrainingSection):
-    """How clients train."""
+    """Settings of the clients' training."""
 
     name: str = setting(APP, choice(APP), help="what server and clients do")
     local_epochs: int = 3
@@ -38,7 +38,6 @@ class LocalConfig(ModuleRunConfig):
     strategy: LocalSection = section(LocalSection)
 
     def validate(self) -> None:
-        """Refuse a budget: ``ConfigError``."""
         super().validate()
         self.privacy.refuse_with(f"app={APP}", "noise is for what clients send, and they send none")
 
@@ -51,7 +50,6 @@ class LocalMethod(ModuleMethod[LocalConfig]):
     tables = ("personalised", "links", "values")
 
     def local(self, config: LocalConfig) -> tuple[str, ...]:
-        """Keep everything at the client."""
         return ("*",)
 
     def caveat(self, baselines: Figures) -> str:

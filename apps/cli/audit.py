@@ -1,6 +1,6 @@
 """The command ``flower-graph audit``: what the server learns, with and without protection.
 
-It runs a config with a recording grid and plays the curious server.
+The command runs a config with a recording grid and attacks the record as a curious server would.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def settings_of(
     epsilons: Sequence[float],
     alone: bool,
 ) -> list[Setting]:
-    """List the runs of an audit: the config itself first, then with more or less protection."""
+    """List the runs of an audit: the config itself first, then more and less protected forms."""
     local = load_config(name, overrides)
     audit = _audit_of(local)
     count = min(local.rounds, audit.rounds) if rounds is None else rounds
@@ -67,7 +67,7 @@ def settings_of(
 
 
 def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
-    """Run a config with a recording grid and attack what was recorded."""
+    """Run a config with a recording grid and attack the record."""
     started = time.perf_counter()
     # Flower's own strategies write a dozen lines a round.
     logging.getLogger("flwr").setLevel(logging.WARNING)
@@ -86,7 +86,7 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
 
 
 def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
-    """Run a config with a server that deviates in one way; clients that refuse may end the run."""
+    """Run a config with a server that deviates in one way; clients that refuse may end it."""
     grid = DeviatingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
     strategy = method_of(config).build_strategy(with_registry(config, grid), None)
     grid.patch = partial(deviation.patch, strategy)
@@ -103,7 +103,6 @@ def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[
 
 
 def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop]]:
-    """Return the audit of the config's method; refuse settings that cannot be audited."""
     audit = method_of(config).audit()
     if audit is None:
         raise ConfigError(f"app: {config.app} has no audit: its method names no attack")
@@ -117,7 +116,7 @@ def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop
 
 
 def audit_command(args: argparse.Namespace) -> int:
-    """Audit a config, print a table and write it; or write one page about earlier audits."""
+    """Audit a config, print and write a table; or write one page about earlier audits."""
     if args.page is not None:
         if args.config is not None:
             raise ConfigError(f"--page {args.page}: runs nothing, so leave {args.config} out")
@@ -163,14 +162,12 @@ def write_index(folder: Path) -> Path:
 
 
 def _notes(record: Tree) -> Sequence[str]:
-    """Return the notes of the audited method on the attacks that were tried."""
     audit = method_named(record["app"]).audit()
     tried = [finding["attack"] for finding in record["findings"]]
     return all_notes(() if audit is None else audit.notes, tried)
 
 
 def _plans(args: argparse.Namespace) -> list[list[Setting]]:
-    """Return the settings for each seed; all are checked before the first run."""
     more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
     return [
         settings_of(
@@ -185,7 +182,6 @@ def _plans(args: argparse.Namespace) -> list[list[Setting]]:
 
 
 def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict[str, object]:
-    """Run every setting with every seed."""
     joined, settings = [], []
     for same in zip(*plans, strict=True):
         result: list[list[Finding]] = []
@@ -213,7 +209,6 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
 
 
 def _command(args: argparse.Namespace) -> str:
-    """Write the command that repeats the audit; the output folder is left out."""
     words = ["flower-graph", "audit", args.config, *args.overrides]
     words += ["--seeds", ",".join(map(str, args.seeds))] if args.seeds else []
     words += ["--rounds", str(args.rounds)] if args.rounds is not None else []

@@ -37,7 +37,7 @@ LOOK = 0.02  # seconds between two looks at this process's memory
 
 
 def check_command(args: argparse.Namespace) -> int:
-    """Describe a graph, try each method on it, print the results and write them if asked to."""
+    """Describe a graph, try each method on it, print the results and write them if asked."""
     if args.node is not None:
         return _check_node(args.node, args.target, args.overrides)
     if args.target is None:
@@ -58,7 +58,6 @@ def check_command(args: argparse.Namespace) -> int:
 
 
 def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
-    """Print what a node config permits, and whether it permits the runs that are named."""
     permits = Permits.of(_node_config(text))
     say("this SuperNode permits", *(f"  {line}" for line in permits.lines()))
     refused = False
@@ -73,7 +72,6 @@ def _check_node(text: str, target: str | None, overrides: Sequence[str]) -> int:
 
 
 def _node_config(text: str) -> dict[str, UserConfigValue]:
-    """Read a node config as Flower does from ``--node-config``."""
     from flower_graph.flower_compat import parse_config_args  # loads requests, which a run does not
 
     try:
@@ -88,7 +86,7 @@ def _node_config(text: str) -> dict[str, UserConfigValue]:
 
 
 def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
-    """Describe the data of a run in a few lines, and return warnings separately."""
+    """Describe the data of a run in a few lines; return warnings separately."""
     method = method_of(config)
     data = method.as_graph(config)
     if data.x.layout != torch.strided:  # generated, and too large to look at before a run
@@ -101,13 +99,11 @@ def short_form(config: RunConfig) -> tuple[list[str], list[str]]:
 
 
 def _warnings(config: RunConfig, description: Survey) -> list[str]:
-    """Return a warning if the method is known to fail on such a graph."""
     caveat = method_of(config).heterophily
     return [caveat] if caveat and is_heterophilous(description.figures) else []
 
 
 def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
-    """Return the named config, or each method's config for a graph of one's own."""
     if target in list_configs() or is_file_name(target):
         return {target: load_config(target, overrides)}
     data = f"data.name={Path(target)}{'/' if target.endswith('/') else ''}"
@@ -124,7 +120,7 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
 
 
 def _refusals(tried: Mapping[str, Tree]) -> dict[str, list[str]]:
-    """Return why methods cannot run, each reason once, with the configs that it is true of."""
+    """Return why methods cannot run: each reason once, with its configs."""
     refusals: dict[str, list[str]] = {}
     for name, result in tried.items():
         if "refused" in result:
@@ -134,7 +130,7 @@ def _refusals(tried: Mapping[str, Tree]) -> dict[str, list[str]]:
 
 @contextmanager
 def _warned() -> Iterator[list[str]]:
-    """Collect the library's warnings, so that each stands with its method."""
+    """Collect the library's warnings, so that each is printed with its method."""
     log, handler = logging.getLogger("flower_graph"), BufferingHandler(sys.maxsize)
     handler.setLevel(logging.WARNING)
     before, log.propagate = log.propagate, False
@@ -149,7 +145,6 @@ def _warned() -> Iterator[list[str]]:
 
 
 def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, object]:
-    """Make the clients, run the first rounds, print the results and return them."""
     method = method_of(config)
     try:
         check_run(config)
@@ -206,7 +201,6 @@ def _write(
     configs: Mapping[str, RunConfig],
     tried: Mapping[str, Tree],
 ) -> None:
-    """Write the results as JSON, and a picture of the distributions."""
     from flower_graph.report.plots.base import plot_counts  # slow to import
 
     panels = dict(description.distributions)
@@ -220,8 +214,6 @@ def _write(
 
 
 class _Memory:
-    """Measures the largest memory of this process inside a ``with`` block."""
-
     def __init__(self) -> None:
         self.peak = 0
         self._process, self._is_over = psutil.Process(), threading.Event()

@@ -10,7 +10,7 @@ from flower_graph.method.compare import compare
 
 
 def compare_command(args: argparse.Namespace) -> int:
-    """Print runs beside each other, and name those that are left out."""
+    """Print runs beside each other, and name runs that are left out."""
     compared = compare(*args.runs, by=args.by)
     for reason in compared.left_out:
         say(f"left out: {reason}", to=sys.stderr)

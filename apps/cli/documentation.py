@@ -1,7 +1,7 @@
-"""``flower-graph docs``: the documentation where it is, in the package, the checkout or the web.
+"""``flower-graph docs``: opens the documentation of the package, the checkout or the web.
 
-A page of the site is opened. Without a site the page is printed as it is written, with the tables
-that code declares.
+A page of the site is opened in the browser. Without a site the page's source is printed, with the
+tables that are generated from code.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def docs_command(args: argparse.Namespace) -> int:
 
 
 def text_of(page: Path, anchor: str = "") -> str:
-    """Return a page's text with its tables; with a heading's anchor, what stands below it."""
+    """Return a page's text with its tables; with an anchor, only that heading's section."""
     text = read_text(page, MOST_RECORD)
     if (GUIDES / "generate.py").is_file():
         sys.path.insert(0, str(GUIDES))
@@ -66,7 +66,6 @@ def text_of(page: Path, anchor: str = "") -> str:
 
 
 def _described(found: re.Match[str]) -> str:
-    """Describe a public name in a line."""
     value = attrgetter(found[1])(flower_graph)
     return f"- `fg.{found[1]}`: {(inspect.getdoc(value) or '').partition(chr(10))[0]}\n"
 
@@ -74,17 +73,8 @@ def _described(found: re.Match[str]) -> str:
 def address_of(page: str) -> str:
     """Find a page in the installed site, else among a checkout's guides, else on the web.
 
-    Parameters
-    ----------
-    page
-        Its name below ``docs/``, without an ending, or the end of it; behind ``#`` a heading's
-        anchor.
-
-    Raises
-    ------
-    ConfigError
-        There is no such page, or this installation has no pages and names no address.
-
+    ``page`` is the page's name below ``docs/``, without an ending, or the end of that name; behind
+    ``#`` a heading's anchor. ``ConfigError`` if there is no such page, or neither pages nor web.
     """
     name, mark, anchor = page.partition("#")
     for folder, ending in ((SITE, ".html"), (GUIDES, ".md")):
@@ -112,7 +102,6 @@ def _in_folder(folder: Path, ending: str, name: str) -> Path:
 
 
 def _name(page: str) -> str:
-    """Name a folder's first page as the folder."""
     return page.removesuffix("/README").removesuffix("/index")
 
 

@@ -44,7 +44,6 @@ def _changed(args: argparse.Namespace) -> Registry:
 
 
 def _opened(args: argparse.Namespace) -> Registry:
-    """Read the registry from its file, or begin a new one."""
     most = args.most_clients
     if not args.registry.exists():
         if most is None:
@@ -62,7 +61,6 @@ def _opened(args: argparse.Namespace) -> Registry:
 
 
 def _lines(registry: Registry) -> list[str]:
-    """Describe a registry, with one line for each SuperNode."""
     parties, active = registry.parties.values(), len(registry.active)
     few = "" if active >= FEWEST_PARTIES else f"; secure sums need at least {FEWEST_PARTIES}"
     return [

@@ -1,8 +1,8 @@
-"""Run a configuration through `flwr run` on Ray, and leave no process behind.
+"""Runs a configuration through `flwr run` on Ray, and leaves no process behind.
 
 `flwr run` starts a detached SuperLink that outlives it, and Ray starts half a dozen processes
-more. Here all of them get a private home folder, private ports and a private temporary folder;
-they are found by that home folder in their environment, and ended by their process ids.
+more. Here all of them get a private home folder, private ports and a private temporary folder.
+They are found by the home folder in their environment, and ended by their process ids.
 """
 
 from __future__ import annotations
@@ -77,8 +77,6 @@ APP_MODULE = 'from flower_graph.apps.{name} import app\n\n__all__ = ["app"]\n'
 
 @dataclass(frozen=True)
 class _Run:
-    """What to run, and on what."""
-
     settings: dict[str, str | bool]  # the run config
     supernodes: int
     echo: Callable[[str], None]
@@ -104,8 +102,8 @@ def flwr_run(
 ) -> dict[str, object]:
     """Run one configuration on Flower's simulation engine and wait for its result.
 
-    Ray is started for it, unless ``ray_address`` names the head of a cluster that is to be joined.
-    ``meanwhile`` is called while the engine starts; what it raises ends the run.
+    Ray is started for the run, unless ``ray_address`` names the head of a cluster to join.
+    ``meanwhile`` is called while the engine starts; an error in it ends the run.
     """
     if supernodes < 1:
         raise ValueError(f"supernodes={supernodes}: at least 1 is needed")
@@ -125,7 +123,6 @@ def flwr_run(
 def _settings(
     config: str, overrides: Sequence[str], out: Path, seed: int | None, resume: bool
 ) -> dict[str, str | bool]:
-    """Return the run config; here every party makes its own data."""
     return {
         **RUN_CONFIG,
         "config": config,
@@ -166,7 +163,7 @@ def clean_up(home: Path) -> None:
 
 @contextmanager
 def _guarded(home: Path) -> Iterator[None]:
-    """Have a process clean up should this one be killed, which closes its end of a pipe."""
+    """Have a process clean up if this process is killed, which closes its end of a pipe."""
     root = str(Path(flower_graph.__file__).resolve().parents[1])
     guard = subprocess.Popen(
         [sys.executable, "-c", GUARD, root, str(home)],
@@ -181,7 +178,6 @@ def _guarded(home: Path) -> Iterator[None]:
 
 
 def _run_in(home: Path, run: _Run) -> list[str]:
-    """Start `flwr run` with everything private in `home` and follow it to its end."""
     app = _write_app(home / "app", run.settings)
     environment = engine_environment(home, run.ray_address)
     process = subprocess.Popen(
@@ -206,7 +202,7 @@ def _run_in(home: Path, run: _Run) -> list[str]:
 
 @contextmanager
 def _beside(process: subprocess.Popen[str], work: Callable[[], None] | None) -> Iterator[None]:
-    """Do work while a process runs; if that fails, end the process and raise the error."""
+    """Do work while a process runs; if the work fails, end the process and raise the error."""
     errors: list[BaseException] = []
 
     def do() -> None:
@@ -226,7 +222,6 @@ def _beside(process: subprocess.Popen[str], work: Callable[[], None] | None) -> 
 
 
 def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Path) -> list[str]:
-    """Pass the output on line by line, and write it to a file; return its last lines."""
     assert process.stdout is not None
     tail: deque[str] = deque(maxlen=TAIL)
     with append(log) as file:
@@ -240,14 +235,12 @@ def _follow(process: subprocess.Popen[str], echo: Callable[[str], None], log: Pa
 
 
 def _keep_log(log: Path, out: Path) -> None:
-    """Add the engine's lines to the run's outputs, if it has any; a refused run leaves nothing."""
     if log.is_file() and out.is_dir() and any(out.iterdir()):
         with log.open("rb") as lines, append(out / LOG) as kept:
             shutil.copyfileobj(lines, kept)
 
 
 def _write_app(folder: Path, settings: dict[str, str | bool]) -> Path:
-    """Write the small app that `flwr run` bundles; return its folder."""
     make_folder(folder)
     # JSON's strings and booleans are TOML's too.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
@@ -272,7 +265,7 @@ def engine_command(app: Path, supernodes: int, environment: Mapping[str, str]) -
 
 
 def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, str]:
-    """Return the environment that keeps Flower to itself, and Ray if it joins no cluster."""
+    """Return an environment private to this run, whose Ray joins only a given cluster."""
     http, control = free_ports(2)
     environment = dict(os.environ)
     environment.pop("RAY_ADDRESS", None)  # join no cluster that runs already but the one asked for
@@ -301,13 +294,12 @@ def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, 
 
 
 def _state_folder(home: Path) -> Path:
-    """Return where the clients of the run keep their state."""
     usual = default_folder()
     return usual.with_name(f"{usual.name}-{home.name}")
 
 
 def _paths(*parts: str | None) -> str:
-    """Join search paths; an empty one would stand for the working directory."""
+    """Join search paths; an empty path would stand for the working directory."""
     return os.pathsep.join(filter(None, parts))
 
 
@@ -324,7 +316,6 @@ def free_ports(count: int) -> list[int]:
 
 
 def _short_temporary_folder() -> str:
-    """Return a folder for temporary files with a short path."""
     # Ray adds about 65 characters to it for its sockets, and a socket's path has 107 at most.
     usual = tempfile.gettempdir()
     short = "/tmp"
@@ -332,7 +323,6 @@ def _short_temporary_folder() -> str:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Tell one version of a file from the next; None where there is no file."""
     try:
         status = path.stat()
     except FileNotFoundError:

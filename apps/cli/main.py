@@ -1,7 +1,7 @@
 """The command ``flower-graph``: its sub-commands and their options.
 
-Heavy imports (torch, flwr, matplotlib) wait until a command needs them: ``show`` and every
-complaint about a setting come at once.
+Heavy imports (torch, flwr, matplotlib) wait until a command needs them, so that ``show`` and
+refusals of settings are immediate.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read seeds such as ``0,1,2``; each is a whole number from 0 on, and none is repeated."""
+    """Read seeds such as ``0,1,2``: whole numbers from 0 on, none repeated."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() for part in parts):
         raise ConfigError(f"--seeds {text!r}: write whole numbers with commas, such as 0,1,2")
@@ -83,15 +83,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports a wrong command in one line, like all other errors."""
-
     def error(self, message: str) -> NoReturn:
-        """Print the error and exit with code 2."""
         self.exit(2, f"error: {message}; see `{self.prog} --help`\n")
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands; the page on commands is made of it too."""
+    """Make the parser of all commands, from which the page on commands is made too."""
     parser = _Parser(
         prog="flower-graph",
         description="Federated learning on graphs whose clients are tiny, for Flower.",

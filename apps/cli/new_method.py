@@ -1,4 +1,4 @@
-"""The command ``flower-graph new-method``: a method of one's own to start from, with its test."""
+"""The command ``flower-graph new-method``: a method to start from, with its test."""
 
 from __future__ import annotations
 

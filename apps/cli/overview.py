@@ -33,7 +33,7 @@ KEY = re.compile(r"^( *)([^ :#'\"-][^:]*):(.*)$")  # of a line of YAML: indentat
 
 
 def list_command(args: argparse.Namespace) -> int:
-    """Print methods, configs with whether their data are there, and data sets."""
+    """Print methods, data sets, and configs with whether their data are there."""
     apps, configs = known_apps(), list_configs()
     width = max(map(len, (*apps, *configs)))
     print("methods (app):", *(_row(name, width, describe_app(name)) for name in apps), sep="\n")
@@ -52,7 +52,7 @@ def _row(name: str, width: int, text: str) -> str:
 
 
 def show_command(args: argparse.Namespace) -> int:
-    """Print all settings of a config, as YAML that ``run`` takes."""
+    """Print all settings of a config, as YAML for ``run``."""
     config = load_config(args.config, args.overrides)
     text = to_yaml(config) if args.plain else explained(config)
     print(text, end="", flush=True)

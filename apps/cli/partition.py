@@ -53,7 +53,6 @@ def _write(
     cut: Partition | None,
     args: argparse.Namespace,
 ) -> int:
-    """Write and print the figures, the picture and the data folders."""
     numbers = [config.seed for config in configs]
     paper = method_of(configs[0]).paper_figures(configs[0])
     record = _record(to_dict(configs[0]), numbers, result, paper)
@@ -84,7 +83,6 @@ def _write(
 def _cut_all(
     configs: Sequence[RunConfig], true_edges: bool
 ) -> tuple[list[PartitionStatistics], Partition | None]:
-    """Partition the graph with each seed; with several seeds, keep the statistics only."""
     method = method_of(configs[0])
     if true_edges and not method.has_true_edges:
         raise ConfigError(f"--true-edges: app={configs[0].app} has no clients without edges")
@@ -96,7 +94,6 @@ def _cut_all(
 
 
 def _with_baselines(cut: Partition) -> PartitionStatistics:
-    """Append the test accuracies of the baselines to the other figures."""
     figures = {f"{name}-test": one["test"] for name, one in (cut.baselines or {}).items()}
     finite = {name: value for name, value in figures.items() if not math.isnan(value)}
     return cut.statistics._replace(figures={**cut.statistics.figures, **finite})
@@ -105,7 +102,6 @@ def _with_baselines(cut: Partition) -> PartitionStatistics:
 def _write_folders(
     out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
 ) -> str:
-    """Write the data folders for one seed, and return a line that says how many there are."""
     from flower_graph.data.folders.party import write_run
     from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
 
@@ -131,7 +127,6 @@ def _record(
     statistics: Sequence[PartitionStatistics],
     paper: Mapping[str, int],
 ) -> Tree:
-    """Collect what ``partition.json`` holds; figures are lists in the order of the seeds."""
     return {
         "config": config,
         "seeds": seeds,
@@ -142,7 +137,6 @@ def _record(
 
 
 def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
-    """Format every figure for the table, with its deviation over several seeds."""
     rows = {}
     for name, figure in figures.items():
         mean, spread = figure["mean"], figure["std"]

@@ -48,7 +48,6 @@ def predict_command(args: argparse.Namespace) -> int:
 
 
 def _hand_over(text: str, out: Path | None) -> None:
-    """Print a table, or write it into a file."""
     if out is None:
         # Another program gets the table as it is.
         say(text, end="") if sys.stdout.isatty() else print(text, end="", flush=True)
@@ -68,14 +67,12 @@ def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
 
 
 def _whose(run: Run, client: int | None) -> int:
-    """Return the number of the client that predicts, or none if all clients share a model."""
     if client is None:
         return run.clients[0] if len(run.clients) == 1 else NO_CLIENT
     return client
 
 
 def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
-    """Summarise the table: how many predictions there are, and which share of them is right."""
     count = f"{run.path}: {len(predictions.node):,} predictions"
     if is_new:
         has_label = predictions.known
@@ -100,13 +97,11 @@ def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
 
 
 def _errors(predictions: Predictions) -> str:
-    """Format the errors of numbers whose truth is known."""
     pairs = zip(VALUE_SCORES, predictions.errors(), strict=True)
     return ", ".join(f"{name} {figure_text(name, value)}" for name, value in pairs)
 
 
 def _asked(run: Run) -> Sequence[str]:
-    """Name the metrics that the run reports, as far as its settings are there."""
     try:
         return run.config.metrics
     except OutputError:
@@ -114,7 +109,6 @@ def _asked(run: Run) -> Sequence[str]:
 
 
 def _together(predictions: Predictions, metric: str) -> str:
-    """Format a metric of all clients' predictions together; empty where files do not tell it."""
     if metric not in OF_CONFUSION:
         return ""
     shown = []
@@ -129,14 +123,12 @@ def _together(predictions: Predictions, metric: str) -> str:
 
 
 def _share(predictions: Predictions, role: str) -> str:
-    """Format the accuracy on the nodes of one role; empty if there are no such nodes."""
     local = predictions.of_role(role)
     name = "other nodes" if role == NODE_ROLES[0] else role
     return f"{name} {local.accuracy():.3f} of {len(local.node):,}" if len(local.node) else ""
 
 
 def _how(predictions: Predictions) -> str:
-    """Say over what the accuracies are averaged, if they are."""
     clients = len(set(predictions.client.tolist()))
     over = [f"{clients} clients"] * (clients > 1)
     over += ["the folds of each client"] * (predictions.fold is not None)

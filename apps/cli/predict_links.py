@@ -1,4 +1,4 @@
-"""The form ``flower-graph predict --links``: partners of a node, or how likely given pairs are."""
+"""``flower-graph predict --links``: partners of a node, or the probability of given pairs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEAD = ["client", "node", "other", "probability"]
 
 
 def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
-    """Return the lines of the table that is asked for; ``OutputError`` if there is none."""
+    """Return the lines of the requested table; ``OutputError`` if there is none."""
     rows, known = run.embeddings(args.client), run.known_links(args.client)
     pairs = read_pairs(args.pairs) if args.pairs is not None else None
     lines = []
@@ -62,14 +62,14 @@ def _partners(
     count: int,
     decoder: Decoder,
 ) -> list[tuple[int, float]]:
-    """Return the places of the most likely partners that are not linked, and probabilities."""
+    """Return indices and probabilities of the most likely partners that are not linked."""
     known = torch.tensor([place[name] for name in linked], dtype=torch.int64)
     best, logits = best_partners(rows, known, place[node], count, decoder)
     return list(zip(best.tolist(), logits.sigmoid().tolist(), strict=True))
 
 
 def decoder_of(run: Run, client: int) -> Decoder:
-    """Return what gives logits of pairs: the dot product, or the decoder of a client's model."""
+    """Return the function from pairs to logits: the dot product, or a client's decoder."""
     if run.config.links.decoder != MLP:  # type: ignore[attr-defined]
         return dot_products
     decoder: nn.Module = run.model(client).decoder  # type: ignore[assignment]
@@ -77,7 +77,7 @@ def decoder_of(run: Run, client: int) -> Decoder:
 
 
 def read_pairs(path: Path) -> list[tuple[str, str]]:
-    """Read a file with two names a line, as CSV; a first line ``node,other`` is a head."""
+    """Read a CSV file with two names a line; a first line ``node,other`` is a header."""
     lines = [
         line for line in csv.reader(read_text(path.expanduser(), MOST_RECORD).splitlines()) if line
     ]

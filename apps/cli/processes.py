@@ -1,4 +1,4 @@
-"""Processes of a run, however far they have detached themselves: found, ended, reaped."""
+"""Finds, ends and reaps the processes of a run, even detached ones."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _ended(process: psutil.Process) -> bool:
 
 @contextmanager
 def adopted_orphans() -> Iterator[None]:
-    """Become the parent of orphaned descendants (Linux), and reap them on the way out."""
+    """Become the parent of orphaned descendants (Linux), and reap them at the end."""
     # Detached processes pass to process 1 otherwise, which in a container often reaps nothing, so
     # that dead processes would stay in the process table.
     if not sys.platform.startswith("linux"):
@@ -79,7 +79,7 @@ def adopted_orphans() -> Iterator[None]:
 
 @contextmanager
 def termination_as_exit() -> Iterator[None]:
-    """Turn the termination signals into SystemExit, so that `finally` clauses run then too."""
+    """Turn the termination signals into SystemExit, so that `finally` clauses run too."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -90,7 +90,7 @@ def termination_as_exit() -> Iterator[None]:
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Keep an impatient second Ctrl-C from stopping a clean-up half-way."""
+    """Keep a second Ctrl-C from stopping a clean-up half-way."""
     ignore = signal.SIG_IGN
     with _handlers({signal.SIGINT: ignore, signal.SIGTERM: ignore, signal.SIGHUP: ignore}):
         yield
@@ -98,7 +98,7 @@ def without_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _handlers(handlers: Mapping[signal.Signals, Handler]) -> Iterator[None]:
-    """Install signal handlers for a while; only the main thread may, others leave them be."""
+    """Install signal handlers for a while; outside the main thread, change nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What a command shows of its rounds: a bar in a terminal, else lines, or JSON."""
+"""The display of rounds: a bar in a terminal, else lines, or JSON."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Shown:
     """What a user asked to see of rounds."""
 
     quiet: bool = False
-    log_every: int = 1  # rounds between two lines; the last one, and those with refusals, have one
+    log_every: int = 1  # rounds between two lines; the last and rounds with refusals have one
     as_json: bool = False  # an object on stdout for each round, and nothing else for it
 
 
 class RoundPrinter:
-    """Shows the rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
+    """Shows rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
 
     def __init__(
         self,
@@ -52,7 +52,6 @@ class RoundPrinter:
         self._bar: Any = None
 
     def __call__(self, report: RoundReport) -> None:
-        """Show one round."""
         if self._shown.as_json:
             record = plain({"seed": self._seed, **report.to_record()})
             print(json.dumps(record), flush=True)
@@ -65,14 +64,12 @@ class RoundPrinter:
             print(line, file=sys.stderr, flush=True)
 
     def wait(self, work: str) -> None:
-        """Print what takes long in the next round, or another message."""
         if self._bar is not None:
             self._bar.write(work, file=sys.stderr)
         elif not self._shown.quiet:
             print(work, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """End the bar's line."""
         if self._bar is not None:
             self._bar.close()
 
@@ -96,21 +93,19 @@ class RoundPrinter:
 
 
 class EngineLines:
-    """Takes the lines of Flower's engine: shows rounds as others are shown, and what is news."""
+    """Reads the lines of Flower's engine; shows rounds in the usual way, and new messages."""
 
     def __init__(self, out: Path, printer: RoundPrinter, on_round: Callable[[RoundReport], None]):
         self._metrics, self._printer, self._on_round = out / "metrics.jsonl", printer, on_round
         self._read = 0  # bytes of the file
 
     def __call__(self, line: str) -> None:
-        """Take one line."""
         if (match := ROUND.match(line)) is not None:
             self._show(int(match[1]))
         elif not ROUTINE.search(line):
             self._printer.wait(line)
 
     def _show(self, number: int) -> None:
-        """Read a round that was written before its line was logged."""
         with reading(self._metrics, OutputError), self._metrics.open("rb") as file:
             file.seek(self._read)
             lines = file.readlines()

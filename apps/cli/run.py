@@ -72,7 +72,7 @@ class Job:
 
 
 def run_command(args: argparse.Namespace) -> int:
-    """Do all runs of one command, one after another, and print what came out."""
+    """Do all runs of one command, one after another, and print the results."""
     try:
         names = {field.name for field in fields(Options)}
         top, jobs, figures = run_all(Options(**{k: v for k, v in vars(args).items() if k in names}))
@@ -163,7 +163,6 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
 
 
 def _named(args: Options) -> tuple[str | None, list[str]]:
-    """Separate the config's name, if there is one, from the overrides."""
     name, overrides = args.config, list(args.overrides)
     if args.engine == "flwr" and (args.app or args.trust_code):
         raise ConfigError(
@@ -203,7 +202,7 @@ def _folders(top: Path, jobs: Sequence[Job], may_exist: bool) -> Iterator[None]:
 
 
 def check_all(jobs: Sequence[Job], args: Options) -> None:
-    """Check all jobs before the first one makes a folder, and describe the data."""
+    """Check all jobs before the first makes a folder, and describe the data."""
     from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run
 
@@ -241,7 +240,6 @@ def _notes() -> Iterator[list[logging.LogRecord]]:
 
 
 def _run(job: Job, args: Options, check: Callable[[], None] | None) -> dict[str, object]:
-    """Run a job, or resume it."""
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
     if args.engine == "flwr":
         return _run_flwr(job, args, resume, check)
@@ -249,7 +247,6 @@ def _run(job: Job, args: Options, check: Callable[[], None] | None) -> dict[str,
 
 
 def _done(job: Job) -> dict[str, object] | None:
-    """Read the result of a job if it was completed before with the same settings."""
     path = job.out / "result.json"
     if not path.exists():
         return None
@@ -328,7 +325,6 @@ def _run_flwr(
 
 
 def _supernodes(job: Job, args: Options, otherwise: int) -> int:
-    """Return the number of SuperNodes: as asked for, or else as the method needs."""
     asked: int | None = args.supernodes
     return asked or method_of(job.config).default_supernodes(job.config) or otherwise
 
@@ -341,7 +337,6 @@ def _paths(config: RunConfig) -> list[str]:
 
 
 def _interrupted(job: Job, top: Path) -> str:
-    """Say which outputs of an interrupted run remain, and how to resume it."""
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
     result = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
     if not (job.out / "metrics.jsonl").exists():

@@ -27,7 +27,7 @@ PATHS = ("data.name", "data.root", "data.add")
 
 
 def sweep_command(args: argparse.Namespace) -> int:
-    """Do what is missing of a sweep, and write what came out."""
+    """Do the missing runs of a sweep, and write the result."""
     fixed, varied = read_settings(args.overrides, ranges=args.optuna is not None)
     seeds = args.seeds or [loaded(args.config, tuple(fixed)).seed]
     if args.optuna is not None and not (varied and args.optuna > 0):
@@ -55,7 +55,7 @@ def sweep_command(args: argparse.Namespace) -> int:
 def read_settings(
     given: Sequence[str], *, ranges: bool = False
 ) -> tuple[list[str], dict[str, list[str]]]:
-    """Separate settings with one value from those with several; each value is an override."""
+    """Separate settings with one value from settings with several; each value is an override."""
     fixed, varied = list[str](), dict[str, list[str]]()
     for one in given:
         key, _, text = one.partition("=")

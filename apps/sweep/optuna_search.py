@@ -16,7 +16,7 @@ LOGARITHMIC = 100  # ranges whose ends are this many times apart are searched by
 
 
 def search(sweep: Sweep, varied: Mapping[str, Sequence[str]], count: int) -> list[Trial]:
-    """Try so many proposals of Optuna, each better informed by those before it."""
+    """Try this many proposals of Optuna, each informed by the trials before it."""
     try:
         import optuna
     except ImportError as error:
@@ -55,7 +55,7 @@ def propose(trial: Any, key: str, values: Sequence[str]) -> str:
 
 
 def ends(text: str) -> tuple[float, float, bool]:
-    """Read a range, such as ``model.hidden=8..64``; also whether its numbers are whole."""
+    """Read a range, such as ``model.hidden=8..64``, and whether its numbers are whole."""
     words = text.partition("=")[2].split("..")
     try:
         low, high = map(float, words)

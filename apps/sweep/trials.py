@@ -1,4 +1,4 @@
-"""The runs of a sweep: each has its folder, by its settings, and is done once."""
+"""The runs of a sweep: each has a folder named by its settings, and is done once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MOST_NAME = 80  # letters of a folder's name
 
 @dataclass(frozen=True)
 class Trial:
-    """One choice of the settings that vary, on all seeds."""
+    """One choice of the varied settings, on all seeds."""
 
     config: str
     fixed: tuple[str, ...]  # settings that do not vary
@@ -39,12 +39,11 @@ class Trial:
     out: Path  # of the sweep
 
     def loaded(self, seed: int) -> RunConfig:
-        """Load the settings of one run."""
         return loaded(self.config, (*self.fixed, *self.varied, f"seed={seed}"))
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of its runs; other settings have another one, so what is there is of these."""
+        """The folder of the trial's runs; its name depends on all settings."""
         settings = settings_of(self.loaded(0))
         settings = {key: value for key, value in settings.items() if key not in ("seed", "track")}
         text = json.dumps(settings, sort_keys=True)
@@ -53,21 +52,18 @@ class Trial:
 
     @property
     def words(self) -> str:
-        """What varies, in short."""
         pairs = (one.partition("=") for one in self.varied)
         return " ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs)
 
     def run_folder(self, seed: int) -> Path:
-        """Return the folder of one run."""
         return self.folder / f"seed-{seed}"
 
     def result(self, seed: int) -> Tree:
-        """Return the result of one run; empty if it is not done."""
         folder = self.run_folder(seed)
         return load_run(folder).result if (folder / RESULT).is_file() else {}
 
     def merit(self, seeds: Sequence[int]) -> float:
-        """Return that mean so that more is better, whatever the metric."""
+        """Return the mean validation, with the sign that makes larger values better."""
         return merit(self.loaded(0).metrics[0], self.validation(seeds))
 
     def validation(self, seeds: Sequence[int]) -> float:
@@ -91,14 +87,12 @@ class Sweep:
     apps: tuple[Path, ...] = ()  # files with methods of the user's own
 
     def trial(self, varied: Sequence[str]) -> Trial:
-        """Make a trial, and refuse settings that cannot be run."""
         trial = Trial(self.config, self.fixed, tuple(varied), self.out)
         for seed in self.seeds:
             trial.loaded(seed)
         return trial
 
     def announce(self, trials: Sequence[Trial], count: int) -> None:
-        """Say how many runs there will be and how long they take, by the first trials."""
         jobs = [Job(self.config, [], trial.loaded(self.seeds[0]), trial.folder) for trial in trials]
         check_all(jobs, Options())
         runs, missing = count * len(self.seeds), self.missing(trials)
@@ -113,12 +107,10 @@ class Sweep:
             say(f"{ends} {seconds}, {workers} runs at a time, in {self.out}")
 
     def missing(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
-        """List the runs, each once, that are not there."""
         runs = {one.run_folder(seed): (one, seed) for seed in self.seeds for one in trials}
         return [(one, seed) for one, seed in runs.values() if not one.result(seed)]
 
     def do(self, trials: Sequence[Trial]) -> None:
-        """Do runs that are missing, on all cores, and say what came of each."""
         missing = self.missing(trials)
         done = in_parallel(do_run, missing, self.apps)
         for number, ((trial, seed), words, left) in enumerate(done, 1):
@@ -128,7 +120,6 @@ class Sweep:
     def _seconds(
         self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]
     ) -> tuple[float, float]:
-        """Estimate the seconds of a process's start and of a run: by runs done before, or two."""
         results = [one.result(seed) for one in trials for seed in self.seeds]
         if done := [float(one["seconds"]["total"]) for one in results if one]:
             return 0.0, fmean(done)
@@ -141,7 +132,7 @@ class Sweep:
 def try_run(trial: Trial, seed: int) -> tuple[float, float]:
     """Return the seconds of a process's start and of a run, by the first rounds of two runs.
 
-    What the first finds to be loaded and reserved, the second and all later ones have.
+    Data and modules that the first run loads are there for the second and all later runs.
     """
     config = trial.loaded(seed)
     (cold, _), (warm, each) = tried(config), tried(config)
@@ -149,7 +140,7 @@ def try_run(trial: Trial, seed: int) -> tuple[float, float]:
 
 
 def tried(config: RunConfig) -> tuple[float, float]:
-    """Return the seconds of a run's start, its first round in it, and of each later round."""
+    """Return the seconds of a run's start, including its first round, and of a later round."""
     started = time.perf_counter()
     later = [report.seconds for report in first_rounds(config)][1:]
     start = time.perf_counter() - started - sum(later)
@@ -157,7 +148,7 @@ def tried(config: RunConfig) -> tuple[float, float]:
 
 
 def do_run(trial: Trial, seed: int) -> str:
-    """Do one run, and say what came of it."""
+    """Do one run, and return a line about its result."""
     out, config = trial.run_folder(seed), trial.loaded(seed)
     # Of a run that was killed only checkpoints are of use
     resume = any((out / CHECKPOINTS).glob("round-*/server.pt"))

@@ -49,13 +49,13 @@ GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many togethe
 
 
 def model_maker(settings: EgoSettings) -> Callable[[], TrainedModel]:
-    """Give what makes the model that all clients start from."""
+    """Return a function that makes the model from which all clients start."""
     how = settings.num_features, settings.hidden, settings.num_classes, settings.seed
     return partial(TrainedModel, *how)
 
 
 def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
-    """Say how clients train, and that generators, or all of a model, never leave them."""
+    """Return the training settings; generators, or whole models, never leave the clients."""
     return ModuleSettings(
         settings.learning_rate,
         settings.weight_decay,
@@ -67,7 +67,7 @@ def module_settings(settings: EgoSettings, *, averages: bool) -> ModuleSettings:
 
 
 class SageClient(ModuleClient):
-    """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
+    """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
     ----------
@@ -121,15 +121,13 @@ class SageClient(ModuleClient):
         )
 
     def examples(self, graph: LocalGraph) -> int:
-        """Return what a client weighs: its training nodes, or 1 without any."""
+        """Return a client's weight: its training nodes, or 1 without any."""
         return max(1, super().examples(graph))
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return the mean cross-entropy of the training nodes, 0 without any."""
         return class_loss(self.logits(module, graph), graph.y, graph.masks["train"])
 
     def steps(self, graph: GraphOnDevice, server_round: int) -> Iterator[GraphOnDevice]:
-        """Go through the training nodes by batches, if there is a size of them."""
         order = BatchOrder(self._batch_size, self.settings.seed, server_round, "local")
         train, ptr = graph.masks["train"], [0, graph.y.numel()]
         epochs = self.settings.local_epochs
@@ -204,7 +202,6 @@ class SageClient(ModuleClient):
         return PeerGradients(shown.epoch, gradient).to_numpy(len(self.graphs))
 
     def _train_alone(self, learner: Learner, graph: ImpairedGraph) -> None:
-        """Train a generator together with its classifier on the impaired ego-network."""
         model = _model(learner)
         adam = torch.optim.Adam(
             model.parameters(),
@@ -228,7 +225,6 @@ class SageClient(ModuleClient):
         request: GeneratorRequest,
         others: dict[str, object],
     ) -> None:
-        """Step ``fGen`` on its own loss and the others' gradients for the same neighbours."""
         loss = self._generator_loss(learner, graph, "together", request.epoch)
         weights = _features(_model(learner))
         grads = torch.autograd.grad(loss, weights)
@@ -249,7 +245,6 @@ class SageClient(ModuleClient):
 
     @torch.no_grad()
     def _shown(self, learner: Learner, graph: ImpairedGraph, epoch: int) -> Generators:
-        """Give what the other clients need to compare a generator in an epoch, from 1."""
         model, client = _model(learner), learner.graph.client
         z = model.generator.encode(graph.rest, graph.adjacency)
         z = z + model.generator.noise(client, "together", epoch, z)
@@ -276,5 +271,4 @@ def _model(learner: Learner) -> TrainedModel:
 
 
 def _features(model: TrainedModel) -> list[nn.Parameter]:
-    """Return the parameters of ``fGen``."""
     return [model.generator.get_parameter(name) for name in FEATURES]

@@ -1,4 +1,4 @@
-"""Messages of FedSage+ before its rounds: generators, and what other clients say of them."""
+"""Messages of FedSage+ before its rounds: generators, and the other clients' gradients for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Arrays = dict[str, FloatArray]
 
 @dataclass(frozen=True)
 class Named(Field[Mapping[str, NDArray[np.generic]]]):
-    """Named arrays: all of them, or none."""
+    """Named arrays: all of them are there, or none."""
 
     names: tuple[str, ...] = ()
     first: str = ""  # the letter of a first axis that all arrays have
@@ -30,19 +30,16 @@ class Named(Field[Mapping[str, NDArray[np.generic]]]):
 
     @property
     def described(self) -> str:
-        """The type and the shape."""
         head = [self.first] if self.first else []
         shapes = (", ".join([*head, *"ij"[:n]]) for n in (1, 2))
         return "float32 " + " or ".join(f"`[{shape}]`" for shape in shapes)
 
     def write(self, value: Mapping[str, NDArray[np.generic]], to: Writing) -> None:
-        """Put the arrays where their record is made."""
         record = self.key.partition("/")[0]
         to.records.append(record)
         to.arrays |= {f"{record}/{name}": values for name, values in value.items()}
 
     def read(self, name: str, reading: Reading) -> dict[str, NDArray[np.generic]]:
-        """Read the arrays; a reply must have all, in the shapes that the server knows."""
         if not isinstance(reading.arrays, RecordDict):
             result, reading.arrays = reading.arrays, []
             if result and len(result) != len(self.names):
@@ -58,7 +55,7 @@ class Named(Field[Mapping[str, NDArray[np.generic]]]):
 
 @dataclass
 class GeneratorRequest(Message, down="train.generate"):
-    """Server to client: learn alone (epoch 0), or by what the others said."""
+    """Server to client: train alone (epoch 0), or with the other clients' gradients."""
 
     epoch: Annotated[int, Whole(EPOCH, "0: train alone; from 1 on: step by the gradients")]
     share: Annotated[bool, Flag("share", "whether to show the generators")]
@@ -76,7 +73,7 @@ class GeneratorRequest(Message, down="train.generate"):
 
 @dataclass
 class Generators(Message, down="train.compare", up="train.generate"):
-    """What clients show of their generators; it goes on to all others."""
+    """Client to server, and on to all others: the clients' generators and encoded nodes."""
 
     epoch: Annotated[int, Whole(EPOCH, "the epoch in which they are to be compared")]  # from 1
     clients: Annotated[IntArray, Exact(CLIENTS, "authors of the generators", shape="c")]
@@ -91,7 +88,6 @@ class Generators(Message, down="train.compare", up="train.generate"):
 
     @property
     def examples(self) -> int:
-        """Count the clients."""
         return int(self.clients.size)
 
     def check(self, known: Known) -> None:
@@ -104,7 +100,6 @@ class Generators(Message, down="train.compare", up="train.generate"):
 
     @classmethod
     def join(cls, parts: Sequence[Generators]) -> Generators:
-        """Put what several show behind each other."""
         return cls(
             parts[0].epoch,
             np.concatenate([part.clients for part in parts]),
@@ -117,7 +112,7 @@ class Generators(Message, down="train.compare", up="train.generate"):
 
 @dataclass
 class PeerGradients(Message, up="train.compare"):
-    """Client to server: how to move generators towards the nodes here."""
+    """Client to server: the gradients that move generators towards the nodes here."""
 
     epoch: Annotated[int, Whole(EPOCH, "the epoch")]
     gradient: Annotated[

@@ -1,4 +1,4 @@
-"""The module of PyG layers that saved models of LocalSage+ and FedSage+ are.
+"""The PyG module as which models of LocalSage+ and FedSage+ are saved.
 
 Imported when a model is read; that takes PyTorch and PyTorch Geometric, not Flower.
 """
@@ -24,11 +24,10 @@ GENERATOR: dict[str, Rule] = {
 
 @built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, generator=mapping(GENERATOR))
 class SageModel(MendingModel):
-    """A classifier on a graph that its generator has mended; arguments of ``MendingModel``."""
+    """A classifier on the graph that its generator has mended; arguments of ``MendingModel``."""
 
     convolution = GCNConv
 
     @staticmethod
     def prepared(edge_index: Tensor, num_nodes: int) -> Tensor:
-        """Give PyG's layers the edges as they are."""
         return edge_index

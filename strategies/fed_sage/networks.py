@@ -1,4 +1,4 @@
-"""NeighGen, the generator of missing neighbours, and a classifier on the graph that it mends.
+"""NeighGen, the generator of missing neighbours, and a classifier on the mended graph.
 
 Zhang et al., "Subgraph Federated Learning with Missing Neighbor Generation", NeurIPS 2021: an
 encoder (2-layer GCN) turns a node of the impaired graph into ``z``; ``dGen``, a linear map with
@@ -56,7 +56,7 @@ DRAWN_FOR = {
 
 
 class Convolution(nn.Module):
-    """A graph convolution whose parameters have the names of those of PyG's ``GCNConv``."""
+    """A graph convolution whose parameters are named as in PyG's ``GCNConv``."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ class Convolution(nn.Module):
 
 
 class NeighbourGenerator(nn.Module):
-    """NeighGen: how many neighbours each node misses, and what they are like.
+    """NeighGen: predicts how many neighbours each node misses, and their features.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class NeighbourGenerator(nn.Module):
 
 
 def features_of(weights: Mapping[str, Tensor], z: Tensor, slot: Slots) -> Tensor:
-    """Apply ``fGen`` with some weights: features ``[r, f]`` of the neighbours in some slots."""
+    """Apply ``fGen`` with given weights: features ``[r, f]`` of the neighbours in some slots."""
     # z [n, LATENT] with noise
     weight, bias = ([weights[f"lin{n}.{part}"] for n in (1, 2, 3)] for part in ("weight", "bias"))
     codes = torch.relu(functional.linear(z, weight[0], bias[0]))
@@ -148,7 +148,7 @@ def features_of(weights: Mapping[str, Tensor], z: Tensor, slot: Slots) -> Tensor
 
 
 class MendingModel(nn.Module):
-    """A classifier on a graph that its generator has mended.
+    """A classifier on the graph that its generator has mended.
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ class MendingModel(nn.Module):
 
 
 class TrainedModel(MendingModel):
-    """A client's model while it trains; the mended graph is kept once the generator is trained."""
+    """A client's model while it trains; it keeps the mended graph of a trained generator."""
 
     def __init__(self, features: int, hidden: int, classes: int, seed: int) -> None:
         super().__init__(features, hidden, classes, {"seed": seed})
@@ -202,18 +202,16 @@ class TrainedModel(MendingModel):
         self.freeze_encoder()
 
     def freeze_encoder(self) -> None:
-        """Leave of the generator ``fGen`` alone to be stepped."""
+        """Freeze the generator but for ``fGen``."""
         for layer in (self.generator.conv1, self.generator.conv2, self.generator.number):
             layer.requires_grad_(False)
 
     def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        """Return logits ``[n, k]``; features and edges are always those of one client."""
         if self._mended is None or self._mended[0] is not x:
             self._mended = x, *self.mend(x, edge_index)
         return self.classify(x.shape[0], *self._mended[1:])
 
     def saved_as(self) -> Form:
-        """Say that it is saved as a ``SageModel``."""
         generator = {
             "encoder_hidden": ENCODER_HIDDEN,
             "latent": LATENT,
@@ -228,7 +226,6 @@ class TrainedModel(MendingModel):
 
 @torch.no_grad()
 def _draw(layer: nn.Module, draw: torch.Generator) -> None:
-    """Draw a linear layer's first weights."""
     assert isinstance(layer, nn.Linear)
     drawn = nn.init.xavier_uniform_(torch.empty(layer.weight.T.shape), generator=draw)
     layer.weight.copy_(drawn.T)
@@ -240,7 +237,7 @@ def _draw(layer: nn.Module, draw: torch.Generator) -> None:
 
 
 class ImpairedGraph(NamedTuple):
-    """What a client's generator learns on: its graph without the nodes that it hides."""
+    """A generator's training graph: a client's graph without the nodes that it hides."""
 
     x: Tensor  # [n, f] features of all nodes
     impaired: Impaired
@@ -253,7 +250,6 @@ class ImpairedGraph(NamedTuple):
     def of(
         cls, client: int, x: Tensor, edge_index: Tensor, y: Tensor, train: Tensor, seed: int
     ) -> ImpairedGraph:
-        """Hide a share of a client's nodes."""
         n = x.shape[0]
         order = torch.randperm(n, generator=generator(seed, "hidden", client))
         impaired = impair(edge_index, (order < int(HIDDEN_SHARE * n)).to(x.device))

@@ -82,7 +82,6 @@ class LocalSage(ModuleFedAvg):
         self._settings, self._generator_epochs = settings, generator_epochs
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         return super().fixed_settings() | {
             "hidden": self._settings.hidden,
             "batch_size": self._settings.batch_size,
@@ -91,7 +90,7 @@ class LocalSage(ModuleFedAvg):
 
 
 class FedSage(LocalSage):
-    """LocalSage+ with generators trained together and classifiers averaged; parameters as there."""
+    """LocalSage+ with generators trained together and classifiers averaged; the same parameters."""
 
     averages = True
 
@@ -103,7 +102,7 @@ class FedSage(LocalSage):
         self._size = sum(math.prod(shape) for shape in self._shapes.values())
 
     def prepare(self, server_round: int) -> None:
-        """Have the generators of those who are there at the start trained (steps 1 and 2)."""
+        """Have the generators of the first clients trained (steps 1 and 2)."""
         if server_round != 1:
             return
         started, clients = time.perf_counter(), self.session.members.clients
@@ -120,7 +119,6 @@ class FedSage(LocalSage):
         LOG.info("generators of %d SuperNodes trained in %.1f s", len(clients), seconds)
 
     def _generated(self, requests: Mapping[int, RecordDict], epoch: int) -> dict[int, Generators]:
-        """Have generators trained; return what SuperNodes show for an epoch, nothing for 0."""
         members = self.session.members.clients
 
         def read(node: int, content: RecordDict) -> Generators | None:
@@ -134,7 +132,6 @@ class FedSage(LocalSage):
     def _compared(
         self, epoch: int, shown: Mapping[int, Generators], *, share: bool
     ) -> dict[int, RecordDict]:
-        """Have all compare what all generate; return the next requests of the authors."""
         everyone = Generators.join(list(shown.values()))
 
         def read(_: int, reply: RecordDict) -> PeerGradients:

@@ -1,4 +1,4 @@
-"""Attacks on FedSCem: which client holds which node, and which clients share nodes."""
+"""Attacks on FedSCem: find which client holds which node, and which clients share nodes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FORMS = (("psi", "masked"), ("psi", "plain"), ("polynomial", "masked"))
 
 
 def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Finding]:
-    """Guess which client holds which node, from the alignment and from the last round's vectors."""
+    """Guess which client holds which node, from the alignment and the last round's vectors."""
     sets = [set(mine) for mine in held]
     candidates = sorted(set().union(*sets), key=str)
     truth = np.array([[node in mine for node in candidates] for mine in sets])
@@ -95,7 +95,6 @@ def _centred(words: NDArray[np.generic]) -> NDArray[np.float64]:
 
 
 def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
-    """Return each client's first message of the alignment, in the order of the clients."""
     first: dict[int, Exchange] = {}
     for one in exchanges:
         config = config_of(one.request)
@@ -108,7 +107,6 @@ def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
 
 
 def _entries(one: Exchange) -> dict[str, Any]:
-    """Return all entries of a reply, which the adaptor sorts by type into two records."""
     metrics = one.reply.metric_records.get(keys.METRICS, MetricRecord())
     return config_of(one.reply) | dict(metrics)
 
@@ -137,7 +135,6 @@ def _members(
 
 
 def _sizes(messages: Sequence[Exchange]) -> NDArray[np.float64]:
-    """Return how much each client sent to the alignment, which grows with its number of nodes."""
     entries = ("align-points", "align-coefficients", "align-identities")
     replies = [_entries(one) for one in messages]
     sent = [next(reply[entry] for entry in entries if entry in reply) for reply in replies]
@@ -153,7 +150,6 @@ def _run_id(exchanges: Sequence[Exchange]) -> bytes:
 
 
 def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> Finding:
-    """Score how often the larger of two clients is found, over all pairs that differ."""
     first, second = np.triu_indices(truth.size, 1)
     differ = truth[first] != truth[second]
     first, second = first[differ], second[differ]
@@ -179,16 +175,13 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
     audited = (FEDSCEM,)
 
     def counterparts(self, config: FedSCemConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
-        """Return configs with every form of alignment and sum."""
         return [[], *([f"strategy.alignment={a}", f"strategy.aggregation={s}"] for a, s in FORMS)]
 
     def label(self, config: FedSCemConfig) -> str:
-        """Name alignment and sum, and the noise, if any."""
         form = f"{config.strategy.alignment}, {config.strategy.aggregation} sum"
         return f"{form}, {super().label(config)}" if config.privacy.is_on else form
 
     def deviations(self, config: FedSCemConfig, method: Holders) -> list[Deviation]:
-        """Return the lies to clients in the alignment and in masked sums, if there are any."""
         result: list[Deviation] = []
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
@@ -200,5 +193,4 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         return result
 
     def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
-        """Attack the alignment and the vectors."""
         return attack(grid.exchanges, [list(one.identities) for one in method.graphs(config)])

@@ -1,12 +1,12 @@
 """Baselines of FedSCem: training alone, FedAvg and FedProx, on the same ego-networks.
 
-*Self-training*: every client takes its local steps, nothing is shared; the server gets what the
-clients measure, added up.
+*Self-training*: every client takes its local steps and shares nothing; the server gets the sum of
+the clients' measurements.
 
-*FedAvg* (McMahan et al., 2017) and *FedProx* (Li et al., 2020) are Flower's own strategies. The
-clients of one SuperNode answer with the mean of their weights and say how many they are, so that
-Flower's mean over SuperNodes weighted by that number is the mean over clients (FedSCem, equation
-5). Round ``t``:
+*FedAvg* (McMahan et al., 2017) and *FedProx* (Li et al., 2020) are Flower's own strategies. A
+SuperNode answers with the mean of its clients' weights and with their number. Flower weighs the
+SuperNodes by that number, so the result is the mean over clients (FedSCem, equation 5). Round
+``t``:
 
 1. server -> clients: the mean model, ``[f, h]`` first layer and ``[D]`` all the rest;
 2. client: takes it over, ``local_epochs`` epochs of its own Adam on ``L_nc``, for FedProx with
@@ -72,7 +72,7 @@ from flower_graph.wire.rows import Asked, Rows
 
 
 class SelfTraining(MaskedEmbeddingAveraging):
-    """Clients that train alone, with ``EgoNetworkClient``; arguments as there."""
+    """Server for clients that train alone, ``EgoNetworkClient``; arguments as of its parent."""
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
@@ -89,25 +89,15 @@ class SelfTraining(MaskedEmbeddingAveraging):
 
 
 class EgoModelClient(EgoCohortClient):
-    """The ego-networks of one SuperNode, training the server's model.
+    """The ego-networks of one SuperNode, which train the server's model.
 
     Parameters
     ----------
-    context : Context
-        The ClientApp's context, which keeps Adam's moments.
-    egos : sequence of EgoNetwork
-        The clients' graphs.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir, output_dir : Path, optional
-        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own
-        (``state-dir``).
-    classes : sequence of str, optional
-        Names of the classes, for predictions.
+    context, egos, **more
+        As of ``EgoNetworkClient``; the context keeps Adam's moments.
     """
 
     def get_properties(self, config: Config) -> Config:
-        """Return the clients here; load a checkpoint if the run is resumed."""
         clients = [ego.client for ego in self.egos]
         if NUM_FEATURES not in config:  # a server of another project
             return Enrolment(clients, most_examples=len(clients)).to_config()
@@ -117,12 +107,11 @@ class EgoModelClient(EgoCohortClient):
         return Enrolment(clients, handled, len(clients)).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train the model on who is asked and return the mean of their weights (steps 2, 3)."""
+        """Train the model on the clients that are asked; return their mean weights (steps 2, 3)."""
         with self._trained(parameters, config) as clients:
             return _answer(clients, torch.ones(clients.batch.size))
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        """Train likewise and return each client's weights."""
         with self._trained(parameters, config) as clients:
             own = zip(clients.batch.clients, torch.eye(clients.batch.size), strict=True)
             return Rows({client: _answer(clients, share) for client, share in own})
@@ -140,7 +129,6 @@ class EgoModelClient(EgoCohortClient):
             yield clients
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        """Measure the model on every client (step 4)."""
         settings = read_settings(config)
         with self.opened(settings) as clients:
             clients.start_from(model_of(parameters))
@@ -156,7 +144,6 @@ class EgoModelClient(EgoCohortClient):
         return self._kept.save_if_asked(config, answer, self._makers(settings))
 
     def _taken(self, chosen: ChosenEgos) -> Snapshot:
-        """Return the server's last model, which all clients have, once."""
         chosen.start_from(
             model := chosen.begun()
         )  # a client that was not measured has trained since
@@ -165,7 +152,6 @@ class EgoModelClient(EgoCohortClient):
 
 
 def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
-    """Answer with the mean of the clients that have a share."""
     count = int(shares.sum())
     # a list is no Scalar
     entries: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
@@ -176,15 +162,7 @@ def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
 
 
 class EgoFedAvg(ReportedFedAvg):
-    """Flower's ``FedAvg`` for ``EgoModelClient``.
-
-    Parameters
-    ----------
-    settings : EgoSettings
-        The clients' model and training.
-    **more
-        As for ``ReportedFedAvg``.
-    """
+    """Flower's ``FedAvg`` for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
 
     # Any: arguments are those of its parent
     def __init__(self, settings: EgoSettings, **more: Any) -> None:
@@ -195,29 +173,24 @@ class EgoFedAvg(ReportedFedAvg):
     usual_rounds = 400
 
     def first_arrays(self) -> ArrayRecord:
-        """Return the model of the first round."""
         start = initial_weights(self.settings)
         return ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the common model."""
         model = model_of([array.numpy() for array in self.arrays.values()])
         return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
 
     def question(self) -> Config:
-        """Return the settings, with which clients build their models at the first message."""
         return write_settings(self.settings)
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         return super().fixed_settings() | self.settings._asdict()
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return the number of a SuperNode's clients, each of which has weight 1."""
+        """Return the number of a SuperNode's clients: each has weight 1."""
         return len(self.session.members.clients.get(node, ())) or None
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        """Turn the clients' mean measurements into fields of a report."""
         result = {name: evaluated.get(name) for name in METRIC_NAMES}
         numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
         means = mean_metrics(numbers, self.settings.tau)

@@ -159,7 +159,7 @@ class EgoCohort:
 
 
 class ChosenEgos(StackedWeights):
-    """Some clients of a cohort, as one batch; made by ``EgoCohort.choose``."""
+    """Some clients of a cohort as one batch; made by ``EgoCohort.choose``."""
 
     def __init__(self, cohort: EgoCohort, places: list[int]) -> None:
         super().__init__(cohort.tensors(), cohort.batch, places)
@@ -206,7 +206,6 @@ class ChosenEgos(StackedWeights):
 
     @torch.no_grad()
     def evaluate(self, h: Tensor) -> Metrics:
-        """Measure accuracy and loss with the embeddings ``h`` that ``embed`` gave."""
         return evaluate(self.batch, self.classify(h))
 
     @torch.no_grad()
@@ -217,11 +216,9 @@ class ChosenEgos(StackedWeights):
     # How it is computed
 
     def _training(self, server_round: int) -> Iterator[list[MiniBatch]]:
-        """Yield the batches of the steps on ``L_nc``, epoch by epoch."""
         return self._epochs("local", self.batch.masks["train"], server_round)
 
     def _epochs(self, purpose: str, among: Tensor, server_round: int) -> Iterator[list[MiniBatch]]:
-        """Yield each epoch's batches of some nodes."""
         batch, local = self.batch, self.settings
         order = BatchOrder(local.batch_size, local.seed, server_round, purpose)
         return epochs_of(among, batch.ptr, batch.clients, order, epochs=local.local_epochs)
@@ -256,8 +253,6 @@ class ChosenEgos(StackedWeights):
         return seen[0]
 
     def _descend(self, loss: Callable[[Tensor, list[Tensor]], Tensor], part: MiniBatch) -> None:
-        """Take one Adam step on a loss of embeddings and weights that is a sum over clients."""
-
         def of_weights(first: Tensor, rest: Tensor) -> Tensor:
             parts, h = self._embed(first, rest)
             self._last = None  # a gradient can be taken once

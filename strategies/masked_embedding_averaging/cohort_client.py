@@ -1,4 +1,4 @@
-"""The ego-network clients that one SuperNode hosts: models, secrets, one round's work."""
+"""The ego-network clients of one SuperNode: models, secrets, one round's work."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ SETTINGS = "ego-settings"  # in Context.state
 
 
 class EgoCohortClient(NumPyClient):
-    """Keeps one SuperNode's clients; its parameters are some of ``EgoNetworkClient``'s."""
+    """The models of one SuperNode's clients; parameters as of ``EgoNetworkClient``."""
 
     def __init__(
         self,
@@ -117,7 +117,6 @@ class EgoCohortClient(NumPyClient):
         self._kept = CohortState[Opened](context, "ego-client", numbers, checkpoint_dir)
 
     def restore(self, settings: EgoSettings, resume: Resume) -> None:
-        """Load the checkpoint of these clients that the server names, if any."""
         # Kept, since a later request for a snapshot does not have the models' settings.
         self._state[SETTINGS] = ConfigRecord(write_settings(settings))
         self._kept.restore(resume, self._makers(settings))
@@ -133,7 +132,6 @@ class EgoCohortClient(NumPyClient):
             yield self._everyone(cohort)
 
     def snapshot(self) -> Snapshot:
-        """Return predictions and models of all clients as they are now."""
         if SETTINGS not in self._state:
             raise StateLostError("what was kept of this run is not here")
         settings = read_settings(dict(self._state.config_records[SETTINGS]))
@@ -149,7 +147,6 @@ class EgoCohortClient(NumPyClient):
     def _measured(
         self, server_round: int, chosen: ChosenEgos, judged: Metrics, loss: Tensor
     ) -> None:
-        """Write the figures of each client, which are not sent."""
         nodes = np.diff(chosen.batch.ptr)
         clients, accuracy = chosen.batch.clients, judged.accuracy.numpy()
         self.outputs.measured(
@@ -174,7 +171,7 @@ class EgoCohortClient(NumPyClient):
 
 
 class EgoNetworkClient(EgoCohortClient, PartyActions):
-    """The ego-networks that one SuperNode hosts: in a deployment one, in a simulation many.
+    """The ego-networks of one SuperNode: one in a deployment, many in a simulation.
 
     Parameters
     ----------
@@ -184,10 +181,8 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         The clients' graphs, with node identities that mean the same at all clients.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where to save the clients' weights when the server asks for a checkpoint.
-    output_dir : Path, optional
-        Where outputs are saved, if the SuperNode has no folder of its own.
+    checkpoint_dir, output_dir : Path, optional
+        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own.
     classes : sequence of str, optional
         Names of the classes, for predictions.
     noise : ClientNoise, optional
@@ -195,10 +190,10 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     masked : bool
         Whether the run's config masks sums: then no vector is sent without masks.
     alignment : str
-        The form of the alignment in the run's config; if it is not plain, plain is refused.
+        The form of the alignment in the run's config. If it is not plain, the client refuses plain.
     trust : TrustSettings, optional
-        The SuperNode's own key and whom it trusts, where that is not the server. It then takes
-        part in masked sums and the alignment with proofs alone.
+        The SuperNode's key and the parties that it trusts, if it does not trust the server. It
+        then takes part only in masked sums and in the alignment with proofs.
     """
 
     actions = ("align", "union", "unmask", "save", "finish", *PartyActions.party_actions)
@@ -217,7 +212,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         self._noise, self._masked, self._alignment = noise, masked, alignment
 
     def get_properties(self, config: Config) -> Config:
-        """Make keys (step 1); load a checkpoint if the run is resumed."""
         enrolment = EgoEnrolment.from_config(config)
         if enrolment.alignment == PLAIN != self._alignment:
             raise RefusedError(f"identities are asked for, the run's config has {self._alignment}")
@@ -232,7 +226,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return reply.to_config() | {HANDLED: self.handled(enrolment.settings)}
 
     def align(self, parameters: Parameters, config: Config) -> Answer:
-        """Answer one stage of the alignment (step 2)."""
         with self.secrets.opened() as (_, aligner):
             return [], 1, aligner.answer(config)
 
@@ -248,25 +241,22 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return self.round(EgoRequest.from_numpy(parameters, config)).to_numpy()
 
     def unmask(self, parameters: Parameters, config: Config) -> Answer:
-        """Reveal shares of the last sum, and prepare the next one; both are optional (step 7)."""
+        """Reveal shares of the last sum, and prepare the next sum; both are optional (step 7)."""
         if self.trust is not None:
             return [], 1, self.as_party("sum_unmask", config)
         with self.secrets.opened() as (host, _):
             return [], 1, host.unmask_and_prepare(config)
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
-        """Answer a message to this SuperNode as a party."""
         with self.secrets.opened() as (host, aligner):
             return answer_party(host, aligner, action, config)
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
-        """Write a checkpoint in a round without these clients."""
         number, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
         why = self._save(read_settings(config), number, run)
         return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        """Forget the run."""
         self._kept.drop()
         self.secrets.drop()
         self._state.pop(SETTINGS, None)
@@ -275,7 +265,6 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     # A round
 
     def round(self, request: EgoRequest) -> EgoReply:
-        """Use the means of the last round, measure, train, and add up this round's vectors."""
         started = time.perf_counter()
         if self._masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
@@ -327,14 +316,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         return EgoReply(request.server_round, entries, total, *seconds, not_saved)
 
     def _hold(self, server_round: int, cohort: EgoCohort) -> None:
-        """Keep a snapshot of the measured models, if the best are wanted, before the next step."""
         if server_round:
             self.outputs.candidate(server_round, lambda: self._taken(self._everyone(cohort)))
 
     def _note_figures(
         self, request: EgoRequest, chosen: ChosenEgos, judged: Metrics, contrast: Tensor | None
     ) -> None:
-        """Write each client's figures of the round before, if there was one."""
         loss, mu = judged.loss, request.settings.mu
         if contrast is not None:
             loss = loss + mu * contrast.nan_to_num(0.0)
@@ -344,7 +331,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     def _start_from(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
     ) -> None:
-        """Begin the round with the mean model, only once if the message is repeated."""
+        """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
         assert request.model is not None
@@ -378,13 +365,13 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
                 shared = read_shared(request.sums, chosen, table, request.ring, pads)
                 is_shared = table.num_slots > 0
             except (RefusedError, UnreadableSumError) as error:  # for this round only
-                # A sum that passed is not counted: who has the common key, too, and colludes with
-                # the server could ask of slots that others hold.
+                # A sum that passed is not counted: a client that also has the common key, and
+                # colludes with the server, could ask about slots of other clients.
                 is_unread = self.trust is None or isinstance(error, RefusedError)
                 LOG.warning(
                     "round %d: the means cannot be read and are not used: %s", before, error
                 )
-        # With batches all clients count, not only those hosted here.
+        # With batches all clients count, not only the clients here.
         is_alone = not (is_shared if request.alternates else shared.place.numel())
         if request.variant == "iter" and is_alone:
             if request.alternates:
@@ -395,7 +382,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     def _check(
         self, request: EgoRequest, table: SlotTable, pads: bytes, trust: TrustSettings
     ) -> None:
-        """Refuse sums that a server has changed; what comes of it is the same for all changes."""
+        """Refuse sums that a server has changed; every change has the same consequence."""
         assert request.sums is not None and request.ring is not None  # a party is told of a ring
         step, hidden = request.server_round - 1, request.settings.hidden
         with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
@@ -404,11 +391,10 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     def _train(
         self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
     ) -> Tensor | None:
-        """Take the round's local step, if there is one; return the logits from before it."""
         if request.is_last:
             return None
         tensors[TRAINED][place] = request.server_round
-        # With batches `iter` alternates these steps with those of the fusion.
+        # With batches `iter` alternates these steps with the fusion's steps.
         is_without = request.variant == "minus" or request.alternates
         return None if is_without else chosen.train(request.server_round)
 

@@ -60,7 +60,7 @@ class PartitionConfig(EgoSection):
 
 @dataclass
 class ModelConfig:
-    """Every client's model: two GCN layers, a linear classifier and a projection head."""
+    """Every client's model: two GCN layers, a linear classifier, a projection head."""
 
     hidden: int = setting(64, at_least(1), help="numbers in an embedding")
     projection: int = setting(32, at_least(1), help="numbers that the projection head gives")
@@ -68,7 +68,7 @@ class ModelConfig:
 
 @dataclass
 class StrategyConfig(RobustSection, OpenedSums):
-    """The clients' training, and what they share."""
+    """Settings of the clients' training and of what clients share."""
 
     name: str = setting(FEDSCEM, choice(*STRATEGIES), help="FedSCem or a baseline")
     participation: float = setting(1.0, SHARE, help="share of the clients asked each round")
@@ -120,7 +120,6 @@ class StrategyConfig(RobustSection, OpenedSums):
     )
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         self.refuse_robust(self.name, NOT_ROBUST)
         self.refuse_trust(self._readable())
         self.refuse_holders(self.alignment, "psi")
@@ -164,7 +163,6 @@ class FedSCemConfig(RunConfig):
     strategy: StrategyConfig = section(StrategyConfig)
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()
         if self.masks_sums:
             # A sum over one client is that client's embedding, masked or not.
@@ -176,7 +174,6 @@ class FedSCemConfig(RunConfig):
 
     @property
     def masks_sums(self) -> bool:
-        """Whether clients hide what they send under masks."""
         return self.strategy.name == FEDSCEM and self.strategy.aggregation == "masked"
 
     @property
@@ -185,7 +182,6 @@ class FedSCemConfig(RunConfig):
         return not self.masks_sums or self.strategy.alignment != "psi"
 
     def _validate_privacy(self) -> None:
-        """Refuse a budget if clients send something without noise, or nothing at all."""
         how = self.strategy
         self.privacy.require_averaging(how.name, AVERAGING)
         self.strategy.refuse_noise(self.privacy)

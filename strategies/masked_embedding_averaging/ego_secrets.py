@@ -1,4 +1,4 @@
-"""Keys, shares and slots of ego-network clients, from message to message."""
+"""Keys, shares and slots of ego-network clients, kept from message to message."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EgoSecrets:
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
 
     def begin(self, run_id: bytes, form: str) -> KeyReply | BindReply:
-        """Make the keys of a run, or return existing ones, if its SuperNode is back."""
+        """Make the keys of a run; return the existing keys if the SuperNode is back."""
         if (self._trust is not None) != (form == VERIFIED):
             raise RefusedError(
                 f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
@@ -75,7 +75,7 @@ class EgoSecrets:
         return self._shown(form, host, aligner)
 
     def refuse_going_back(self) -> None:
-        """Refuse a checkpoint from before a sum of this run: two of a round can be compared."""
+        """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
         with suppress(StateLostError):
             if isinstance(host := self.load()[1], PartyClient) and host.has_sent:
                 raise RefusedError(
@@ -84,7 +84,6 @@ class EgoSecrets:
                 )
 
     def _shown(self, form: str, host: Host, aligner: Aligner) -> KeyReply | BindReply:
-        """Return the clients here; a party also commits to a seed."""
         reply = host.bind() if isinstance(host, PartyClient) else host.keys()
         self.keep(form, host, aligner)
         return reply
@@ -109,7 +108,6 @@ class EgoSecrets:
         return self._read(data)
 
     def keep(self, form: str, host: Host, aligner: Aligner) -> None:
-        """Keep them for the next message."""
         record = ConfigRecord({"token": secrets.token_hex(8)})
         if not self._in_process:
             keys = host.to_bytes()
@@ -127,7 +125,6 @@ class EgoSecrets:
         self.keep(form, host, aligner)
 
     def drop(self) -> None:
-        """Forget the run."""
         self._context.state.pop(NAME, None)
         _LIVE.pop(self._key, None)
 
@@ -175,7 +172,7 @@ def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> Non
 
 
 def pad_run(host: Host) -> bytes:
-    """Return what pads are made for: a sum's number may come again in another epoch."""
+    """Return the id from which pads are made: sums are numbered anew in each epoch."""
     if not isinstance(host, PartyClient):
         return host.run_id
     if host.epoch is None:

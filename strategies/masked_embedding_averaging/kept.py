@@ -47,7 +47,7 @@ def predictions_of(
 
 
 def own_models(chosen: ChosenEgos) -> SavedModels:
-    """Return the clients' models; a client's own are only the rows of its features."""
+    """Return the clients' models; only the rows of a client's features are its own."""
     batch, (first, rest) = chosen.batch, chosen.weights()
     rows = SparseRows(FIRST, first, batch.feature, torch.tensor(batch.row_ptr), transposed=True)
     begun = {FIRST: chosen.begun().first.T}
@@ -56,7 +56,7 @@ def own_models(chosen: ChosenEgos) -> SavedModels:
 
 
 def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[int]) -> SavedModels:
-    """Return one model that these clients share; -1 stands for the server."""
+    """Return the model that the clients share; client -1 is the server."""
     rest = {name: part[0] for name, part in _named(model.rest[None], settings).items()}
     return SavedModels(
         MODULE, _arguments(settings), list(clients), {FIRST: model.first.T} | rest, {}
@@ -75,7 +75,6 @@ def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: 
 
 
 def _named(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
-    """Name rows ``[c, D]`` of parameters, and lay out matrices, as PyTorch does."""
     parts = split_rest(rest, settings)
     return {NAMES[name]: part.mT if part.dim() == 3 else part for name, part in parts.items()}
 

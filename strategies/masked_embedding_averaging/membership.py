@@ -1,4 +1,4 @@
-"""Which SuperNodes take part in a run of FedSCem, with their keys and slots."""
+"""The SuperNodes of a run of FedSCem, with their keys and slots."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Keys(NamedTuple):
 
 
 class EgoMembership(Membership):
-    """The clients of each SuperNode, their keys, and their knowledge of slots."""
+    """The clients of each SuperNode, their keys, and which slots they know."""
 
     def __init__(
         self,
@@ -66,12 +66,10 @@ class EgoMembership(Membership):
         ] = {}  # the entries that tell each SuperNode its slots
 
     def question(self, resume: Resume) -> RecordDict:
-        """Ask for keys, under the run's settings."""
         run = self.sums.run_id
         return EgoEnrolment(self.settings, run, self.alignment, resume).to_record()
 
     def read(self, node: int, content: RecordDict) -> Keys:
-        """Read and check keys."""
         reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
         self.sums.check_keys(node, reply)
         if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
@@ -95,7 +93,6 @@ class EgoMembership(Membership):
         self.new = [node if at == old else at for at in self.new]
 
     def enrolled(self, node: int, answer: Keys) -> None:
-        """Enrol a SuperNode's keys, unless it is back with the same ones."""
         if self.sums.node_of(answer.clients[0]) != node:
             self.sums.enroll(node, answer.reply)
             self.new.append(node)
@@ -121,7 +118,6 @@ class EgoMembership(Membership):
         aligner.begin(parties.epoch.digest, members, parties.registry)
 
     def forget(self, node: int) -> None:
-        """Remove a SuperNode whose keys are lost; its clients may enrol again."""
         self.sums.forget(node)
         self.aligner.forget(self.clients[node])
         self.new = [at for at in self.new if at != node]

@@ -1,9 +1,8 @@
 """Messages of FedSCem: sums of embeddings down, one masked vector up.
 
-The vector that a client adds to the sum has four parts, one behind the other (``Layout``):
-embeddings by slot, a one for each slot that it holds, what it measured, and, where models are
-shared, its weights. Entries of the secure sum and of the alignment travel in the same messages;
-they have keys of their own.
+The vector that a client adds to the sum has four parts in a row (``Layout``): embeddings by slot, a
+one for each slot that the client holds, its measurements, and, if models are shared, its weights.
+Entries of the secure sum and of the alignment travel in the same messages under keys of their own.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ METRIC_NAMES = (
     *("cross-entropy", "contrast", "has-contrast"),
 )
 # Summed besides: how many clients could not read the means of the round before. They are not named,
-# since those who notice a wrong word hold its slot.
+# since a client that notices a wrong word holds its slot.
 UNREAD = "unread"
 SUMMED_NAMES = (*METRIC_NAMES, UNREAD)
 
@@ -100,7 +99,6 @@ class Layout(NamedTuple):
 
     @property
     def metrics(self) -> slice:
-        """The entries of ``SUMMED_NAMES``."""
         return slice(self.counts.stop, self.counts.stop + len(SUMMED_NAMES))
 
     @property
@@ -115,12 +113,10 @@ class Layout(NamedTuple):
 
     @property
     def tags(self) -> slice:
-        """Checks of what is relayed."""
         return slice(self.predictions.stop, self.predictions.stop + self.checks)
 
     @property
     def length(self) -> int:
-        """Numbers in the whole vector."""
         return int(self.tags.stop)
 
 
@@ -150,7 +146,7 @@ write_settings, read_settings = SETTINGS.to_config, SETTINGS.from_config
 
 
 def write_save(settings: EgoSettings, server_round: int, run: str) -> Config:
-    """Return the entries of ``train.save``: write the checkpoint of a round of a run."""
+    """Return the entries of ``train.save``, which asks for a round's checkpoint."""
     return write_settings(settings) | {keys.SERVER_ROUND: server_round, keys.RUN_TOKEN: run}
 
 
@@ -224,7 +220,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True)
 class SumsPart(Part):
-    """The sums; the numbers of the secure sum and of its clients are one entry."""
+    """The sums; one entry has the number of the secure sum and the number of its clients."""
 
     contributors = Numbers(
         "contributors",
@@ -234,13 +230,11 @@ class SumsPart(Part):
     )
 
     def write(self, value: object, to: Writing) -> None:
-        """Write the sums."""
         super().write(value, to)
         if isinstance(value, Sums):
             self.contributors.write([value.sum_round, value.contributors], to)
 
     def read(self, name: str, reading: Reading) -> object:
-        """Read the sums."""
         if not reading.config.get(self.when):
             return ABSENT
         part = self.values(reading.part())
@@ -265,13 +259,11 @@ class Model(Field[ModelArrays]):
     rest = Tensor(f"model/{keys.REST}", "all other weights, flat", shape="D")
 
     def write(self, value: ModelArrays, to: Writing) -> None:
-        """Write the flag, and the model if there is one."""
         to.config[self.key] = value is not None
         for tensor, values in zip((self.first, self.rest), value or (), strict=False):
             tensor.write(values, to)
 
     def decode(self, value: object, name: str, reading: Reading) -> ModelArrays:
-        """Read the model, if there is one."""
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
         if not value:
@@ -282,24 +274,21 @@ class Model(Field[ModelArrays]):
 
 @dataclass(frozen=True)
 class Rest(Field[Mapping[str, object]]):
-    """Entries of another message that is sent with this one."""
+    """Entries of another message that travels with this one."""
 
     def write(self, value: Mapping[str, object], to: Writing) -> None:
-        """Write them."""
         to.config.update(value)
 
     def read(self, name: str, reading: Reading) -> object:
-        """Return all entries; the reader of the other message picks its own."""
         others = (keys.SERVER_ROUND, keys.NUM_EXAMPLES)
         return {k: v for k, v in {**reading.metrics, **reading.config}.items() if k not in others}
 
 
 @dataclass(frozen=True)
 class MaskedRing(Part):
-    """A ring, sent with a mask request only: otherwise a client would write unmasked words."""
+    """A ring, sent only with a mask request: otherwise a client would write unmasked words."""
 
     def write(self, value: object, to: Writing) -> None:
-        """Write the ring, if the message has a mask request."""
         super().write(value if to.message.mask is not None else None, to)
 
 
@@ -322,7 +311,7 @@ class EgoRequest(Message, down="train"):
         Ring | None, MaskedRing("Ring", make=RING.make, fields=RING.fields, when=RING.when)
     ] = None
     mask: Annotated[MaskRequest | None, Part("Mask", make=MaskRequest, when=keys.RING_WORD)] = None
-    # If the server may lie, also who is ready
+    # If the server may lie, also which parties are ready
     ready: Annotated[Ready | None, Part("Mask", make=Ready, when="mask-ready")] = None
     # Whether training and sharing are over
     is_last: Annotated[bool, Flag(keys.IS_LAST, "after the last round: only measure")] = False
@@ -340,10 +329,9 @@ class EgoRequest(Message, down="train"):
 
 @dataclass(frozen=True)
 class Seconds(Real):
-    """A client's seconds; 0 if it is not a time, since nothing is computed with it."""
+    """A client's seconds; an impossible time counts as 0, since nothing is computed with it."""
 
     def decode(self, value: object, name: str, reading: Reading) -> float:
-        """Take anything."""
         if isinstance(value, (int, float)) and 0 <= value < MAX_SECONDS:
             return float(value)
         return 0.0
@@ -385,7 +373,6 @@ class PlainEnrolment(Message, up="train"):
     ]
 
     def check(self, known: Known) -> None:
-        """Refuse clients that were not asked."""
         if (strange := np.setdiff1d(self.clients, known["asked"])).size:
             raise MalformedReplyError(f"present: client {strange[0]} was not asked here")
 
@@ -397,7 +384,7 @@ def union_terms(epoch: int) -> SumTerms:
 
 
 def round_terms(server_round: int, ring: Ring | None, order: NDArray[np.uint8] | None) -> SumTerms:
-    """Return the terms of a round's sum, from the own order of slots on either side."""
+    """Return the terms of a round's sum; server and clients put in their own order of slots."""
     # order [s, 12]: their tokens; None where identities are not blinded
     slots = b"" if order is None else hashlib.sha256(order.tobytes()).digest()
     return SumTerms("FedSCem round", ring, framed(b"%d" % server_round, slots), padded=True)

@@ -1,4 +1,4 @@
-"""FedSCem and its baselines as a method: both halves, and what commands need."""
+"""FedSCem and its baselines as a method: server, clients, and figures for commands."""
 
 from __future__ import annotations
 
@@ -95,7 +95,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     def build_strategy(
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
     ) -> Server:
-        """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, ego_settings(config, folder)
         options: dict[str, Any] = {
             "participation": how.participation,
@@ -113,7 +112,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     def build_client(
         self, config: FedSCemConfig, context: Context, out: Path | None
     ) -> NumPyClient:
-        """Build the client of one SuperNode, for its share of the ego-networks."""
         egos, folder = self.hosted(config, context)
         saved = None if out is None else out / CHECKPOINTS
         how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
@@ -137,7 +135,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         )
 
     def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
-        """Make the ego-networks from the graph, or read those of the clients."""
         path, how = clients_path(config.data), config.partition
         if path is None:
             whole = cached_data(config)
@@ -155,7 +152,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return egos
 
     def statistics(self, config: FedSCemConfig, graphs: list[EgoNetwork]) -> PartitionStatistics:
-        """Describe the ego-networks."""
         from flower_graph.data.partition.statistics import ego_statistics
 
         return ego_statistics(graphs)
@@ -165,24 +161,20 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return [] if config.strategy.name == FEDSCEM else super().train_mods(config)
 
     def default_supernodes(self, config: FedSCemConfig) -> int | None:
-        """Return one SuperNode for each client if replies get noise."""
         alone = config.privacy.is_on and config.strategy.name in AVERAGING
         fewest = FEWEST_PARTIES if config.strategy.distrusts else None
         return self.num_clients(config) if alone else fewest
 
     def steadying(self, config: FedSCemConfig) -> tuple[str, str]:
-        """Name the settings to lower when the loss rises."""
         return "strategy.learning_rate", "strategy.mu"
 
     def long_work(self, config: FedSCemConfig, server_round: int) -> str:
-        """Return that clients align their nodes before the first round."""
         if server_round > 1 or config.strategy.name != FEDSCEM:
             return ""
         keys = "exchange keys and " if config.masks_sums else ""
         return f"first clients {keys}find the nodes that they share ({config.strategy.alignment})"
 
     def local_steps(self, config: FedSCemConfig) -> float:
-        """Return the mean number of steps: one for each loss and batch."""
         how, egos = config.strategy, self.graphs(config)
         is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
         sizes = [ego.nodes.numel() for ego in egos] if is_ours else []
@@ -194,7 +186,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
     def final_figures(
         self, config: FedSCemConfig, strategy: Server, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Return the run's payload, and the seconds of keys and alignment."""
         figures: dict[str, object] = {"bytes": strategy.payload}
         if isinstance(strategy, MaskedEmbeddingAveraging):
             figures["setup-seconds"] = strategy.session.setup_seconds
@@ -224,7 +215,6 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return train_alone(graph, settings, trains, config.rounds)
 
     def audit(self) -> EgoAudit:
-        """Return the attacks that ask which client holds which node."""
         from flower_graph.strategies.masked_embedding_averaging.attack import EgoAudit
 
         return EgoAudit()
@@ -234,7 +224,7 @@ METHOD = FedSCem()
 
 
 def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:
-    """Collect the settings of clients' training, which the server sends."""
+    """Collect the settings of the clients' training, which the server sends."""
     features, classes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
     return _settings(config, features, classes)
 
@@ -259,7 +249,7 @@ def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings
 
 
 def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:
-    """Return the noise that FedSCem's clients add to embeddings before pads and masks."""
+    """Return the noise that clients add to embeddings before pads and masks."""
     noise, how = client_noise(config.privacy, config.rounds), config.strategy
     if noise is None or how.aggregation != "masked":
         return noise

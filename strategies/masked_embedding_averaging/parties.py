@@ -1,4 +1,4 @@
-"""FedSCem's clients whose SuperNode does not trust the server: their steps and checks."""
+"""Steps and checks of FedSCem's clients at a SuperNode that does not trust the server."""
 
 from __future__ import annotations
 

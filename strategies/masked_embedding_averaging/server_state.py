@@ -1,4 +1,4 @@
-"""FedSCem's server state from round to round, and the reading of sums."""
+"""FedSCem's server state from round to round, and how the server reads sums."""
 
 from __future__ import annotations
 
@@ -76,7 +76,6 @@ class EgoServerState:
         return Layout(slots, self.settings.hidden, weights, *about, tags)
 
     def request(self, server_round: int, session: EgoSession) -> EgoRequest:
-        """Return the part of a round's request that all SuperNodes share."""
         before = server_round - 1
         rounds = session.rounds
         model = self.started = self.model
@@ -148,7 +147,6 @@ class EgoServerState:
         return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
 
     def _name_unread(self, found: RoundSum, clients: int) -> None:
-        """Report clients that could not read the sums of the round before."""
         why = (
             f"{clients} of {found.contributors} clients could not read the means and went on "
             "alone: a client's part of the sum was not as agreed"
@@ -188,7 +186,6 @@ class EgoServerState:
             self.ledger.count("down", "weights", asked * weights * 4)
 
     def model_arrays(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model by name; nothing if models are not shared."""
         if self.model is None:
             return {}
         parts = split_rest(self.model.rest[None], self.settings)
@@ -196,7 +193,6 @@ class EgoServerState:
         return {"first": self.model.first.numpy()} | rest
 
     def state_dict(self) -> dict[str, object]:
-        """Return the state for a checkpoint of the last reported round."""
         state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
@@ -204,7 +200,6 @@ class EgoServerState:
         return state
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Restore what ``state_dict`` returned."""
         self.ledger.load_state_dict(state["ledger"])
         if self.model is not None:
             self.model = ModelWeights(state["first"], state["rest"])

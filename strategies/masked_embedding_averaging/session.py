@@ -1,10 +1,11 @@
 """FedSCem's session with its clients: set-up, requests, secure sums.
 
-Set-up is done whenever a SuperNode is new. One that was started anew keeps its clients' part in
-alignment and sums as long as it has its keys, under another id too.
+Set-up runs whenever a SuperNode is new. A SuperNode that restarts, even under another id, keeps its
+clients' part in alignment and sums as long as it has its keys.
 
-A round is two exchanges: one sends the last round's sums and asks for vectors, one asks for shares
-to remove the masks and prepares the next round. Plain sums need the first one only.
+A round has two exchanges. The first sends the last round's sums and asks for vectors. The second
+asks for shares, which remove the masks, and prepares the next round. Plain sums need only the
+first.
 """
 
 from __future__ import annotations
@@ -104,13 +105,11 @@ class EgoSession(Session):
 
     @property
     def clients(self) -> dict[int, list[int]]:
-        """The clients of every SuperNode that can take part."""
         hosted, out = self.members.clients, self.unaligned
         return {n: [c for c in local if c not in out] for n, local in hosted.items()}
 
     @property
     def everyone(self) -> list[int]:
-        """All clients that can take part, by number."""
         known = {client for clients in self.clients.values() for client in clients}
         return sorted(known - self.sums.server.out)
 
@@ -145,7 +144,6 @@ class EgoSession(Session):
         return begun
 
     def _align(self, server_round: int) -> None:
-        """Agree with all clients on one order of slots."""
         members, aligner = self.members, self.members.aligner
         self._ask_stages(server_round)
         while isinstance(aligner, AlignmentServer) and aligner.waits(self.sums.server.out):
@@ -177,7 +175,6 @@ class EgoSession(Session):
             )
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        """Add up the clients' tables of tokens in a secure sum."""
         if not (clients := aligner.uniting):
             aligner.union_failed("nobody is left whose tables could be added up")
             return
@@ -201,7 +198,7 @@ class EgoSession(Session):
         result = self.sums.result()
         if not isinstance(result, Skipped):
             aligner.take_union(result.total, result.contributors.tolist())
-        elif self.sums.server.out.isdisjoint(clients):  # otherwise it is known who spoilt it
+        elif self.sums.server.out.isdisjoint(clients):  # otherwise the spoiler is known
             absent = self.sums.at(clients, {entry.node_id for entry in silent})
             for node, listed in replies.values.items():
                 absent += [client for client in masks[node][0] if client not in listed]
@@ -219,13 +216,12 @@ class EgoSession(Session):
     # A round
 
     def ring(self) -> Ring | None:
-        """Return how numbers are written, sized for all clients; None for plain sums."""
+        """Return how numbers are written, for sums over all clients; None for plain sums."""
         # Excluded clients count too: a round's sums are read with the next round's ring, which must
         # not be smaller.
         return self.sums.ring_for(sum(map(len, self.clients.values()))) if self.is_masked else None
 
     def sample(self, server_round: int) -> list[int]:
-        """Draw the clients of a round; depends on the seed, the round and the known clients."""
         everyone = self.sums.at(self.everyone, set(self.exchange.grid.get_node_ids()))
         if not everyone:
             raise NoClientsError(f"round {server_round}: no client of the run is connected")
@@ -233,12 +229,10 @@ class EgoSession(Session):
         return [everyone[index] for index in drawn]
 
     def prepare(self, server_round: int, clients: list[int]) -> None:
-        """Have clients make the keys of the next secure sum, in a separate exchange."""
         self.sums.ready(server_round, clients)
 
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
-        """Address a round's request to the SuperNodes of this round's clients."""
-        # The mask requests; if the server may lie, also who is ready
+        # The mask requests; if the server may lie, also which parties are ready
         masks: dict[int, Any] = {}
         if self.is_masked:
             word = base.ring.word if base.ring else 64
@@ -268,7 +262,6 @@ class EgoSession(Session):
     def ask(
         self, server_round: int, requests: Mapping[int, EgoRequest], length: int
     ) -> dict[int, EgoReply]:
-        """Send a round's requests and collect the vectors."""
         replies = self.send(
             {node: request.to_record() for node, request in requests.items()},
             server_round,
@@ -297,7 +290,6 @@ class EgoSession(Session):
         return reply
 
     def close(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        """Remove the masks, and prepare the next round in the same exchange."""
         if not self.is_masked:
             return self._plain_sum(server_round, vectors)
         now = self.sums.number
@@ -321,7 +313,6 @@ class EgoSession(Session):
         return summed
 
     def _new_blames(self, number: int, server_round: int) -> list[tuple[int, str]]:
-        """Return who was blamed since the last call, under the round's own number."""
         blamed = self.sums.server.blamed
         new, self._named = blamed[self._named :], len(blamed)
         return [
@@ -346,7 +337,6 @@ class EgoSession(Session):
         return result
 
     def became_of(self, summed: RoundSum) -> Participation:
-        """Return what became of every client in a round's sum."""
         connected, server = set(self.connected), self.sums.server
         at = {client: node for node, clients in self.clients.items() for client in clients}
         undone = {client: NOT_READY for client in self.drawn if at.get(client) in connected}
@@ -361,7 +351,7 @@ class EgoSession(Session):
 
 
 def check_plain_sum(total: SumArray, layout: Layout, clients: int) -> None:
-    """Check what can be known of a plain sum over so many clients."""
+    """Refuse a plain sum that is impossible for its number of clients."""
     # total [L]
     if total.dtype != np.float64:
         raise MalformedReplyError(f"{TOTAL} has type {total.dtype}, expected float64")

@@ -2,14 +2,14 @@
 
 Xie, Xiong and Yang, "Federated Node Classification over Distributed Ego-Networks with Secure
 Contrastive Embedding Sharing", CIKM 2024. Every client holds an ego-network, its own GNN and
-classifier, and a projection head ``f``. Ego-networks overlap: what one client lacks of a node's
-neighbourhood, another has.
+classifier, and a projection head ``f``. Ego-networks overlap: of the same node, one
+client may know neighbours that another client lacks.
 
 Once, before the first round:
 
 1. clients make keys, and the server hands the public ones on;
-2. *secure alignment* (section 4.3.1): all clients come to one order of the nodes that at least
-   two of them hold, the *slots*; the server learns neither nodes nor holders.
+2. *secure alignment* (section 4.3.1): all clients agree on one order of the *slots*, the nodes
+   that at least two clients hold; the server learns neither nodes nor holders.
 
 Round ``t``, in two exchanges. The first brings the sums of round ``t - 1``:
 
@@ -18,11 +18,11 @@ Round ``t``, in two exchanges. The first brings the sums of round ``t - 1``:
    ``f(h~)`` (equations 8 to 11);
 5. client: a step on ``L_nc`` (equation 3), then ``H = GNN(X, A)`` (equation 1);
 6. client -> server: embeddings by slot and a one for each slot that it holds, under pads and masks
-   (*secure aggregation*, section 4.3.2); what it measured after step 4, too;
+   (*secure aggregation*, section 4.3.2), and its measurements after step 4;
 7. server: adds up, and in the second exchange takes the masks away; clients prepare the keys of
    round ``t + 1`` in the same message.
 
-After the last round one more pass does steps 3, 4 and 6, the latter for measurements alone.
+After the last round one more pass does steps 3, 4 and 6; step 6 then sends measurements alone.
 
 *Variants.* ``full`` is FedSCem. ``minus`` (FedSCem−) has no step 5. ``iter`` (FedSCem_iter) steps
 on ``mu L_ct`` alone in step 4, so that the two losses alternate. *Model sharing*: with ``fedavg``
@@ -97,15 +97,15 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         Most points of a client's block in the alignment ``"psi"``: the power of two above the
         number of its identities. A client with more is left out.
     most_points : int
-        Most points of all clients of one SuperNode; those with which there are more are left out.
+        Most points of all clients of one SuperNode; clients beyond that number are left out.
     least_holders : int
-        How many clients must hold a node whose embeddings are summed; 2 or more, above 2 with the
-        alignments ``"psi"`` and ``"plain"``.
+        Least number of clients that hold a summed node; 2 or more, above 2 with the alignments
+        ``"psi"`` and ``"plain"``.
     registry : Path or str, optional
         File of the SuperNodes' registered keys, for clients that do not trust the server (their
         ``trust``): masked sums and ``"psi"`` with proofs, from five SuperNodes on.
     differ_by : int
-        SuperNodes that two sums differ by at least there, as of ``PartySums``.
+        Least number of SuperNodes by which two of these sums differ; see ``PartySums``.
     **more
         ``participation``, the share of the clients asked each round, above 0 and at most 1;
         ``min_nodes``, SuperNodes to wait for before a round; ``checkpoint_dir`` and
@@ -177,7 +177,6 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return self.kept.ledger.payload
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        """Note what clients are to count."""
         self.kept.counting = self.counting
 
     def round(self, server_round: int) -> RoundReport | None:
@@ -227,45 +226,35 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return self.session.rejoin()
 
     def finish(self, server_round: int) -> None:
-        """Tell the clients to forget the run."""
         self.session.tell_all(server_round, as_record({}), "train.finish")
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        """Return the mean model if models are shared; otherwise the server has none.
+        """Return the mean model; empty if models are not shared.
 
-        Returns
-        -------
-        dict of str to ndarray
-            ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
-            ``classifier-bias``, ``projection`` and ``projection-bias``; empty with
-            ``model_sharing`` off.
+        ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
+        ``classifier-bias``, ``projection`` and ``projection-bias``.
         """
         return self.kept.model_arrays()
 
     def snapshot(self) -> Snapshot | None:
-        """Return the mean that the last reported round began with, if models are shared."""
         if (model := self.kept.started) is None:
             return None
         return Snapshot(None, [common_model(model, self.kept.settings, [NO_CLIENT])])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have clients save that the next round's request did not ask to."""
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
         order = write_save(self.kept.settings, server_round, self.session.checkpoints.run)
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         kept = self.kept
         local = {"variant": kept.variant, "shares_model": kept.model is not None}
         return {**kept.settings._asdict(), **local}
 
     def state(self) -> dict[str, object]:
-        """Return the bytes so far, the model that the next round began with, and proven cheats."""
         return self.kept.state_dict() | {"excluded": sorted(self.session.sums.server.excluded)}
 
     def load_state(self, state: StateDict) -> None:
-        """Go on from what ``state`` returned."""
         self.kept.load_state_dict(state)
         self.session.sums.server.exclude(state.get("excluded", ()))
 
@@ -273,6 +262,5 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
 def _others(
     early: list[dict[str, object]], later: list[dict[str, object]]
 ) -> list[dict[str, object]]:
-    """Return the entries about nodes that no later entry names."""
     repeated = [(entry.get("node"), entry.get("client")) for entry in later]
     return [entry for entry in early if (entry.get("node"), entry.get("client")) not in repeated]

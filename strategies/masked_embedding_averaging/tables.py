@@ -34,7 +34,7 @@ Row = tuple[dict[str, int], dict[str, float]]  # keys and figures of a group of 
 
 
 def train(config: FedSCemConfig) -> list[Epoch]:
-    """Train one model on all nodes, and evaluate it as the clients are evaluated."""
+    """Train one model on all nodes, and evaluate it as clients are evaluated."""
     if config.partition.split != "global":
         raise ValueError(f"partition.split: {config.partition.split!r}; only 'global' will do")
     data, egos, settings = cached_data(config), METHOD.graphs(config), ego_settings(config)
@@ -56,7 +56,6 @@ def train(config: FedSCemConfig) -> list[Epoch]:
 
 
 def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
-    """Return the whole graph as one client, with the roles of its nodes at the clients."""
     count = int(data.y.numel())
     nobody = torch.zeros(count, dtype=torch.bool)
     edges = to_undirected(data.edge_index, count)
@@ -98,7 +97,6 @@ def costs_by_size(
 def _figures(
     egos: Sequence[EgoNetwork], is_shared: torch.Tensor, settings: EgoSettings
 ) -> dict[str, float]:
-    """Measure means over ego-networks of about one size."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         # Built under the profiler, so that memory between rounds counts too.
         cohort = EgoCohort(egos, settings)
@@ -142,7 +140,7 @@ def _peak(profiler: profile) -> int:
 
 # Any, here and below: rows and pictures of ``reproduce``, which no method imports
 def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
-    """Return the largest gap between the masked and the plain run's test accuracy, by data set."""
+    """Return the largest gap in test accuracy between masked and plain runs, by data set."""
     masked = {one.data: one.runs for one in shown if one.method.endswith("masked")}
     plain = {one.data: one.runs for one in shown if not one.method.endswith("masked")}
     gaps, seed = [], None

@@ -1,8 +1,8 @@
 """A client's vector: embeddings by slot, ones for the slots it holds, measurements, weights.
 
-Written as words of a ring, under two kinds of pads that the server does not know
+The vector is written as words of a ring, under two kinds of pads that the server does not know
 (``secure.align.client``), or as plain float64. Embeddings that are too long for the ring are
-shortened; clients whose other numbers do not fit are left out one by one, never clipped.
+shortened. If a client's other numbers do not fit, the client is left out, never clipped.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class VectorEncoding:
     """The encoding of a round's vectors."""
 
     layout: Layout  # Their parts
-    table: SlotTable  # Who holds which slot
+    table: SlotTable  # Which client holds which slot
     ring: Ring | None  # None for plain sums
     pads: bytes  # What pads are made for: the run, and what the sum is of
     sum_round: int  # Number of the secure sum of this round
@@ -68,7 +68,6 @@ class VectorEncoding:
     def of(
         cls, request: EgoRequest, table: SlotTable, pads: bytes, *, checks: bool = False
     ) -> VectorEncoding:
-        """Return the encoding of a round's request, with checks if the server may lie."""
         slots = 0 if request.is_last else table.num_slots
         weights = 0
         if request.model is not None and not request.is_last:
@@ -125,7 +124,7 @@ def add_up(
 def read_shared(
     sums: Sums, chosen: ChosenEgos, table: SlotTable, ring: Ring | None, pads: bytes
 ) -> Shared:
-    """Remove the pads and divide: mean embeddings of nodes with two holders or more."""
+    """Remove the pads and divide: mean embeddings of nodes with two or more holders."""
     hidden = chosen.settings.hidden
     counts, embeddings = sums.counts, sums.embeddings.reshape(table.num_slots, hidden)
     slots = _slots(table, list(chosen.batch.clients), {})
@@ -207,12 +206,11 @@ def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.numbe
 
 
 def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[np.number]:
-    """Encode counts: sums of ones, each a number of the ring."""
     return counts if ring is None else counts.astype(np.int64) * _encode(ring, np.ones(1))
 
 
 def mean_weights(chosen: ChosenEgos, shares: Tensor) -> list[NDArray[np.float32]]:
-    """Return the mean of the weights of the clients that have a share: ``[f, h]`` and ``[D]``."""
+    """Return the mean weights of the clients that have a share: ``[f, h]`` and ``[D]``."""
     # shares [c], 0 or 1
     (mean,) = chosen.weighted_sums(shares, divisor=float(shares.sum()))
     return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()]
@@ -235,7 +233,7 @@ def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray
 def _padded(
     writing: VectorEncoding, words: NDArray[np.uint64], slots: NDArray[np.int64], present: list[int]
 ) -> NDArray[np.uint64]:
-    """Add the pads that hide the sums from the server: holders' and common ones; and checks."""
+    """Add the pads that hide the sums from the server, holders' and common, and the checks."""
     layout, table, result = writing.layout, writing.table, words.copy()
     about = writing.pads, writing.sum_round
     count = np.bincount(slots[slots >= 0], minlength=layout.slots)[table.held]
@@ -252,7 +250,7 @@ def _padded(
 
 
 def check_shared(sums: Sums, table: SlotTable, ring: Ring, pads: bytes, hidden: int) -> None:
-    """Refuse sums that are not what their contributors have sent, before any of it is read."""
+    """Refuse sums that differ from what the contributors sent, before any number is read."""
     words = np.concatenate([sums.embeddings.ravel(), sums.counts]).astype(ring.dtype)
     if sums.members is not None and sums.checks is not None:
         common = _common(table, pads, sums.sum_round, hidden).astype(ring.dtype)
@@ -267,7 +265,7 @@ def check_shared(sums: Sums, table: SlotTable, ring: Ring, pads: bytes, hidden: 
 
 
 def _common(table: SlotTable, pads: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:
-    """Return the pad that all clients add to embeddings and counts, to hide who holds what."""
+    """Return the pad that all clients add to embeddings and counts, to hide the holders."""
     return table.group_pad(pads, sum_round, table.num_slots * (hidden + 1))
 
 
@@ -390,7 +388,7 @@ def add_noise(
 
 
 def read_counted(total: SumArray, layout: Layout, ring: Ring | None) -> Counts | None:
-    """Read the counts in a sum; None where none are asked for."""
+    """Read the counts in a sum; None if no counts were asked for."""
     if not layout.counting:
         return None
     words = total[layout.predictions]
@@ -399,7 +397,7 @@ def read_counted(total: SumArray, layout: Layout, ring: Ring | None) -> Counts |
 
 
 def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> None:
-    """Check what can be known of the sums of what so many clients measured."""
+    """Refuse sums of measurements that are impossible for this many clients."""
     measured = dict(zip(SUMMED_NAMES, sums.tolist(), strict=True))
     counts = [n for name, n in measured.items() if name.startswith("has-") or name == UNREAD]
     check_counts(np.array(counts), clients)
@@ -412,11 +410,11 @@ def check_measured(sums: NDArray[np.float64], clients: int, rounding: float) -> 
 
 
 def check_counts(found: NDArray[np.float64], clients: int) -> None:
-    """Refuse what is no count of so many clients."""
+    """Refuse sums that are no counts of this many clients."""
     if not are_counts(found, clients):
         raise MalformedReplyError(f"{TOTAL}: expected counts from 0 to {clients} clients")
 
 
 def are_counts(found: NDArray[np.float64], clients: int) -> bool:
-    """Say whether all are whole numbers that so many clients can make."""
+    """Return whether all are whole numbers that this many clients can reach."""
     return bool(((found >= 0) & (found <= clients) & (found == np.rint(found))).all())

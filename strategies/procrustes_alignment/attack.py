@@ -1,4 +1,4 @@
-"""Attacks on PPFL-GNN: which public nodes have an edge, and whose a private node is."""
+"""Attacks on PPFL-GNN: find edges between public nodes, and the owners of private nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from flower_graph.strategies.procrustes_alignment.config import LOCAL, SECURE, P
 from flower_graph.strategies.procrustes_alignment.messages import split_rows
 from flower_graph.wire import keys
 
-# Most pairs without an edge that are compared with those that have one
+# Most pairs without an edge that are compared with pairs that have one
 PAIRS = 20_000
 Holders = HoldsGraphs[PPFLConfig, OverlappingGraph]
 Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
@@ -45,7 +45,7 @@ class Graph(NamedTuple):
 
 
 def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
-    """Return the last embeddings that each client sent, ``[p, d]``, or the last means it got."""
+    """Return each client's last embeddings, ``[p, d]``, or the last means that it got."""
     result: dict[int, NDArray[np.floating]] = {}
     sizes = _public_rows(exchanges)
     for one in of_kind(exchanges, "train"):
@@ -62,7 +62,7 @@ def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray
 
 
 def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
-    """Guess which nodes are linked, and which private nodes are a client's."""
+    """Guess the edges between public nodes, and each client's private nodes."""
     seen = last_rows(exchanges, sent=True) or last_rows(exchanges, sent=False)
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
@@ -79,7 +79,7 @@ def _links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
 
 
 def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
-    """Score, for each client, where it has a private node between two public ones."""
+    """Score, for each client, where it has a private node between two public nodes."""
     inner = graph.edges[np.ix_(graph.public, graph.public)]
     apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
     cases = []
@@ -92,7 +92,7 @@ def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Findin
 
 
 def _owners(near: Near, graph: Graph) -> Finding:
-    """Score whose each private node is, given its public neighbours, which are nearest there."""
+    """Score the owner of each private node by its public neighbours, which lie nearest there."""
     clients = sorted(near)
     scores, truth = [], []
     for node in np.flatnonzero(graph.owner >= 0):
@@ -125,7 +125,6 @@ def _draw(pairs: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int6
 def _scored(
     cases: Sequence[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]],
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Concatenate scores of true and false pairs, for all clients."""
     scores, truth = [], []
     for near, yes, no in cases:
         for pairs, is_true in ((yes, True), (no, False)):
@@ -135,7 +134,6 @@ def _scored(
 
 
 def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
-    """Return how many public nodes each client declared."""
     sizes: dict[int, int] = {}
     for one in of_kind(exchanges, "query"):
         config = config_of(one.reply)
@@ -155,7 +153,6 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     )
 
     def refuse(self, config: PPFLConfig) -> None:
-        """Refuse clients that send nothing, and data without a whole graph."""
         if config.strategy.name == LOCAL:
             raise ConfigError(
                 f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
@@ -168,35 +165,29 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
             )
 
     def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
-        """Return configs of the plain form without and with noise, and of the secure form."""
         pairs = ["strategy.alignment=pairs"] if config.strategy.alignment == SECURE else []
         whole = ["strategy.participation=1", "strategy.absent=leave-out"]
         secure = [f"strategy.alignment={SECURE}", NO_NOISE, *whole]
         return [[], [*pairs, NO_NOISE], *([*pairs, *noise] for noise in noisy), secure]
 
     def shorten(self, config: PPFLConfig) -> list[str]:
-        """Leave the classifiers out."""
         return ["judge.every=1000000", "judge.mlp=false"]
 
     def label(self, config: PPFLConfig) -> str:
-        """Name the secure form, else the noise."""
         is_secure = config.strategy.alignment == SECURE
         return "secure sum" if is_secure else super().label(config)
 
     def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
-        """Return the lies to clients of the secure sum, if there is one."""
         if config.strategy.alignment != SECURE:
             return []
         lies = of_parties if config.strategy.distrusts else of_sums
         return lies(lambda strategy: strategy.sums.server)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
-        """Attack the public embeddings."""
         return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
 
 
 def _true_graph(config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> Graph:
-    """Return the whole graph, and which client holds which node."""
     data = cached_data(config)
     count = int(data.num_nodes)
     edges = np.zeros((count, count), bool)

@@ -1,13 +1,13 @@
-"""Which public nodes are summed if the server is not trusted: all clients compute it.
+"""The public nodes of a sum, if the server is not trusted: every client computes them.
 
-The order of nodes decides whose rows are added: a server that gives each client positions of its
-own can read every row from the sum, without a lie about masks. So each SuperNode signs which nodes
-its clients hold, every SuperNode gets all these claims, and all compute the same nodes in the same
-order: those that so many SuperNodes hold that any sum has two honest holders.
+The order of nodes decides which rows are added. A server that gives each client other positions can
+read every row from the sum, without a lie about masks. So each SuperNode signs which nodes its
+clients hold. Every SuperNode gets all claims and computes the same nodes in the same order: the
+nodes with so many holders that any sum has two honest ones.
 
-The order goes into the masks, with everything else that decides what a client sends: the round, and
-the means that embeddings are rotated to. A sum of clients that were told different things cannot be
-read.
+The masks depend on the order and on everything else that decides what a client sends: the round,
+and the means to which embeddings are rotated. If clients were told different things, their sum
+cannot be read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def sign_claim(identity: Identity, run_id: int, held: Mapping[int, IntArray]) ->
 def check_claim(
     registry: Registry, party: int, run_id: int, held: Mapping[int, IntArray], signature: Bytes
 ) -> None:
-    """Refuse a claim that its SuperNode did not sign, or about clients that are not its own."""
+    """Refuse a claim without its SuperNode's signature, or about other SuperNodes' clients."""
     granted = registry.parties.get(party)
     if granted is None or not granted.may_host(held):
         raise RefusedError(f"party {party}: it is not known, or claims clients that are not its")
@@ -66,14 +66,14 @@ def check_claim(
 
 
 def fewest_parties(parties: int) -> int:
-    """Return how many SuperNodes must hold a node for it to be summed."""
+    """Return the least number of SuperNodes that hold a summed node."""
     return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
 
 
 def agreed_nodes(
     held: Mapping[int, Mapping[int, IntArray]], least: int = LEAST_HOLDERS
 ) -> IntArray:
-    """Choose the nodes of the sums: those with enough holders, ascending ids."""
+    """Choose the nodes of the sums: nodes with enough holders, by ascending id."""
     # held: by party and client; least: the fewest SuperNodes that must hold a node in any case
     each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
     if not each:
@@ -103,7 +103,7 @@ NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)
 
 @dataclass
 class Claims(Message, down="train"):
-    """Server to client, with a ``SumOrder``: what all SuperNodes of the sums have signed."""
+    """Server to client, with a ``SumOrder``: the signed claims of all SuperNodes of the sums."""
 
     parties: Annotated[IntArray, Exact("claim-parties", "who claims; none twice", shape="a")]
     signatures: Annotated[
@@ -131,7 +131,6 @@ class Claims(Message, down="train"):
     ] = field(default_factory=lambda: np.zeros((0, DIGEST), np.uint8))
 
     def check(self, known: Known) -> None:
-        """Refuse counts that do not add up, and a party that is there twice."""
         if self.counts.min(initial=0) < 0 or self.counts.sum() != self.clients.size:
             raise RefusedError("claim-counts: they do not add up to the clients")
         if np.unique(self.parties).size != self.parties.size:
@@ -143,7 +142,6 @@ class Claims(Message, down="train"):
         held: Mapping[int, Mapping[int, IntArray]],
         signatures: Mapping[int, Bytes],
     ) -> Claims:
-        """Return the message of the parties' claims, before there is a mean."""
         return cls(
             np.array(list(held), np.int64),
             rows_of([signatures[party].tobytes() for party in held], len(held), SIGNATURE_BYTES),
@@ -153,7 +151,7 @@ class Claims(Message, down="train"):
         )
 
     def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
-        """Refuse means for a client, ``[p, d]``, that differ from those shown to all."""
+        """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
         if mean is None and not self.means.size:
             return
         here = slots >= 0
@@ -165,7 +163,7 @@ class Claims(Message, down="train"):
     def checked(
         self, registry: Registry, run_id: int, parties: Collection[int]
     ) -> dict[int, dict[int, IntArray]]:
-        """Return what each party's clients hold; every party of the sums must have signed it."""
+        """Return the nodes of each party's clients; every party of the sums must have signed."""
         if set(self.parties.tolist()) != set(parties):
             raise RefusedError(
                 f"there are claims of {self.parties.size} parties, and {len(parties)} in the sums"
@@ -180,7 +178,7 @@ class Claims(Message, down="train"):
 
 
 class SignedClaims:
-    """The server's collection of claims, to be shown to all."""
+    """The server's collection of claims, which it shows to all."""
 
     def __init__(self, registry: Registry, run_id: Callable[[], int]) -> None:
         self.registry, self._run_id = registry, run_id  # Flower's, once there is a run
@@ -202,7 +200,6 @@ class SignedClaims:
         return ""
 
     def of(self, parties: Collection[int]) -> dict[int, dict[int, IntArray]]:
-        """Return the claims of some parties, in the order of their numbers."""
         return {party: self._held[party] for party in sorted(parties) if party in self._held}
 
 
@@ -214,7 +211,7 @@ def check_layout(
     own: Mapping[int, IntArray],
     least: int = LEAST_HOLDERS,
 ) -> IntArray:
-    """Compute the nodes of a sum of these parties; refuse claims that would hide less."""
+    """Compute the nodes of these parties' sum; refuse claims that would hide less."""
     count = len(parties)
     if count - trust.minimum > MISSING * count // 10 or int(trust.corrupt * count) > (
         COLLUDING * count // 10
@@ -232,7 +229,7 @@ def check_layout(
 
 
 def _parts(run_id: int, held: Mapping[int, IntArray]) -> list[bytes]:
-    """Return the bytes of a claim to sign: the run, the clients in ascending order, their nodes."""
+    """Return the bytes that are signed: the run, the clients in ascending order, their nodes."""
     clients = np.array(sorted(held), np.int64)
     nodes = [pack_integers(held[client]) for client in clients.tolist()]
     return [struct.pack("<Q", run_id), pack_integers(clients), *nodes]

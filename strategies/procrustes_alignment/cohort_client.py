@@ -61,7 +61,7 @@ class EmbeddingModel(Protocol):
 
 @runtime_checkable
 class KeepsState(Protocol):
-    """The further methods of a model that keeps state from round to round."""
+    """Methods of a model that keeps state from round to round."""
 
     # Names, shapes and types of the tensors stay the same from the model's making on.
 
@@ -74,7 +74,7 @@ class KeepsState(Protocol):
 
 @runtime_checkable
 class MeasuresItself(Protocol):
-    """The further method of a model that evaluates its own embeddings."""
+    """Method of a model that evaluates its own embeddings."""
 
     def judge(
         self, embeddings: FloatArray, server_round: int, is_last: bool
@@ -91,7 +91,7 @@ class EmbeddingClient:
     number
         Number of the client; unique over the run.
     nodes
-        Ids of its nodes, int64 ``[n]``; clients know a shared node by the same id.
+        Ids of its nodes, int64 ``[n]``; a shared node has the same id at all clients.
     rows
         Indices of the public ones in ``nodes``, int64 ``[p]``.
     dimension
@@ -139,25 +139,7 @@ class EmbeddingClient:
 
 
 def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
-    """Find public nodes among a client's nodes by id.
-
-    Parameters
-    ----------
-    nodes : ndarray
-        ``[n]`` ids of the client's nodes.
-    public : ndarray
-        ``[p]`` ids of the public ones.
-
-    Returns
-    -------
-    ndarray
-        ``[p]`` their places, int64.
-
-    Raises
-    ------
-    ValueError
-        If an id is none of the client's.
-    """
+    """Return the indices in ``nodes`` of public ids ``[p]``; ``ValueError`` for an unknown id."""
     order = np.argsort(nodes, kind="stable")
     at = np.searchsorted(nodes, public, sorter=order).clip(max=nodes.size - 1)
     rows: IntArray = order[at].astype(np.int64)
@@ -173,8 +155,6 @@ Models = dict[int, EmbeddingModel]
 
 
 class _Answer(NamedTuple):
-    """One client's results in one round."""
-
     loss: float
     embeddings: FloatArray  # [n, d] of all its nodes
     shared: FloatArray | None  # [p, d] of the public ones; None if any number is not finite
@@ -186,7 +166,6 @@ class ModelState(CohortState[Models]):
     """The state of models whose ``state_dict`` returns copies."""
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
-        """Write the models' state over the last one; refuse other forms."""
         result = _tensors(live)
         for name in {**result, **tensors}:
             was, now = (
@@ -203,7 +182,6 @@ class ModelState(CohortState[Models]):
 
 
 def _tensors(models: Models) -> Tensors:
-    """Collect the models' state, under names with the client's number."""
     return {
         f"{number}.{name}": value
         for number, model in models.items()
@@ -252,7 +230,6 @@ class PublicNodeClient(NumPyClient):
         self._makers = Makers(self._first, self._build)
 
     def get_properties(self, config: Config) -> Config:
-        """Return the clients here and their public nodes; load or save a checkpoint if asked."""
         if config.get(CHECKPOINT, False):
             why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
             return {NOT_SAVED: why} if why else {}
@@ -260,7 +237,6 @@ class PublicNodeClient(NumPyClient):
         return self.enrolment().to_config()
 
     def enrolment(self) -> EmbeddingEnrolment:
-        """Return the clients here and their public nodes."""
         dimensions = [member.dimension for member in self.members.values()]
         handled = self._state.processed(self._makers)
         return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
@@ -275,7 +251,6 @@ class PublicNodeClient(NumPyClient):
 
     @property
     def public(self) -> dict[int, IntArray]:
-        """Ids of the public nodes of each client."""
         return {number: member.public for number, member in self.members.items()}
 
     def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
@@ -283,19 +258,16 @@ class PublicNodeClient(NumPyClient):
         return self._state.save(server_round, run, self._makers, more)
 
     def resume(self, resume: Resume) -> Tensors | None:
-        """Load the checkpoint that the server names; return its other tensors."""
         tensors = self._state.restore(resume, self._makers)
         if tensors is not None:
             forget(self._context)  # predictions of a later round
         return tensors
 
     def snapshot(self) -> Snapshot:
-        """Return the clients' embeddings, predictions and models."""
         models = self._state.look(self._makers)
         return snapshot_of([*self.members.values()], models, recall(self._context))
 
     def round(self, request: PublicRequest) -> PublicReply:
-        """Have every client that is asked use its targets, train, embed and measure."""
         with self.opened(follows=request.follows) as models:
             answers = [
                 self._answer(self.members[client], models[client], targets, request)
@@ -320,7 +292,6 @@ class PublicNodeClient(NumPyClient):
         )
 
     def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:
-        """Write each client's figures and predictions, which are not sent."""
         judged = {client: one.judged for client, one in answers.items()}
         accuracy = [[one.get(role, math.nan) for role in NODE_ROLES[1:]] for one in judged.values()]
         nodes = [self.members[client].nodes.size for client in answers]
@@ -340,7 +311,6 @@ class PublicNodeClient(NumPyClient):
         return {name: value.detach().clone() for name, value in kept.items()}
 
     def _build(self, tensors: Tensors) -> tuple[Models, Tensors]:
-        """Build the models, and restore the state of each."""
         models = self._models()
         for number, model in models.items():
             if isinstance(model, KeepsState):

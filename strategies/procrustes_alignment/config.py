@@ -40,7 +40,7 @@ def _are_shares(ratios: list[float]) -> bool:
 
 @dataclass
 class PartitionConfig(OverlapSection):
-    """The public and private nodes of clients, and the split of nodes."""
+    """Public and private nodes of the clients, and the split of nodes."""
 
     clients: int = setting(4, at_least(1), help="clients")
     label_noise: float = setting(
@@ -58,13 +58,12 @@ class PartitionConfig(OverlapSection):
     )
 
     def validate(self) -> None:
-        """Refuse shares that make more than the graph; ``ConfigError`` names key and value."""
         self.refuse_shares(self.clients)
 
 
 @dataclass
 class DeepWalkConfig:
-    """Random walks and skip-gram, as ``model.name: deepwalk`` trains it in each round."""
+    """Random walks and skip-gram of ``model.name: deepwalk``, which trains in each round."""
 
     walks: int = setting(10, at_least(1), help="walks from each node in a round")
     length: int = setting(
@@ -86,7 +85,7 @@ class DeepWalkConfig:
 
 @dataclass
 class GATConfig:
-    """The two-layer GAT, as ``model.name: gat`` trains it in each round."""
+    """The two-layer GAT of ``model.name: gat``, which trains in each round."""
 
     heads: int = setting(
         1, at_least(1), help="heads of the hidden layer, which share `model.dimension`"
@@ -139,7 +138,6 @@ class StrategyConfig(OpenedSums):
     )
 
     def validate(self) -> None:
-        """Refuse impossible values; ``ConfigError`` names key and value."""
         readable = {
             "name": (self.name != ALIGNED, "nothing is summed"),
             "alignment": (self.alignment != SECURE, "every embedding would be in the clear"),
@@ -168,11 +166,9 @@ class PPFLConfig(RunConfig):
 
     @property
     def masks_sums(self) -> bool:
-        """Whether clients hide what they send under masks."""
         return self.strategy.name == ALIGNED and self.strategy.alignment == SECURE
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()
         how = self.strategy
         self.privacy.require_averaging(how.name, ())

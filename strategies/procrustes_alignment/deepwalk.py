@@ -6,8 +6,8 @@ Learning on Non-IID Graph Data", 2023, algorithm 1: each round draws new walks, 
 nodes' vectors by the aligned means, and starts skip-gram from there.
 
 **Context vectors start each round at zero.** The paper does not mention word2vec's second matrix.
-If it is kept from the round before, it pulls the vectors back to what the client has learnt alone:
-validation accuracy is lower.
+If it is kept from the round before, it pulls the vectors back to the client's own solution, and
+validation accuracy falls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DeepWalkSettings(DeepWalkConfig):
     seed: int = 0  # the run's
 
     def __post_init__(self) -> None:
-        """Refuse walks without a pair, and those that gensim would cut off."""
+        """Refuse walks without a pair, and walks that gensim would cut off."""
         check_settings(self, "deepwalk.")
 
 
@@ -67,7 +67,6 @@ class DeepWalk:
         self.vectors: Floats = (first * 2 - 1) / np.float32(settings.dimension)
 
     def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
-        """Train for one round."""
         # rows [p], targets [p, d]
         if targets is not None:
             self._take(rows, targets)
@@ -80,7 +79,6 @@ class DeepWalk:
         return self._loss(context, walks, counts, server_round)
 
     def walk(self, server_round: int) -> Integers:
-        """Walk from every node with edges, in a new order in each pass."""
         # A node without edges would only meet itself.
         rng = self._rng("walks", server_round)
         passes = np.tile(self.connected, (self.settings.walks, 1))
@@ -96,7 +94,6 @@ class DeepWalk:
         return {"vectors": torch.from_numpy(self.embed())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore the state of another model of the same client."""
         shape = tuple(state["vectors"].shape) if "vectors" in state else None
         if shape != self.vectors.shape:
             raise ValueError(
@@ -105,15 +102,12 @@ class DeepWalk:
         self.vectors = np.array(state["vectors"].numpy(), np.float32, order="C")
 
     def _rng(self, purpose: str, server_round: int) -> np.random.Generator:
-        """Make the generator for one purpose in one round of this client."""
         return np.random.default_rng(self._seed(purpose, server_round))
 
     def _seed(self, purpose: str, server_round: int) -> int:
-        """Return the seed for one purpose in one round of this client."""
         return derive_seed(self.settings.seed, "deepwalk", purpose, self.client, server_round)
 
     def _take(self, rows: Integers, targets: Floats) -> None:
-        """Replace some vectors by targets."""
         n, d = self.vectors.shape
         if rows.ndim != 1 or targets.shape != (len(rows), d):
             raise ValueError(
@@ -169,7 +163,6 @@ class DeepWalk:
         return model
 
     def _loss(self, context: Floats, walks: Integers, counts: Integers, server_round: int) -> float:
-        """Return the mean negative-sampling loss of some pairs of these walks."""
         rng = self._rng("loss", server_round)
         node, near = sample_pairs(walks, self.settings.window, LOSS_PAIRS, rng)
         noise = np.cumsum(counts**NOISE_POWER)
@@ -179,7 +172,7 @@ class DeepWalk:
 
 
 def negative_sampling_loss(vectors: Floats, near: Floats, far: Floats) -> float:
-    """Return ``-log σ(v · c) - Σ log σ(-v · f)``, the mean of some pairs."""
+    """Return ``-log σ(v · c) - Σ log σ(-v · f)``, the mean over some pairs."""
     # vectors, near [p, d], far [p, negative, d]
     product = np.einsum("pd,pd->p", vectors, near, dtype=np.float64)
     products = np.einsum("pd,pnd->pn", vectors, far, dtype=np.float64)
@@ -231,7 +224,7 @@ def random_walks(
 
 
 def sample_pairs(walks: Integers, window: int, count: int, rng: np.random.Generator) -> Integers:
-    """Draw pairs of nodes as often as skip-gram with shrinking windows sees them."""
+    """Draw pairs of nodes as often as skip-gram with shrinking windows meets them."""
     # A window is ``window`` or fewer nodes wide, each width with the same probability; hence a node
     # at distance ``o`` is inside ``window + 1 - o`` times out of ``window``.
     # walks [w, length]

@@ -1,4 +1,4 @@
-"""Evaluates embeddings by their nodes' classes: scikit-learn's SVC and MLP, cross-validated.
+"""Evaluation of embeddings by their nodes' classes: scikit-learn's SVC and MLP, cross-validated.
 
 scikit-learn is imported where it is used, because it takes half a second.
 """
@@ -61,9 +61,9 @@ def judge_embeddings(
 ) -> float:
     """Train a classifier on embeddings, and evaluate it on held-out ones.
 
-    Each column is standardised by the training folds. The classifiers
-    have scikit-learn's settings, as PPFL-GNN's paper names no others (section 4.2): an SVC with an
-    RBF kernel, an MLP with one hidden layer of 100 that is trained for 200 passes.
+    Each column is standardised by the training folds. The classifiers have scikit-learn's settings,
+    as PPFL-GNN's paper names no others (section 4.2): an SVC with an RBF kernel, an MLP with one
+    hidden layer of 100 that is trained for 200 passes.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def cross_validated(
     seed: int,
     classifier: str = SVC,
 ) -> Folds:
-    """Classify each of some labelled nodes with the others; as ``judge_embeddings`` says."""
+    """Classify each labelled node by the others; arguments as of ``judge_embeddings``."""
     problem = _problem(y, folds)
     if problem:
         raise ValueError(problem)
@@ -136,7 +136,6 @@ def _problem(y: NDArray[np.integer], folds: int) -> str:
 def _cross_validate(
     z: NDArray[np.float64], y: NDArray[np.integer], folds: int, seed: int, classifier: str
 ) -> Folds:
-    """Classify nodes after their check."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.model_selection import StratifiedKFold
     from threadpoolctl import threadpool_limits
@@ -171,12 +170,12 @@ def untrained(classifier: str, seed: int = 0) -> Any:
 
 
 def count_judged(judged: Iterable[Mapping[str, float]]) -> Counts | None:
-    """Add up what was said of whose nodes, of those clients whose judge counts."""
+    """Add up the confusion counts of all clients whose judge counts."""
     return added(Counts(one.confusion) for one in judged if isinstance(one, Judgement))
 
 
 class GraphJudge:
-    """Cross-validates classifiers among the nodes that the embedding did not learn from."""
+    """Cross-validates classifiers among the nodes from which the embedding did not learn."""
 
     # Validation and test nodes are evaluated separately. The SVC's figures are the round's; after
     # the last round both classifiers' figures are returned by name.
@@ -205,7 +204,7 @@ class GraphJudge:
         return self._judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
 
     def again(self, embeddings: NDArray[np.float32]) -> Folds:
-        """Return the SVC's prediction for each node, if the kept ones are lost."""
+        """Return the SVC's prediction for each node, if the kept predictions are lost."""
         return self._judge(embeddings, (SVC,)).said
 
     def _judge(self, embeddings: NDArray[np.float32], classifiers: Sequence[str]) -> Judgement:
@@ -224,7 +223,6 @@ class GraphJudge:
         return self._counted(result)
 
     def _counted(self, judgement: Judgement) -> Judgement:
-        """Count what was said, for metrics that are no means over clients."""
         said = judgement.said.predicted
         named = [self.roles == number for number in range(1, len(NODE_ROLES))]
         chosen = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]
@@ -234,7 +232,7 @@ class GraphJudge:
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:
-    """Refuse clients whose validation or test nodes cannot be evaluated, before any training."""
+    """Refuse, before any training, clients whose held-out nodes cannot be evaluated."""
     for graph in graphs:
         for role, mask in (("val", graph.val_mask), ("test", graph.test_mask)):
             labels = graph.y[mask].numpy()

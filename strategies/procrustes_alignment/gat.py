@@ -35,7 +35,7 @@ MODULE = "flower_graph.strategies.procrustes_alignment.modules.GAT"
 
 @dataclass(kw_only=True)
 class PublicGATSettings(GATConfig):
-    """How a client's GAT is built and trained."""
+    """Settings of a client's GAT and of its training."""
 
     classes: int  # of the run
     dimension: int = 16  # numbers of an embedding
@@ -136,7 +136,6 @@ class PublicGAT(nn.Module):
     def learn(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None, server_round: int
     ) -> float:
-        """Train for one round."""
         # rows [p], targets [p, d]
         aligned = self._aligned(rows, targets)
         loss = self.weight.new_zeros(())
@@ -157,7 +156,6 @@ class PublicGAT(nn.Module):
             return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
 
     def saved(self) -> SavedModels:
-        """Return the weights under the names of PyG's layers."""
         settings, weights = self.settings, self._split(self.weight.cpu().clone())
         arguments = {"features": self._size[1], "dimension": settings.dimension}
         arguments |= {"classes": settings.classes, "heads": settings.heads}
@@ -186,7 +184,7 @@ class PublicGAT(nn.Module):
     def _aligned(
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None
     ) -> tuple[Tensor, Tensor] | None:
-        """Check the targets; return None if beta is 0, which then costs nothing."""
+        """Check the targets; return None if beta is 0: the pull then costs nothing."""
         if targets is None:
             return None
         allowed = (len(rows), self.settings.dimension)
@@ -227,13 +225,11 @@ class PublicGAT(nn.Module):
         return cross_entropy.detach()
 
     def _split(self, flat: Tensor) -> GATWeights:
-        """Split the one column that Adam updates into the weights of both layers."""
         parts = flat.split([prod(shape) for shape in self._shapes])
         return GATWeights(*(part.view(s) for part, s in zip(parts, self._shapes, strict=True)))
 
 
 def _shapes(rows: int, settings: PublicGATSettings) -> list[tuple[int, ...]]:
-    """Return the shapes of the weights, in the order of ``GATWeights``."""
     d, c, heads = settings.dimension, settings.classes, settings.heads
     attention = (heads, d // heads)
     return [(rows, d), attention, attention, (d,), (d, c), (1, c), (1, c), (c,)]

@@ -1,4 +1,4 @@
-"""A new graph, trained locally and aligned with one of a run's clients.
+"""Training a new graph locally, and aligning it with one of a run's clients.
 
 This file needs neither Flower nor Ray.
 """
@@ -40,16 +40,16 @@ LOG = logging.getLogger(__name__)
 
 
 class Beside(NamedTuple):
-    """A new graph beside a client.
+    """A new graph in the space of a client.
 
     Attributes
     ----------
     joined : Joined
-        Its embeddings in the client's space, and the precision of the alignment.
+        The graph's embeddings in the client's space, and the precision of the alignment.
     probability : Tensor
         ``[n, k]`` of the classes, by an SVC of the client's own embeddings.
     client : int
-        Whose space it is.
+        The client with that space.
     """
 
     joined: Joined
@@ -60,18 +60,19 @@ class Beside(NamedTuple):
 def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None) -> Beside:
     """Train a new graph's model locally, and align it with one of a run's clients.
 
-    It trains for as many rounds as the run had, with its settings, pulled to the public nodes that
-    it shares with the client, of which a fifth is held back to measure the alignment.
+    The model trains with the run's settings, for as many rounds. It is pulled to the public nodes
+    that the graph shares with the client. A fifth of these nodes is held back, to measure the
+    alignment.
 
     Parameters
     ----------
     run : Run
         Of PPFL-GNN; its clients' embeddings and predictions are read.
     graph : NewGraph
-        As ``read_new_graph`` reads it; ``n_id``, ``identity`` or ``names`` say who its nodes are. A
-        GAT learns from its labels, those of ``train_mask`` if it has one.
+        As ``read_new_graph`` reads it; ``n_id``, ``identity`` or ``names`` identify its nodes. A
+        GAT learns from its labels, of ``train_mask`` alone if it has one.
     client : int, optional
-        Whose space; the first client's by default.
+        The client whose space is joined; by default the first.
 
     Returns
     -------
@@ -114,7 +115,6 @@ def join_graph(run: Left[RunConfig], graph: NewGraph, client: int | None = None)
 def _new_client(
     graph: NewGraph, placed: Embeddings, client: int
 ) -> tuple[OverlappingGraph, NDArray[np.generic]]:
-    """Make a client of a new graph, and return its nodes' names."""
     n = len(graph.x)
     numbers, words = identities_in({"names": graph.names, **graph.values}, n)
     nodes = numbers.numpy() if words is None else np.array(words)
@@ -134,7 +134,6 @@ def _new_client(
 def _classified(
     joined: Joined, placed: Embeddings, found: Predictions, folds: int, classes: int
 ) -> Tensor:
-    """Classify by an SVC that learns from the client's evaluated nodes; calibrate it."""
     from sklearn.calibration import CalibratedClassifierCV
 
     # Nodes that the client learnt from lie nearer to their classes than others do.

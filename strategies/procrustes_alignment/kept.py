@@ -38,7 +38,7 @@ class Member(Protocol):
 
 
 class Embeds(Protocol):
-    """What every model of a client has."""
+    """The method that every model of a client has."""
 
     def embed(self) -> NDArray[np.floating]:
         """Return the embeddings of all nodes of the client, ``[n, d]``."""
@@ -46,13 +46,13 @@ class Embeds(Protocol):
 
 @runtime_checkable
 class Classifies(Protocol):
-    """The further methods of a model that classifies nodes itself, and can be saved."""
+    """Methods of a model that classifies nodes itself and can be saved."""
 
     def logits(self) -> Tensor:
         """Return the logits of all nodes, ``[n, k]``."""
 
     def saved(self) -> SavedModels:
-        """Return the weights as those of a plain module."""
+        """Return the weights under a plain module's names."""
 
 
 def remember(context: Context, judged: Mapping[int, Mapping[str, float]]) -> None:
@@ -65,20 +65,20 @@ def remember(context: Context, judged: Mapping[int, Mapping[str, float]]) -> Non
 
 
 def recall(context: Context) -> dict[int, Folds]:
-    """Return the kept predictions, by client."""
+    """Return the kept predictions by client."""
     record = context.state.array_records.get(JUDGED, ArrayRecord())
     return {int(name): Folds(*decode_array(name, array)) for name, array in record.items()}
 
 
 def forget(context: Context) -> None:
-    """Drop what was kept."""
+    """Drop the kept predictions."""
     context.state.pop(JUDGED, None)
 
 
 def snapshot_of(
     members: Sequence[Member], models: Mapping[int, Embeds], said: Mapping[int, Folds]
 ) -> Snapshot:
-    """Return the clients' predictions, by evaluations or the model itself, and models."""
+    """Return the clients' models and predictions, by evaluations or by the model itself."""
     placed, predictions, saved = [], [], []
     for member in members:
         model = models[member.number]
@@ -105,7 +105,6 @@ def _placed(member: Member, embeddings: NDArray[np.float32]) -> Embeddings:
 
 
 def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:
-    """Return the evaluation's predictions, and the model's for other nodes."""
     n = len(judge.labels)
     predictions = Predictions(
         np.full(n, client),

@@ -56,10 +56,10 @@ def fingerprint(nodes: IntArray) -> int:
 
 @dataclass(frozen=True)
 class Hosted(Numbers):
-    """Numbers of a SuperNode's clients, a limited number."""
+    """Numbers of a SuperNode's clients; there is a limit to how many."""
 
     def decode(self, value: object, name: str, reading: Reading) -> list[object]:
-        """Refuse too many before anything is allocated for them."""
+        """Refuse too many clients before anything is allocated for them."""
         if isinstance(value, list) and len(value) > MOST_CLIENTS:
             raise MalformedReplyError(f"{len(value)} clients, at most {MOST_CLIENTS} are taken")
         return super().decode(value, name, reading)
@@ -108,7 +108,6 @@ class EmbeddingEnrolment(Message, up="query"):
     ] = None
 
     def check(self, known: Known) -> None:
-        """Refuse impossible clients."""
         clients = self.clients
         if not clients:
             raise MalformedReplyError("it hosts no clients")
@@ -127,14 +126,12 @@ class EmbeddingEnrolment(Message, up="query"):
 
 @dataclass(frozen=True)
 class Fingerprints(Numbers):
-    """Fingerprints of each client's nodes, in place of their ids."""
+    """Fingerprints of each client's nodes, sent instead of the ids."""
 
     def encode(self, value: Sequence[IntArray]) -> list[int]:
-        """Write a number for each client."""
         return [fingerprint(part) for part in value]
 
     def decode(self, value: object, name: str, reading: Reading) -> list[IntArray]:
-        """Return the clients' nodes here, if their fingerprints match."""
         clients, nodes = reading.values["clients"], reading.known["public"]
         prints = super().decode(value, name, reading)
         for client, print_ in zip(clients, prints, strict=True):
@@ -150,7 +147,7 @@ class Fingerprints(Numbers):
 
 @dataclass(frozen=True)
 class Rows(Field[Sequence[FloatArray | None]]):
-    """Rows of all clients, concatenated, and an entry that says whose rows count."""
+    """Rows of all clients, concatenated, and an entry that marks which clients' rows count."""
 
     turn = 1
     type = "float32 `[rows, d]`"
@@ -168,14 +165,13 @@ class Rows(Field[Sequence[FloatArray | None]]):
 
 @dataclass(frozen=True)
 class Targets(Rows):
-    """Means for the clients that have some already."""
+    """Means for the clients that have means already."""
 
     with_targets = Numbers(
         keys.WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
     )
 
     def read(self, name: str, reading: Reading) -> object:
-        """Split the rows, and set the dimension of embeddings."""
         values = reading.values
         values["dimension"] = 0
         if not values["wants_embeddings"]:
@@ -191,10 +187,10 @@ class Targets(Rows):
 
 @dataclass
 class PublicRequest(Message, down="train"):
-    """Server to client: aligned means of the last round."""
+    """Server to client: the aligned means of the last round."""
 
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
-    # Who is asked, all at one SuperNode
+    # The clients that are asked, all at one SuperNode
     clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", shape="c", whole=True)]
     nodes: Annotated[  # as they said themselves
         list[IntArray],
@@ -236,7 +232,7 @@ class PublicRequest(Message, down="train"):
 
 @dataclass(frozen=True)
 class Embeddings(Rows):
-    """Embeddings of clients that are not left out; the others' zeros are not read."""
+    """Embeddings of the clients that take part; zeros of the other clients are not read."""
 
     present = Numbers(
         keys.WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
@@ -261,7 +257,6 @@ class Embeddings(Rows):
 
 
 def _unfit(rows: FloatArray) -> str:
-    """Return why embeddings cannot be used, or nothing."""
     if not np.isfinite(rows).all():
         return NOT_FINITE
     most = keys.MAX_NUMBER
@@ -271,7 +266,6 @@ def _unfit(rows: FloatArray) -> str:
 
 
 def _rows(content: object, request: PublicRequest) -> FloatArray:
-    """Read the array of a reply; whether it is finite is checked client by client."""
     records = content.array_records if isinstance(content, RecordDict) else {}
     if list(records) != [keys.ARRAYS] or list(records[keys.ARRAYS]) != [keys.PUBLIC]:
         raise MalformedReplyError(f"the array {keys.ARRAYS}/{keys.PUBLIC} is missing, or not alone")
@@ -295,7 +289,6 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
     type = "list of float"
 
     def write(self, value: Mapping[str, Sequence[float]], to: Writing) -> None:
-        """Write each under its name."""
         to.config |= {keys.MEASURED + name: numbers for name, numbers in value.items()}
 
     def read(self, name: str, reading: Reading) -> object:
@@ -360,19 +353,16 @@ class PublicReply(Message, up="train"):
 
     @property
     def examples(self) -> int:
-        """Rows, at least 1."""
         return max(1, sum(part.size for part in self.request.nodes))
 
     @classmethod
     def from_record(
         cls, content: RecordDict, request: PublicRequest, classes: int = 0
     ) -> PublicReply:
-        """Read and check the reply to a request."""
         known = {"classes": classes, "counting": request.counting}
         return cls.read(content, c=len(request.clients), request=request, **known)
 
     def check(self, known: Known) -> None:
-        """Refuse impossible losses and angles."""
         for name, values, most in (
             (keys.LOSS, self.loss, keys.MAX_NUMBER),
             ("disagreement", self.disagreement, 2.001),
@@ -385,7 +375,7 @@ class PublicReply(Message, up="train"):
 
 @dataclass
 class SumOrder(Message, down="train"):
-    """Server to client, beside a ``PublicRequest`` whose targets are rows of the common mean."""
+    """Server to client, with a ``PublicRequest`` whose targets are rows of the common mean."""
 
     # Of each client that is asked, int64 [p]
     slots: Annotated[

@@ -1,4 +1,4 @@
-"""PPFL-GNN as a method: both halves, and what commands need."""
+"""PPFL-GNN as a method: server, clients, and figures for commands."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ OVERLAPS = {"cora": (1489, 1083, 406), "citeseer": (1829, 1330, 499)}
 
 
 class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
-    """Clients' graphs overlap in public nodes."""
+    """Every client has a graph; graphs overlap in public nodes."""
 
     name = APP
     schema = PPFLConfig
@@ -82,7 +82,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def build_strategy(
         self, config: PPFLConfig, out: Path | None, folder: RunFolder | None = None
     ) -> ProcrustesAlignment:
-        """Build the server's half."""
         if folder is None:  # the clients are in this process, too, or in others like it
             require_gensim(config)
         strategy = self._strategy(config, out)
@@ -107,7 +106,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         )
 
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
-        """Build the clients of one SuperNode, assigned by its partition."""
         require_gensim(config)
         here, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in here])
@@ -128,14 +126,12 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def hosted(
         self, config: PPFLConfig, context: Context
     ) -> tuple[list[OverlappingGraph], RunFolder | None]:
-        """Return the graphs of one SuperNode, and their data folder, if there is one."""
         here, folder = super().hosted(config, context)
         if folder is not None:
             check_labels(here, config.judge.folds)
         return here, folder
 
     def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        """Load the run's clients once a process, and check that they can be evaluated."""
         return cached_clients(self._checked, config, config.judge.folds)
 
     def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
@@ -144,7 +140,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return graphs
 
     def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
-        """Make the clients from the config's graph, or read them from its folder."""
         folder, parts = clients_path(config.data), config.partition
         if folder is not None:
             return load_overlapping_folder(
@@ -161,7 +156,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
 
     def statistics(self, config: PPFLConfig, graphs: list[OverlappingGraph]) -> PartitionStatistics:
-        """Describe the clients and their overlap."""
         from flower_graph.data.partition.statistics import overlap_statistics
 
         return overlap_statistics(graphs, Clients.of(graphs).whole)
@@ -174,12 +168,10 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
 
     def steadying(self, config: PPFLConfig) -> tuple[str, str]:
-        """Name the settings to lower when the loss rises."""
         other = "epochs" if config.model.name == DEEPWALK else "beta"
         return f"{config.model.name}.learning_rate", f"{config.model.name}.{other}"
 
     def long_work(self, config: PPFLConfig, server_round: int) -> str:
-        """Return that the last round also evaluates by an MLP."""
         if server_round < config.rounds or not config.judge.mlp:
             return ""
         return (
@@ -194,7 +186,6 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     def final_figures(
         self, config: PPFLConfig, strategy: ProcrustesAlignment, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Return the run's payload, and the last accuracies by classifier, role and client."""
         judged = {
             name: {
                 role: [by_client[client] for client in sorted(by_client)]
@@ -206,24 +197,20 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
     def predict_beside(self, run: Left[PPFLConfig], graph: NewGraph, client: int | None) -> Tensor:
-        """Train the new graph's model locally, and classify it in a client's space."""
         return join_graph(run, graph, client).probability
 
     def why_no_model(self, config: PPFLConfig) -> str:
-        """Return that DeepWalk has embeddings only."""
         if config.model.name != DEEPWALK:
             return ""
         return ": a DeepWalk is no module, it has embeddings (`run.embeddings(client)`)"
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        """Draw the precision of the alignment, if any round aligned embeddings."""
         if any(report.alignment for report in reports):
             from flower_graph.strategies.procrustes_alignment.plots import save_alignment
 
             save_alignment(out / "alignment.png", reports, title=title)
 
     def audit(self) -> EmbeddingAudit:
-        """Return the attacks on links and on private nodes."""
         from flower_graph.strategies.procrustes_alignment.attack import EmbeddingAudit
 
         return EmbeddingAudit()

@@ -1,7 +1,8 @@
-"""Trains a new graph locally after a run, and aligns it with a client's space.
+"""Training of a new graph after a run, and its alignment with a client's space.
 
-It needs the embeddings of public nodes in some client's space, or the server's means, once; it
-sends nothing, and nobody else does anything. In training it may be pulled to them.
+The new graph needs, once, the embeddings of public nodes in some client's space, or the server's
+means. It sends nothing, and no other client takes part. In training its model may be pulled to
+these nodes.
 
 This file needs neither Flower nor Ray.
 """
@@ -98,8 +99,9 @@ def learn_beside(
     nodes : ndarray
         ``[n]`` ids of its nodes.
     space : PublicSpace or None
-        What it is pulled to: from its second round on each does both halves of an iteration
-        (``strategy.py``), for the space is turned into the model's own. None: it learns alone.
+        The space to which the model is pulled. From the second round on the space is rotated into
+        the model's own, and a round does both halves of an iteration (``strategy.py``). None: the
+        model learns alone.
     rounds : iterable of int
         The numbers of its rounds, from 1 on.
     rotations_only : bool
@@ -133,19 +135,19 @@ def join_space(
     space : PublicSpace
         Public nodes in the space to join.
     held : PublicSpace, optional
-        Others, by which the alignment is measured (``PublicSpace.split``).
+        Other public nodes, which measure the alignment (``PublicSpace.split``).
     rotations_only : bool
         Leave reflections out.
 
     Returns
     -------
     Joined
-        The embeddings there, and how precise the alignment is.
+        The embeddings in that space, and the precision of the alignment.
 
     Raises
     ------
     ValueError
-        If no node is common, or the numbers of an embedding differ.
+        If no node is common, or embeddings have different lengths.
     """
     here, there = space.common(nodes)
     rotation = orthogonal_procrustes(

@@ -1,9 +1,9 @@
 """PPFL-GNN with a common mean that the server computes without seeing any client's embeddings.
 
-The consensus form of the alignment (``procrustes_alignment.py``) needs of the clients only a sum,
-once each has turned its embeddings itself. So clients turn, and the secure sum of
-``flower_graph.secure`` adds up: the server learns the sum over the clients, and nothing else of
-their embeddings. ``W_i`` never leaves client ``i``.
+The consensus form of the alignment (``strategy.py``) needs only the sum of the rotated embeddings.
+So each client rotates its own embeddings, and the secure sum of ``flower_graph.secure`` adds them
+up. The server learns this sum, and nothing else of the embeddings. ``W_i`` never leaves client
+``i``.
 
 Iteration ``t``, two exchanges:
 
@@ -13,12 +13,12 @@ Iteration ``t``, two exchanges:
 4. client -> server: ``X_i W_i``, masked;
 5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node.
 
-The plain form repeats steps 3 and 5 until ``R`` stands. Here each iteration does them once and goes
-on from the last one's ``R``: of the same embeddings no second sum is ever asked for, since as many
-sums as clients would tell the clients apart. The first ``R`` is random points. The mean that they
-lead to is too blurred to learn from: it is turned to, and ``X'_i`` begins with iteration 3.
+The plain form repeats steps 3 and 5 until ``R`` stands still. Here each iteration does them once
+and starts from the last ``R``. The server never asks for a second sum of the same embeddings: with
+as many sums as clients it could compute each client's part. The first ``R`` is random points. Their
+mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins with iteration 3.
 
-Nodes with too few holders for a sum are left out; of these a client keeps its own rows.
+Nodes with too few holders are in no sum; a client keeps its own rows of them.
 
 The clients' half is in ``secure_consensus_client.py``.
 """
@@ -90,26 +90,22 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
 
     Parameters
     ----------
-    rotations_only : bool
-        Leave reflections out.
+    rotations_only, min_nodes, checkpoint_dir, checkpoint_every
+        As of ``ProcrustesAlignment``; a checkpoint has everything but keys.
     limit, resolution : float
         Largest size of a number in an embedding, and the step to which it is rounded; a client
         with a larger number is left out of the sum.
     dropout : float
-        Share of the clients that may be missing from a sum; with more the iteration has no mean,
-        and nodes with so few holders that one alone might remain are in no sum.
-    min_nodes : int
-        SuperNodes to wait for before a round.
+        Share of the clients that may be missing from a sum. If more are missing, the iteration has
+        no mean. A node is in no sum if only one of its holders might remain.
     seed : int
-        Seed of the points that everybody turns to at first.
-    checkpoint_dir, checkpoint_every : Path, int
-        Where and every how many rounds to save everything but keys; 0 for never.
+        Seed of the first points, to which all clients rotate.
     registry : Path or str, optional
         The file of the SuperNodes' keys, where clients do not trust the server.
     least_holders : int
-        How many clients, or SuperNodes with keys, must hold a node that is in a sum; 2 or more.
+        Least number of clients, or SuperNodes with keys, that hold a summed node; 2 or more.
     differ_by : int
-        SuperNodes that two sums differ by at least there, as of ``PartySums``.
+        Least number of SuperNodes by which two of these sums differ; see ``PartySums``.
     """
 
     idle = NOT_READY  # all clients are asked that can be in the sum
@@ -150,7 +146,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
 
     @cached_property
     def sums(self) -> SecureSum:
-        """The secure sums, over the session's exchange."""
         return SecureSum(
             self.session.exchange,
             **self._ring,
@@ -186,7 +181,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return self.session.exchange.grid.run.run_id
 
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
-        """Choose the nodes of a sum; return the claims that show them to clients."""
         dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
         if signed is None:
             fewest = fewest_holders(len(ready), dropout, self._least)
@@ -203,7 +197,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return nodes, Claims.of(held, signed.signatures)
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
-        """Read a reply, with the clients' part of the sum."""
         # What clients count is in the sum.
         request = replace(self.requests[node], wants_embeddings=False, counting="")
         reply = PublicReply.from_record(content, request)
@@ -211,24 +204,20 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return reply
 
     def reply_bytes(self, numbers: int = 0) -> int:
-        """Return the most bytes of a reply to this round's requests, with its part of the sum."""
         lengths = (int(entries["mask-length"]) for entries in self.entries.values())
         return super().reply_bytes(numbers + max(lengths, default=0))
 
     def state(self) -> dict[str, object]:
-        """Return the state for a checkpoint: the common mean, and proven cheats."""
         state: Tree = super().state()
         kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
         return state | {"strategy": state["strategy"] | kept}
 
     def load_state(self, state: StateDict) -> None:
-        """Go on from what ``state`` returned."""
         super().load_state(state)
         self.mean.load_state_dict(state["strategy"])
         self.sums.server.exclude(state["strategy"].get("excluded", ()))
 
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
-        """Do step 5 with the replies, and return the round's figures."""
         for entry in replies.rejected:
             if entry.kind is Kind.STATE_LOST:
                 self.sums.forget(entry.node_id)  # its keys are lost too
@@ -244,7 +233,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return report
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return what became of every client; those missing from a sum have failed."""
+        """Return every client's outcome; clients that are missing from a sum have failed."""
         # Without a sum, the clients' measurements are still used.
         used = answered if self._skipped else set(answered) & set(self.contributors)
         blamed = self.sums.server.blamed[self._named :]
@@ -280,7 +269,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return super().averages(came) if self._parties is None else self._measured
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
-        """Count each client's payload: rows of the mean down, masked sums up."""
         ledger = self.session.exchange.ledger
         for node, request in self.requests.items():
             sent = [part.nbytes for part in request.targets if part is not None]
@@ -291,18 +279,11 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return ledger.payload
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
-        """Return the last common mean and the ids of its nodes.
-
-        Returns
-        -------
-        dict of str to ndarray
-            ``mean`` ``[u, d]`` and ``nodes`` ``[u]``; empty before the first sum.
-        """
+        """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""
         return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
 
 
 def _measured(tail: Floats) -> dict[str, float]:
-    """Divide the sums of measurements by how many clients had each."""
     sums, counts = tail.reshape(2, len(MEASURED))
     each = zip(MEASURED, sums.tolist(), counts.tolist(), strict=True)
     return {name: total / count for name, total, count in each if count >= 1}

@@ -1,4 +1,4 @@
-"""PPFL-GNN's secure consensus at the clients: embeddings are rotated, and masked before sending.
+"""PPFL-GNN's secure consensus at the clients: embeddings are rotated and masked before sending.
 
 The steps are in ``secure_consensus.py``. If the server is not trusted, a SuperNode computes the
 order of nodes in the sum by itself (``claims.py``), and everything that a server could tell one
@@ -76,9 +76,9 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     members : sequence of EmbeddingClient
         The clients; their embedding models are those of ``PublicNodeClient``.
     trust : TrustSettings, optional
-        The SuperNode's own key and whom it trusts, where that is not the server.
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
     least_holders : int
-        How many SuperNodes must hold a node that is in a sum, where the server is not trusted.
+        Least number of SuperNodes that hold a summed node, if the server is not trusted.
     **folders : Path, optional
         ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
         Checkpoints have the rotations too, and never keys.
@@ -98,7 +98,6 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         self._least = least_holders
 
     def enrolment(self) -> EmbeddingEnrolment:
-        """Return the clients here and their public nodes, signed if the server is not trusted."""
         here = super().enrolment()
         if self.trust is None:
             return here
@@ -106,14 +105,12 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         return replace(here, signature=signature)
 
     def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
-        """Write models and rotations; return why it cannot be done, or nothing."""
         if self.trust is not None and run != self._run():
             raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
         turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
         return super().save(server_round, run, turns | (more or {}))
 
     def resume(self, resume: Resume) -> Tensors | None:
-        """Restore models and rotations."""
         self._enter(resume)
         turns = super().resume(resume)
         if turns is not None:
@@ -163,7 +160,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     # Where the server is not trusted
 
     def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
-        """Return the order of nodes and the points of rotation, after checks that all agree."""
+        """Return the order of nodes and the points of rotation, once all agree on them."""
         assert self.trust is not None
         claims, epoch = Claims.from_config(config), self._party(self.trust).epoch
         if epoch is None:
@@ -183,7 +180,6 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
     def _with_measured(
         self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float
     ) -> dict[int, Floats]:
-        """Move clients' measurements from the reply into their parts of the sum."""
         # Some measurements depend on the server's means, so it learns no single client's.
         said = {"loss": reply.loss, "disagreement": reply.disagreement, **reply.judged}
         result = dict[int, Floats]()
@@ -200,7 +196,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
 
     @property
     def num_classes(self) -> int:
-        """How many classes predictions have that are counted; 0 without a judge of nodes."""
+        """How many classes are counted in predictions; 0 without a judge of nodes."""
         judges = [member.judge for member in self.members.values()]
         return next((one.num_classes for one in judges if isinstance(one, GraphJudge)), 0)
 
@@ -209,7 +205,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         return str(record.get(RUN, ""))
 
     def _enter(self, resume: Resume) -> None:
-        """Record the run; refuse a second one, and a checkpoint from before its last sum."""
+        """Record the run; refuse a second run, and a checkpoint from before its last sum."""
         if self.trust is None:
             return
         if self._run() not in ("", resume.run):
@@ -245,7 +241,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
 
 
 def first_points(seed: int, nodes: int, dimension: int) -> Floats:
-    """Draw the points that all rotate to before there is a mean, ``[u, d]`` normal."""
+    """Draw the points ``[u, d]`` to which clients rotate before there is a mean."""
     # Any fixed points do: clients with similar embeddings get similar rotated embeddings.
     rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
     return rng.standard_normal((nodes, dimension))
@@ -260,7 +256,7 @@ def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats
 
 
 class Rotated(NamedTuple):
-    """A client's embeddings beside those of the others."""
+    """A client's embeddings in the common space."""
 
     rotation: Floats  # ``W_i``
     vector: Floats  # its part of the sum
@@ -289,7 +285,7 @@ def rotate(
 def _with_counts(
     vectors: Mapping[int, Floats], counts: Counts | Errors | None, step: float
 ) -> dict[int, Floats]:
-    """Add what clients counted to the first one's part of the sum, a node being one step."""
+    """Add the counts to the first client's part of the sum, a node being one step."""
     if counts is None:
         return dict(vectors)
     row = counts.flat().numpy() * step

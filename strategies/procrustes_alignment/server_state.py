@@ -68,7 +68,6 @@ class PublicServerState:
         replies: Mapping[int, PublicReply],
         wants_embeddings: bool,
     ) -> Answers:
-        """Record the embeddings of a round's replies, and return the rest."""
         came = Answers()
         for node, reply in replies.items():
             clients = requests[node].clients
@@ -89,7 +88,6 @@ class PublicServerState:
         return came
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between rounds."""
         book = {
             name: {client: torch.from_numpy(rows) for client, rows in kept.items()}
             for name, kept in (("embeddings", self.embeddings), ("targets", self.targets))
@@ -99,7 +97,6 @@ class PublicServerState:
         return {"strategy": {"book": book, "judged": self.measured}, "session": session}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from what ``state_dict`` returned."""
         book, session = state["strategy"]["book"], state["session"]
         self.embeddings, self.targets = (
             {int(client): rows.numpy() for client, rows in book[name].items()}
@@ -139,7 +136,7 @@ class CommonMean:
         there: Mapping[int, Iterable[int]],
         dimension: int,
     ) -> None:
-        """Set the nodes of the next sum; nodes that stay keep their mean."""
+        """Set the nodes of the next sum; a node that stays keeps its mean."""
         if not np.array_equal(nodes, self.nodes):
             rows = np.zeros((nodes.size, dimension), np.float32)
             at = find_slots(self.nodes, nodes)
@@ -157,7 +154,6 @@ class CommonMean:
         return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
 
     def take(self, total: Floats, contributors: Iterable[int]) -> None:
-        """Divide a sum by each node's holders."""
         holders = np.zeros(self.nodes.size)
         for client in contributors:
             slots = self.slots[client]
@@ -166,12 +162,10 @@ class CommonMean:
         self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between rounds."""
         arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.rows)}
         return arrays | {"made": self.made}
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from what ``state_dict`` returned."""
         self.nodes, self.rows = state["nodes"].numpy(), state["mean"].numpy()
         self.made = int(state["made"])
 
@@ -184,7 +178,7 @@ def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> 
 
 
 def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], fewest: int) -> IntArray:
-    """Choose the nodes of a sum: those with enough holders, ascending ids."""
+    """Choose the nodes of a sum: nodes with enough holders, by ascending id."""
     if not clients:
         return np.zeros(0, np.int64)
     result, counts = np.unique(
@@ -218,11 +212,9 @@ class PublicMembership(Membership):
         self.state = state
 
     def question(self, resume: Resume) -> RecordDict:
-        """Return the enrolment request, with the checkpoint to resume from."""
         return RecordDict({CONFIG: ConfigRecord(resume.to_config())})
 
     def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
-        """Read a reply."""
         return EmbeddingEnrolment.read(content)
 
     def unasked(self) -> None:
@@ -238,7 +230,6 @@ class PublicMembership(Membership):
         return super().in_order(answers)
 
     def refusal(self, answer: EmbeddingEnrolment) -> str:
-        """Refuse other nodes than before, and embeddings of another length."""
         if self.state.claims is not None and (why := self.state.claims.take(answer)):
             return why
         claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
@@ -257,7 +248,6 @@ class PublicMembership(Membership):
         return ""
 
     def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
-        """Record the clients' nodes, and those that have lost their state."""
         lost = sorted(self.state.begun & set(answer.clients)) if answer.handled == 0 else []
         for client in lost:
             self.state.begun.remove(client)

@@ -2,22 +2,22 @@
 
 Zhang, Cai and Seo, "Privacy-Preserving Federated Graph Neural Network Learning on Non-IID Graph
 Data", Wireless Communications and Mobile Computing 2023. Every client embeds its own graph; some
-nodes, the *public* ones, are in several clients' graphs. What two clients embed differs by a
-rotation at least, so a plain mean of the two would be noise: one is turned into the other's space
-first.
+nodes, the *public* ones, are in several clients' graphs. The embeddings of two clients differ
+at least by a rotation, so their plain mean would be noise: the server first rotates one client's
+embeddings into the other's space.
 
 Iteration ``t`` (Algorithms 1 and 2), one exchange:
 
 1. server -> client ``i``: ``X'_i``, means for its public nodes; nothing in the first iteration;
 2. client: takes ``X'_i`` (DeepWalk: they replace its vectors; GAT: its hidden layer is pulled
    towards them, equation 9), trains on its own graph, and embeds it;
-3. client -> server: ``X_i``, the embeddings of its public nodes, and what it measured;
+3. client -> server: ``X_i``, the embeddings of its public nodes, and its measurements;
 4. server: for each ordered pair ``W_ji``, the orthogonal matrix with the least
    ``||X_j W_ji - X_i||_F``, from the SVD of ``X_j^T X_i`` (equation 4);
-5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over those clients that hold it.
+5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over the clients that hold it.
 
-With ``alignment="consensus"`` steps 4 and 5 turn all clients into one common space and back: ``m``
-alignments in the place of ``m (m - 1)``.
+With ``alignment="consensus"`` steps 4 and 5 rotate all clients into one common space and back:
+``m`` alignments instead of ``m (m - 1)``.
 
 Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: something that embeds
 nodes and can take targets.
@@ -62,7 +62,7 @@ LOG = logging.getLogger(__name__)
 
 
 class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
-    """The server: aligns public embeddings and sends their means back.
+    """The server: aligns the clients' public embeddings and sends means back.
 
     Parameters
     ----------
@@ -71,8 +71,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     rotations_only : bool
         Leave reflections out.
     absent : str
-        For clients that did not answer: ``"leave-out"``, or ``"last"`` to go on with the
-        embeddings that they sent last.
+        For clients that did not answer: ``"leave-out"``, or ``"last"``, which uses their last
+        embeddings.
     participation : float
         Share of the clients asked each round, above 0 and at most 1.
     min_nodes : int
@@ -130,7 +130,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         }
 
     def there(self, server_round: int) -> dict[int, list[int]]:
-        """Wait for SuperNodes; return their clients in ascending order."""
         # Ids of SuperNodes differ from run to run.
         there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
         return dict(sorted(there.items(), key=lambda item: min(item[1])))
@@ -141,7 +140,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         clients: Sequence[int],
         target: Callable[[int], NDArray[np.float32] | None],
     ) -> PublicRequest:
-        """Return the request to a SuperNode's clients, each with its target."""
         session, known = self.session, self.clients
         saves = session.is_due(server_round)
         return PublicRequest(
@@ -158,11 +156,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         )
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
-        """Read a reply of step 3."""
         return PublicReply.from_record(content, self.requests[node], self.num_classes)
 
     def reply_bytes(self, numbers: int = 0) -> int:
-        """Return the most bytes of a reply to this round's requests, with ``numbers`` besides."""
         asked = self.requests.values()
         rows = [sum(ids.size for ids in one.nodes) * one.dimension for one in asked]
         clients = max((len(one.clients) for one in asked), default=0)
@@ -190,13 +186,12 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         )
 
     def averages(self, came: Answers) -> Mapping[str, float]:
-        """Return the means of clients' measurements in a round, by name."""
         losses = [came.losses[client] for client in sorted(came.losses)]
         means = {name: mean_of(by_client.values()) for name, by_client in came.measured.items()}
         return {**means, "loss": mean_of(losses), "disagreement": mean_of(came.disagreements)}
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return what became of every client; ``failed`` has reasons by client."""
+        """Return every client's outcome; ``failed`` has reasons by client."""
         return self.session.participation(answered, failed=failed, idle=self.idle)
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
@@ -220,7 +215,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return consensus(x, held, rotations_only=self.rotations_only).aligned
 
     def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
-        """Count the payload: means down, embeddings up."""
         ledger = self.session.exchange.ledger
         for request in self.requests.values():
             sent = [part.nbytes for part in request.targets if part is not None]
@@ -232,13 +226,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return ledger.payload
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
-        """Return the last means and the ids of their nodes, client by client.
+        """Return, for each client N, the means of its public nodes and the nodes' ids.
 
-        Returns
-        -------
-        dict of str to ndarray
-            For each client N ``means-N`` ``[p, d]``, the means of its public nodes in its own
-            space, and ``nodes-N`` ``[p]``, their ids.
+        ``means-N`` ``[p, d]`` are in the client's own space; ``nodes-N`` is ``[p]``.
         """
         result: dict[str, NDArray[np.generic]] = {}
         for client, means in sorted(self.clients.targets.items()):
@@ -246,11 +236,9 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return result
 
     def measured(self, report: RoundReport) -> MetricRecord:
-        """Return the accuracies and the precision of the alignment."""
         return MetricRecord({**super().measured(report), **report.alignment})
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have clients save that the round's request did not ask to."""
         run = self.session.checkpoints.run
         order: dict[str, Any] = {CHECKPOINT: True, SERVER_ROUND: server_round, RUN_TOKEN: run}
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
@@ -258,21 +246,17 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return self.session.have_saved(server_round, content, saved, "query")
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         local = {name: getattr(self, name) for name in ("alignment", "rotations_only", "absent")}
         drawn = {"participation": self.session.share, "seed": self.session.seed}
         return {"method": type(self).__name__, **local, **drawn}
 
     def state(self) -> dict[str, object]:
-        """Return the server's state for a checkpoint."""
         return self.clients.state_dict()
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Go on from what ``state`` returned."""
         self.clients.load_state_dict(state)
 
     def summary(self) -> None:
-        """Log the settings in one line."""
         LOG.info("%s: %s, absent clients: %s", type(self).__name__, self.alignment, self.absent)
 
 
@@ -282,5 +266,4 @@ class LocalEmbedding(ProcrustesAlignment):
     wants_embeddings = False
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
-        """Align nothing."""
         return {}

@@ -1,13 +1,13 @@
 """nFedGNN: which features a user has, from its latent vectors and its gradients.
 
-A user's latent vector is ``x W + b``, and ``W`` starts from a matrix that the seed decides. From
-then on a row of ``W`` moves by Adam, by gradients that the server itself has sent: whoever guesses
-that a feature is in ``x``, and how large it is, can compute its row in every round. So each round
-adds as many linear equations for ``x`` as a latent vector has numbers. Without weight decay all
-rows would move alike, and later rounds would tell nothing; with it they do not.
+A user's latent vector is ``x W + b``, and ``W`` starts from a matrix that the seed decides. Then
+Adam moves a row of ``W`` by gradients that the server itself has sent. A server that guesses that a
+feature is in ``x``, and its size, can compute the feature's row in every round. So each round adds
+as many linear equations for ``x`` as a latent vector has numbers. Without weight decay all rows
+would move alike, and later rounds would tell nothing; with it they do not.
 
-The attack supposes that all features of a user that are not zero are equally large, as in a bag of
-words. Which value, it finds out: for a wrong one, the equations have no solution.
+The attack supposes that all nonzero features of a user are equally large, as in a bag of words. It
+finds their value out: for a wrong value the equations have no solution.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SEARCH_STEPS = 6000
 
 
 class Seen(NamedTuple):
-    """What the messages of a run tell."""
+    """The contents of a run's messages."""
 
     settings: UserSettings  # The users' models, seed included
     # Of each user: what it was sent and what it answered, from the first round on
@@ -79,7 +79,7 @@ def read(exchanges: Sequence[Exchange], users: NDArray[np.int64]) -> Seen:
 
 
 def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int, Step]]:
-    """Give each user's step of one exchange; a gradient or mean that it has already is none."""
+    """Give each user's steps of an exchange, without gradients and means applied before."""
     config = config_of(one.request)
     asked = unpack_integers(config[keys.USERS], keys.USERS)
     rounds = unpack_integers(config[keys.GRADIENT_ROUND], keys.GRADIENT_ROUND)
@@ -100,7 +100,7 @@ def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int
 
 
 def _advance(applied: dict[tuple[str, int], int], key: tuple[str, int], now: int) -> bool:
-    """Note a round's number; False if it is no later than the last."""
+    """Note a round's number; return False if it is no later than the last."""
     if now <= applied.get(key, 0):
         return False
     applied[key] = now
@@ -142,7 +142,6 @@ def attack(
 
 
 def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
-    """Give the first latent vector of each user; zeros of who sent none."""
     one = next(iter(of_kind(exchanges, "train")))
     latent = array_of(one.reply, keys.ARRAYS, "relay")
     result = np.zeros((users, latent.shape[1]))
@@ -156,7 +155,6 @@ def _measure(
     scores: dict[int, Floats],
     rng: np.random.Generator,
 ) -> Finding:
-    """Guess each user's features with the highest scores; equal ones in a random order."""
     right, wholly = [], 0
     for user, hits in truth.items():
         order = rng.permutation(hits.size)
@@ -184,7 +182,7 @@ class Step(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the messages say about the users' models."""
+    """What the messages tell about the users' models."""
 
     start: Floats  # [f, h] the first weights, without a bias
     bias: bool  # Whether users have a bias; it starts at zero
@@ -207,7 +205,7 @@ def sparse_from_one(latent: Floats, start: Floats) -> Floats:
 def sparse_from_sequence(
     known: Known, steps: Sequence[Step], values: Sequence[float]
 ) -> tuple[Floats, float]:
-    """Return how likely each feature is, from all equations of a sequence."""
+    """Return each feature's score from all equations of a sequence, and the features' value."""
     size = known.start.shape[1]
     steps = steps[: max(1, EQUATIONS // size)]
     shift = bias_course(known, steps)
@@ -219,7 +217,7 @@ def sparse_from_sequence(
 
 
 def equations(known: Known, steps: Sequence[Step], value: float) -> Floats:
-    """Return the matrix that a user's features meet, ``[T h, f]``, if each is ``value``."""
+    """Return the matrix that a user's features meet, ``[T h, f]``, if each feature is ``value``."""
     course = row_course(known.start, value, known, steps)
     return course.transpose(0, 2, 1).reshape(-1, known.start.shape[0])
 
@@ -235,7 +233,7 @@ def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
 
 
 def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step]) -> Floats:
-    """Return rows of weights in every round, ``[T, f, h]``, of features that are ``value`` each."""
+    """Return the weights of features of size ``value`` in every round, ``[T, f, h]``."""
     weight = start.astype(float).copy()
     first, second, count, course = np.zeros_like(weight), np.zeros_like(weight), 0, []
     for step in steps:
@@ -259,7 +257,7 @@ def _last_row(average: Floats | None) -> Floats | None:
 
 
 def _unexplained(matrix: Floats, target: Floats) -> float:
-    """Return which part of the target no combination of the columns explains, 0 to 1."""
+    """Return the part of the target that the columns do not explain, 0 to 1."""
     size, space = np.linalg.eigh(matrix @ matrix.T)
     space = space[:, size > size[-1] * RANK_TOLERANCE**2]
     rest = target - space @ (space.T @ target)
@@ -267,7 +265,7 @@ def _unexplained(matrix: Floats, target: Floats) -> float:
 
 
 class RelayAudit(Audit[NFedGNNConfig, object]):
-    """What is tried on a run of nFedGNN."""
+    """The attacks on a run of nFedGNN."""
 
     rounds = 10
     notes = (
@@ -282,7 +280,6 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
     )
 
     def counterparts(self, config: NFedGNNConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
-        """Give noise where there may be some, and beside one layer for all the other forms."""
         if config.strategy.share == SUMMED:
             averaged = [f"strategy.share={AVERAGED}", "strategy.average_every=5"]
             return [[], ["strategy.aggregation=masked"], [f"strategy.share={OWN}"], averaged]
@@ -290,17 +287,15 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         return [[], [NO_NOISE]] if config.strategy.share != OWN else [[], [NO_NOISE], *noisy]
 
     def label(self, config: NFedGNNConfig) -> str:
-        """Name the noise, or the form if there is none to choose."""
         share, aggregation = config.strategy.share, config.strategy.aggregation
         form = f"{share}, {aggregation} sums" if share == SUMMED else share
         return super().label(config) if share == OWN else f"{form}, {super().label(config)}"
 
     def supernodes(self, clients: int) -> int:
-        """Put all users on one SuperNode: messages have a row for each, wherever they are."""
+        """Put all users on one SuperNode: messages have a row for each user in any case."""
         return 1
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
-        """Attack some users' latent vectors and gradients."""
         x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
         rng = audit_rng(config)
         if config.strategy.share == SUMMED:
@@ -311,7 +306,7 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
 def attack_common(
     exchanges: Sequence[Exchange], x: Floats, rng: np.random.Generator
 ) -> list[Finding]:
-    """Recover the features of some users who have one layer with all others, and compare users."""
+    """Recover features of users that share one layer, and compare users."""
     # x [n, f]
     having = np.flatnonzero((x != 0).any(1))
     drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()

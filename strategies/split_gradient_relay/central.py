@@ -1,4 +1,4 @@
-"""Reference rows: what is trained in one place, with all features or labels at hand."""
+"""Reference rows: training in one place, with all features or labels at hand."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def train_centralised(config: NFedGNNConfig) -> list[Epoch]:
 
 
 def propagate_labels(config: NFedGNNConfig) -> list[Epoch]:
-    """Spread the labels that the server has: those it trains on, and those it takes a round by."""
+    """Spread the server's labels: the labels for training and for the choice of a round."""
     found = propagate_all_labels(cached_data(config))
     return [Epoch(math.nan, found["val"], found["test"])]
 
 
 def commonest(config: NFedGNNConfig) -> float:
-    """Give the test accuracy of always naming the commonest class of the test nodes."""
+    """Return the test accuracy of always naming the commonest class of the test nodes."""
     data = cached_data(config)
     labels = data.y[data.test_mask]
     return int(labels.bincount().max()) / int(labels.numel())

@@ -1,4 +1,4 @@
-"""What one message does to the users that it is about."""
+"""What one message does to the users that it names."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
 
 @dataclass
 class ChosenUsers:
-    """The users that one message is about."""
+    """The users that one message names."""
 
     cohort: Cohort  # All users of the client
     tensors: Tensors  # The cohort's tensors and the two round counters
     place: Tensor  # [p] places of the chosen users in the cohort
 
     def take_average(self, average: NDArray[np.generic], average_round: int) -> None:
-        """Replace the weights of those users that have not done so for that round yet."""
+        """Replace the weights of the users that have not taken that round's average yet."""
         seen = self.tensors[AVERAGE_ROUND]
         due = self.place[seen[self.place] < average_round]
         if due.numel():
@@ -35,7 +35,7 @@ class ChosenUsers:
             seen[due] = average_round
 
     def step(self, request: RelayRequest) -> None:
-        """Step those users for which the request's gradient is new."""
+        """Step the users for which the request's gradient is new."""
         rounds = torch.from_numpy(request.gradient_round).to(torch.int32)
         seen = self.tensors[GRADIENT_ROUND]
         fresh = seen[self.place] < rounds
@@ -60,6 +60,6 @@ class ChosenUsers:
 
 
 def unless_all(place: Tensor, count: int) -> Tensor | None:
-    """Return ``None`` where all of so many users are meant in their order: the fast path."""
+    """Return the tensor of indices; ``None``, the fast path, for all users in their order."""
     # place [p]
     return None if torch.equal(place, torch.arange(count)) else place

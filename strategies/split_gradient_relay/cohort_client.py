@@ -1,4 +1,4 @@
-"""The users that one SuperNode hosts: their half of a round, their state, checkpoints."""
+"""The users of one SuperNode: their half of a round, their state, checkpoints."""
 
 from __future__ import annotations
 
@@ -57,24 +57,7 @@ Opened = tuple[Cohort, Tensors]
 
 
 class UsersClient(NumPyClient):
-    """What the clients' halves of all forms share: users' features, and who is where.
-
-    Parameters
-    ----------
-    context : Context
-        The ClientApp's context; the users' weights live behind it (``flower_graph.client.state``).
-    x : Tensor
-        ``[n_c, f]`` the users' features, dense or sparse CSR.
-    users : Tensor
-        ``[n_c]`` the users' numbers in the server's graph.
-    user_model : Module, optional
-        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
-        the paper's linear map. It runs without dropout; put dropout into the server's model.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    output_dir : Path, optional
-        The run's output folder, for what is kept after the run (``flower_graph.outputs.client``).
-    """
+    """The users of one SuperNode, as the clients of all forms have them: ``NodeClient``."""
 
     actions: tuple[str, ...] = ("finish",)
     settings_key = "user-settings"  # in Context.state, where the run keeps something
@@ -100,17 +83,14 @@ class UsersClient(NumPyClient):
     # What of a run outlasts its messages
 
     def _remember(self, settings: UserSettings | CommonSettings) -> None:
-        """Keep the settings, by which a snapshot reads the state, where the run keeps something."""
         if self.outputs.is_on and self.settings_key not in self._context.state:
             self._context.state[self.settings_key] = ConfigRecord(settings._asdict())
 
     def _forget(self) -> None:
-        """Drop the state, and the settings."""
         self._state.drop()
         self._context.state.pop(self.settings_key, None)
 
     def snapshot(self) -> Snapshot:
-        """Give what users have now; it predicts nothing without the server's half."""
         if self._model is not None:
             LOG.warning("user_model: a module of your own is saved in checkpoints alone")
             return Snapshot(None, [])
@@ -120,11 +100,9 @@ class UsersClient(NumPyClient):
         return Snapshot(None, [self._halves(dict(kept))])
 
     def _halves(self, settings: Tree) -> SavedModels:
-        """Give the users' halves, of a run with such settings."""
         raise NotImplementedError
 
     def _weight_shape(self, latent_size: int, bias: bool) -> list[int]:
-        """Return the shape of one user's weights as they are added up."""
         if self._model is not None:
             return [sum(p.numel() for p in self._model.parameters()), 1]
         return [self._x.shape[1] + int(bias), latent_size]
@@ -136,7 +114,6 @@ class UsersClient(NumPyClient):
         return pack(x, bias=bias).to(self._device)
 
     def _places(self, users: NDArray[np.generic]) -> Tensor:
-        """Turn user numbers into places in this client; refuse users of others."""
         wanted = torch.from_numpy(np.ascontiguousarray(users))
         if torch.equal(wanted, self.users):
             return torch.arange(wanted.numel())
@@ -149,7 +126,7 @@ class UsersClient(NumPyClient):
 
 
 class NodeClient(UsersClient):
-    """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
+    """The users of one SuperNode: one in a deployment, thousands in a simulation.
 
     Parameters
     ----------
@@ -168,10 +145,10 @@ class NodeClient(UsersClient):
     checkpoint_dir : Path, optional
         Where to save the users' weights when the server asks for a checkpoint.
     output_dir : Path, optional
-        The run's output folder, for what is kept after the run (``flower_graph.outputs.client``).
+        The run's output folder (``flower_graph.outputs.client``).
     rows_dir : Path, optional
-        A folder in which the users' weights and moments are kept in a file, instead of in memory;
-        for the paper's linear map without averaging. The users are computed on the CPU.
+        Folder for a file of the users' weights and moments, which are then not in memory; for the
+        paper's linear map without averaging. The users are computed on the CPU.
 
     Raises
     ------
@@ -215,7 +192,6 @@ class NodeClient(UsersClient):
         )
 
     def get_properties(self, config: Config) -> Config:
-        """Say which users are here; load a checkpoint first if the server resumes a run."""
         enrolment = EnrolmentRequest.from_config(config)
         makers = self._makers(enrolment.settings)
         if enrolment.before is not None and int(self.users.min()) >= enrolment.before:
@@ -239,7 +215,7 @@ class NodeClient(UsersClient):
         return reply.to_numpy()
 
     def _save(self, server_round: int, run: str, settings: UserSettings) -> str:
-        """Write a checkpoint, with where the rows of weights of each user begin."""
+        """Write a checkpoint, with the start of each user's rows of weights."""
         makers = self._makers(settings)
         if self._file is not None:
             return self._mark(server_round, run, makers)
@@ -247,7 +223,7 @@ class NodeClient(UsersClient):
         return self._state.save(server_round, run, makers, more)
 
     def _mark(self, server_round: int, run: str, makers: Makers[Opened]) -> str:
-        """Write a checkpoint of all but the rows, to which the file can go back from now on."""
+        """Write a checkpoint of all but the rows; from now on the file can go back to it."""
         cohort, _ = self._state.look(makers)
         assert isinstance(cohort, StoredCohort)
         cohort.file.prepare()
@@ -257,7 +233,7 @@ class NodeClient(UsersClient):
         return problem
 
     def _restore(self, enrolment: EnrolmentRequest) -> None:
-        """Go on from a checkpoint; where users came or went, keep what it has of those here."""
+        """Go on from a checkpoint; if users have changed, take the part of the users here."""
         before, resume, settings = enrolment.before, enrolment.resume, enrolment.settings
         makers = self._makers(settings)
         if self._file is not None and self._state.store.is_due(resume):
@@ -275,7 +251,7 @@ class NodeClient(UsersClient):
             return self._adopted(settings, saved, numbers, more)
 
         if self._state.restore(resume, makers, adopt) is not None:
-            # The file that was read may have users who have left.
+            # The file that was read may have users that have left.
             why = self._save(resume.server_round, resume.run, settings)
             if why:
                 raise CheckpointError(why)
@@ -283,7 +259,6 @@ class NodeClient(UsersClient):
     def _adopted(
         self, settings: UserSettings, saved: Tensors, numbers: Tensor, more: Tensors
     ) -> Tensors:
-        """Lay into new users' tensors what a checkpoint has of some of them."""
         result = self._makers(settings).start()
         both = np.intersect1d(self.users.numpy(), numbers.numpy(), return_indices=True)
         here, there = (torch.from_numpy(place) for place in both[1:])
@@ -296,7 +271,6 @@ class NodeClient(UsersClient):
         return result
 
     def _halves(self, settings: Tree) -> SavedModels:
-        """Give the users' layers."""
         own = UserSettings(**settings)
         cohort, tensors = self._state.look(self._makers(own))
         if isinstance(cohort, StoredCohort):
@@ -304,7 +278,6 @@ class NodeClient(UsersClient):
         return user_models(self.users.tolist(), self._rows(own), tensors, own)
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        """Apply the last gradients and forget the run."""
         request = RelayRequest.from_numpy(parameters, config)
         with self._updated(request) as users:
             if isinstance(users.cohort, StoredCohort):
@@ -318,7 +291,7 @@ class NodeClient(UsersClient):
 
     @contextmanager
     def _updated(self, request: RelayRequest) -> Iterator[ChosenUsers]:
-        """Open the users' state and apply what a message brings; it counts if all ends well."""
+        """Open the users' state and apply a message; changes are kept if the block ends well."""
         self._remember(request.settings)
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
@@ -347,7 +320,7 @@ class NodeClient(UsersClient):
         return Makers(start, build)
 
     def _placed(self, tensors: Tensors) -> Tensors:
-        """Move weights to the device; the round counters stay with the CPU's bookkeeping."""
+        """Move weights to the device; round counters stay with the CPU's bookkeeping."""
         counters = (GRADIENT_ROUND, AVERAGE_ROUND)
         return {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
 

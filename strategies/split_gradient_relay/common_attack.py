@@ -1,11 +1,13 @@
-"""nFedGNN with one first layer: which features a user has, and who has features in common.
+"""nFedGNN with one first layer: find a user's features, and users with common features.
 
-A server that reads the sums of gradients knows the layer ``W`` of every round: it starts from the
-seed and steps as all do. Then each round gives as many linear equations for a user's features as a
-latent vector has numbers, ``x W_t = x'_t``. Under masks it knows no ``W``: what it can do is to
-take the seed's first weights for it, and to compare users, because the vectors of all are maps of
-their features by the same ``W``, whatever that is. A factorisation of all vectors into features and
-weights is no use to it: which feature is which word, no factor says.
+A server that reads the sums of gradients knows the layer ``W`` of every round: ``W`` starts from
+the seed, and the server can step as all users do. Then each round gives as many linear equations
+for a user's features as a latent vector has numbers, ``x W_t = x'_t``.
+
+Under masks the server does not know ``W``. It can use the seed's first weights instead. It can also
+compare users, because all latent vectors are maps of features by the same ``W``. A factorisation of
+all vectors into features and weights is no use to the server: no factor tells which feature is
+which word.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ COMPARED = 300  # users that are compared with each other
 
 
 class CommonSeen(NamedTuple):
-    """What the messages of a run with one layer tell."""
+    """The contents of the messages of a run with one layer."""
 
     latents: dict[int, Floats]  # [n, h] without dropout, by the round of the layer's last step
     layers: dict[int, Floats]  # [f, h] the layer of each of these rounds, as the server has it
@@ -66,7 +68,7 @@ def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> Com
 def scores_of(
     seen: CommonSeen, users: Sequence[int], features: int
 ) -> dict[str, dict[int, Floats]]:
-    """Score the features of users by the equations of one round and of all rounds."""
+    """Score users' features by the equations of one round and of all rounds."""
     first, *_ = sorted(seen.latents)
     every = sorted(seen.latents)
     result: dict[str, dict[int, Floats]] = {}
@@ -87,7 +89,7 @@ def scores_of(
 
 
 def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> Finding:
-    """Say which pairs of users have more features in common than most, by their vectors."""
+    """Guess from the vectors which pairs of users have more common features than most pairs."""
     # latents: [n, h] of some rounds; x [n, f]
     rows = np.concatenate(latents, 1)
     chosen = rng.choice(len(x), min(COMPARED, len(x)), replace=False)

@@ -1,7 +1,7 @@
-"""The users that one SuperNode hosts, where all users have one first layer.
+"""The users of one SuperNode, if all users have one first layer.
 
-A message brings the sum that the last step is taken with; a SuperNode that has missed one gets a
-copy first. What it brings is taken once, however often it comes.
+A message brings the sum for the last step; a SuperNode that has missed a step first gets a copy of
+the layer. The same sum is applied only once, however often it comes.
 """
 
 from __future__ import annotations
@@ -46,24 +46,12 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
 class CommonLayerClient(UsersClient):
-    """The users that one SuperNode hosts: in a deployment one, in a simulation thousands.
+    """The users of one SuperNode, with the layer and the optimiser that all users share.
 
     Parameters
     ----------
-    context : Context
-        The ClientApp's context; the layer and its optimiser live behind it.
-    x : Tensor
-        ``[n_c, f]`` the users' features, dense or sparse CSR.
-    users : Tensor
-        ``[n_c]`` the users' numbers in the server's graph.
-    user_model : Module, optional
-        As of ``NodeClient``; the same for all users.
-    device : str
-        ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
-    checkpoint_dir : Path, optional
-        Where to save the layer when the server asks for a checkpoint.
-    output_dir : Path, optional
-        The run's output folder, for what is kept after the run.
+    context, x, users, user_model, **more
+        As of ``NodeClient``; ``user_model`` is the same for all users.
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
@@ -88,14 +76,13 @@ class CommonLayerClient(UsersClient):
         )
 
     def get_properties(self, config: Config) -> Config:
-        """Say which users are here; load a checkpoint first if the server resumes a run."""
         question = CommonQuestion.from_config(config)
         settings, resume, before = question.settings, question.resume, question.before
         makers = self._makers(settings)
         if before is not None and int(self.users.min()) >= before:
             self._state.begin(resume)  # all have come since that checkpoint
         else:
-            # The layer is everybody's, whoever came or went since.
+            # All users share the layer, so it fits after users came or went.
             self._state.restore(resume, makers, lambda saved, *_: saved if before else None)
         handled = self._state.processed(makers)
         layer_round = self._state.look(makers).round if handled else 0
@@ -104,7 +91,6 @@ class CommonLayerClient(UsersClient):
         return self._enrolment(of_layer).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Take the last step, then answer with latent vectors."""
         request = LatentRequest.from_numpy(parameters, config)
         settings, advance = request.settings, request.advance
         self._remember(settings)
@@ -125,7 +111,7 @@ class CommonLayerClient(UsersClient):
         return reply.to_numpy(request.users.size)
 
     def add_up(self, parameters: Parameters, config: Config) -> Answer:
-        """Add up the gradients of this round by the layer's weights."""
+        """Add up this round's gradients with respect to the layer's weights."""
         request = GradientRequest.from_numpy(parameters, config)
         layer = self._state.look(self._makers(request.settings))
         layer.settings = request.settings._replace(seed=self._seed(request.settings))
@@ -138,24 +124,20 @@ class CommonLayerClient(UsersClient):
         return self._summed(request, total.cpu().numpy(), config)
 
     def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
-        """Give a copy of the layer, for SuperNodes that have missed a step."""
         layer = self._state.look(self._makers(CopyRequest.from_config(config).settings))
         data = self._seal(save({n: t.cpu().contiguous() for n, t in layer.tensors.items()}))
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        """Forget the run."""
         self._forget()
         return [], self.users.numel(), {}
 
     def _halves(self, settings: Tree) -> SavedModels:
-        """Give the layer that all have."""
         common = CommonSettings(**settings)
         weight = self._state.look(self._makers(common)).weights[LINEAR]
         return common_model(self.users.tolist(), weight, common.bias)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
-        """Bring the layer to its last step, if it is not there already."""
         if layer.round == advance.layer_round:
             return
         if layer.round != advance.before and advance.copy is not None:
@@ -170,24 +152,20 @@ class CommonLayerClient(UsersClient):
     # What is otherwise where the server is to read no sum and no weight
 
     def _enrolment(self, of_layer: CommonEnrolment) -> CommonEnrolment:
-        """Return what the server is told of who is here, and of the layer."""
         return of_layer
 
     def _take_key(self, config: Config) -> None:
         """Take what a request brings besides."""
 
     def _seed(self, settings: CommonSettings) -> int:
-        """Give the seed of the first weights, and of what users drop."""
         return settings.seed
 
     def _total(self, advance: Advance) -> Tensor | None:
-        """Read the sum that a step is to be taken with."""
         return torch.from_numpy(advance.total) if advance.total is not None else None
 
     def _summed(
         self, request: GradientRequest, total: NDArray[np.float64], config: Config
     ) -> Answer:
-        """Answer with the sum over the users here."""
         answer = SumReply(request.server_round, total.astype(np.float32))
         return answer.to_numpy(request.users.size)
 
@@ -219,7 +197,7 @@ class CommonLayerClient(UsersClient):
         return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
 
     def _unless_all(self, users: np.ndarray) -> Tensor | None:
-        """Return places of users; ``None`` where all are meant in their order: the fast path."""
+        """Return indices of users; ``None``, the fast path, for all users in their order."""
         return unless_all(self._places(users), self.users.numel())
 
 

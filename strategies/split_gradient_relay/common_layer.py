@@ -1,8 +1,8 @@
-"""One first layer that all users have: the users of one SuperNode, as tensors.
+"""One first layer for all users: the users of one SuperNode, as tensors.
 
 User ``i`` sends ``x'_i = W x_i`` and is answered ``g_i``; the gradient of the loss by ``W`` is the
-sum of all ``x_i g_i^T``. A SuperNode adds up those of its users. Whoever takes Adam's step with the
-sum over all SuperNodes has the weights that one network in one place would have.
+sum of all ``x_i g_i^T``. A SuperNode adds up its users' products. Adam's step with the sum over
+all SuperNodes gives the weights that one network in one place would have.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -34,20 +34,10 @@ Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
 
 
 class CommonSettings(NamedTuple):
-    """What the server tells every user about the common layer: the same in all rounds.
+    """Settings of the common layer, which the server sends to every user; constant in a run.
 
-    Attributes
-    ----------
-    latent_size : int
-        Length of the latent vector, ``h``.
-    bias : bool
-        Whether the linear map has a bias.
-    weight_decay : float
-        Adam's, as in ``torch.optim.Adam``.
-    seed : int
-        The run's seed: of the first weights, and of what users drop.
-    dropout : float
-        Share of its features that a user drops in training.
+    ``latent_size``, ``bias``, ``weight_decay`` and ``seed`` are as in ``UserSettings``;
+    ``dropout`` is the share of its features that a user drops in training.
     """
 
     latent_size: int
@@ -67,22 +57,22 @@ def bounded(total: Numbers, limit: float) -> Numbers:
 
 
 class Dropped(NamedTuple):
-    """Whose features are dropped at random, and for which round."""
+    """The random dropout of users' features in one round."""
 
     rate: float
     seed: int
     server_round: int
 
     def scale(self, user: Tensor, feature: Tensor) -> Tensor:
-        """Give what multiplies features of users: 0, or what makes up for those that are 0."""
-        # A draw for each user and round, whoever hosts it: chances are those of the numbers.
+        """Return the factors of users' features: 0, or the factor that keeps the mean."""
+        # A draw for each user and round; it depends on the numbers, not on the SuperNode.
         numbers = user.long() * FEATURES_OF_A_USER + feature.long()
         drawn = chances(numbers, self.seed, "feature-dropout", self.server_round)
         return (drawn >= self.rate).float() / (1 - self.rate)
 
 
 class LinearLayer:
-    """A linear map ``[f, h]`` that all users have; a bias is its last row."""
+    """A linear map ``[f, h]`` that all users share; a bias is its last row."""
 
     def __init__(self, rows: ActiveRows, numbers: Tensor, settings: CommonSettings) -> None:
         # numbers [n]: the users' in the server's graph
@@ -95,7 +85,6 @@ class LinearLayer:
         self._parts = rows.blocks(BLOCK_ROWS)  # so small that what is made of them stays in cache
 
     def start(self, settings: CommonSettings) -> dict[str, Tensor]:
-        """Draw the first weights."""
         count = self.rows.num_features - int(settings.bias)
         return {LINEAR: shared_linear_weight(count, settings)}
 
@@ -115,7 +104,7 @@ class LinearLayer:
         self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
     ) -> Tensor:
         """Add up the users' gradients, ``[f, h]``, in double precision."""
-        # gradient [p, h], by the users' latent vectors; those of all others are 0
+        # gradient [p, h], by the users' latent vectors; gradients of other users are 0
         rows, (order, user, ptr), value = self.rows, self._by_feature, self._values(dropped)
         size = rows.num_users, gradient.shape[1]
         every = torch.zeros(size, dtype=torch.float64, device=value.device)
@@ -128,7 +117,6 @@ class LinearLayer:
         return total
 
     def _values(self, dropped: Dropped | None) -> Tensor:
-        """Give all users' features, row by row, without those that are dropped."""
         if dropped is None or not self._parts:
             return self.rows.value
         if self._last[0] != dropped:  # asked for twice a round
@@ -136,7 +124,7 @@ class LinearLayer:
         return self._last[1]
 
     def _kept(self, dropped: Dropped, users: slice, part: slice) -> Tensor:
-        """Give some users' features without those that are dropped; a bias never is."""
+        """Return some users' features after dropout; a bias is never dropped."""
         rows, size = self.rows, part.stop - part.start
         ends, feature = rows.ptr[users.start : users.stop + 1], rows.feature[part]
         counts = ends[1:] - ends[:-1]
@@ -156,14 +144,12 @@ class ModuleLayer:
         self._module = copy.deepcopy(module).eval().to(x.device)
 
     def start(self, settings: CommonSettings) -> dict[str, Tensor]:
-        """Give the module's first weights."""
         named = self._module.named_parameters()
         return {name: parameter.detach().clone() for name, parameter in named}
 
     def forward(
         self, weights: Tensors, users: Tensor | None = None, dropped: Dropped | None = None
     ) -> Tensor:
-        """Return latent vectors ``[p, h]`` of some users or all."""
         users = torch.arange(self.x.shape[0]) if users is None else users
         with torch.no_grad():
             return self._call(weights, users, dropped)
@@ -193,14 +179,13 @@ Layer = LinearLayer | ModuleLayer
 
 
 class CommonLayer:
-    """The weights that all users have, Adam's moments, and the round of the last step."""
+    """The weights that all users share, Adam's moments, and the round of the last step."""
 
     def __init__(self, layer: Layer, settings: CommonSettings, tensors: Tensors) -> None:
         self.layer, self.settings, self.tensors = layer, settings, tensors
 
     @staticmethod
     def start(layer: Layer, settings: CommonSettings) -> Tensors:
-        """Make the tensors before the first step."""
         result: Tensors = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
         for name, weight in layer.start(settings).items():
             parts = weight, torch.zeros_like(weight), torch.zeros_like(weight)
@@ -214,7 +199,6 @@ class CommonLayer:
 
     @property
     def weights(self) -> Tensors:
-        """The weights by their names."""
         return {name: self.tensors[f"weight.{name}"] for name in self._names}
 
     @property
@@ -223,16 +207,14 @@ class CommonLayer:
         return [name for part, _, name in named if part == "weight"]
 
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
-        """Return latent vectors, with dropout where there is a round to draw it for."""
         return self.layer.forward(self.weights, users, self._dropped(server_round))
 
     def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
-        """Add up the gradients by the weights of some users, who have dropped as in ``forward``."""
+        """Add up some users' gradients with respect to the weights, with ``forward``'s dropout."""
         dropped = self._dropped(server_round)
         return self.layer.gradient(self.weights, users, gradient, dropped)
 
     def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
-        """Take Adam's step with the sum of all users' gradients, in place."""
         weights = list(self.weights.values())
         adam = Adam(weights, lr=learning_rate, weight_decay=self.settings.weight_decay)
         sizes = [weight.numel() for weight in weights]

@@ -1,4 +1,4 @@
-"""Messages of nFedGNN whose users have one first layer: latents up, gradients down, sums up."""
+"""Messages of nFedGNN with one first layer: latents up, gradients down, sums up."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ LayerRound = Annotated[
 
 @dataclass
 class CommonQuestion(EnrolmentRequest, down="query"):
-    """Server to client: who is there, as without a common layer."""
+    """Server to client: asks for its users, as without a common layer."""
 
     settings: Settings  # type: ignore[assignment]
 
 
 @dataclass
 class CommonEnrolment(EnrolmentReply, up="query"):
-    """Client to server: the users it hosts, and of which round its layer is."""
+    """Client to server: its users, and the round of its layer."""
 
     layer_round: LayerRound = 0
 
 
 @dataclass
 class MaskedEnrolment(CommonEnrolment, up="query"):
-    """Client to server: what else is needed where sums are masked."""
+    """Client to server: the further entries of masked sums."""
 
     public: Annotated[
         Bytes, Block("key-public", "its public key (X25519)", shape=f"{KEY_BYTES}")
@@ -76,7 +76,7 @@ class MaskedEnrolment(CommonEnrolment, up="query"):
 
 @dataclass
 class HiddenSum(Message):
-    """Server to client: a sum that the server has not read; clients take the pads off."""
+    """Server to client: a sum that the server cannot read; clients take the pads off."""
 
     contributors: Annotated[
         int, Whole("pad-contributors", "how often the pad is in the words", least=1)
@@ -97,13 +97,12 @@ class HiddenSum(Message):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the words."""
         return self.words.nbytes
 
 
 @dataclass
 class Advance(Message):
-    """Server to client: what brings the layer to its last step; each is taken once."""
+    """Server to client: the step, or copy, that brings the layer up to date; applied once."""
 
     layer_round: Annotated[
         int, Whole("layer-round", "round of the last step; 0: none was taken", least=0)
@@ -137,7 +136,7 @@ class Advance(Message):
 
 @dataclass
 class LatentRequest(Message, down="train"):
-    """Server to client: the sum of an earlier round; asks for latent vectors of this one."""
+    """Server to client: the sum of an earlier round; asks for this round's latent vectors."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
     users: Annotated[IntArray, Exact(USERS, "who takes part, in order", shape="p")]
@@ -155,13 +154,12 @@ class LatentRequest(Message, down="train"):
 
     @property
     def clients(self) -> IntArray:
-        """Whom it asks."""
         return self.users
 
 
 @dataclass
 class LatentReply(Message, up="train"):
-    """Client to server: latent vectors for training, and others to be measured."""
+    """Client to server: latent vectors for training, and others for evaluation."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
     layer_round: LayerRound
@@ -187,7 +185,6 @@ class LatentReply(Message, up="train"):
 
     @classmethod
     def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
-        """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
         sizes: dict[str, object] = {
             "p": request.users.size,
             "m": request.measured.size,
@@ -205,7 +202,7 @@ class LatentReply(Message, up="train"):
 
 @dataclass
 class GradientRequest(Message, down="train.add_up"):
-    """Server to client: the gradients by the latent vectors of this round; asks for their sum."""
+    """Server to client: gradients with respect to this round's latent vectors; asks for sums."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
     users: Annotated[IntArray, Exact(USERS, "whose they are, in order", shape="p")]
@@ -222,13 +219,12 @@ class GradientRequest(Message, down="train.add_up"):
 
     @property
     def clients(self) -> IntArray:
-        """Whom it asks."""
         return self.users
 
 
 @dataclass
 class SumReply(Message, up="train.add_up"):
-    """Client to server: the sum over its users of their gradients by the layer's weights."""
+    """Client to server: its users' summed gradients with respect to the layer's weights."""
 
     server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
     total: Annotated[
@@ -240,21 +236,20 @@ class SumReply(Message, up="train.add_up"):
     def from_record(
         cls, content: RecordDict, request: GradientRequest, shape: tuple[int, int]
     ) -> SumReply:
-        """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
         (f, w), p = shape, request.users.size
         return cls.read(content, server_round=request.server_round, f=f, w=w, p=p)
 
 
 @dataclass
 class CopyRequest(Message, down="train.copy_layer"):
-    """Server to client: asks for a copy of the layer, for those who have missed a step."""
+    """Server to client: asks for a copy of the layer, for SuperNodes that have missed a step."""
 
     settings: Settings
 
 
 @dataclass
 class CopyReply(Message, up="train.copy_layer"):
-    """Client to server: weights and optimiser."""
+    """Client to server: a copy of the layer's weights and optimiser."""
 
     layer_round: LayerRound
     copy: Annotated[Bytes, Block("layer-copy", "in safetensors' form", shape="b 4")]

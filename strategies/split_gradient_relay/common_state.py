@@ -1,4 +1,4 @@
-"""What the server keeps where all users have one first layer: who has which step, and bytes."""
+"""The server's state with one first layer: the last step of each SuperNode, and bytes."""
 
 from __future__ import annotations
 
@@ -42,22 +42,21 @@ MOST_STOPPED = 2  # steps that a SuperNode may stop before it is left out
 
 @dataclass
 class Latents:
-    """What was asked for one round, and what came."""
+    """The latent vectors of one round, asked for and received."""
 
     server_round: int = 0
     asked: dict[int, IntArray] = field(default_factory=dict)  # users of each SuperNode
     came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h], in the same order
-    apart: set[int] = field(default_factory=set)  # who sent them besides vectors to be measured
+    apart: set[int] = field(default_factory=set)  # SuperNodes that also sent vectors to be measured
     rejected: list[Rejected] = field(default_factory=list)
 
     def keep(self, nodes: Sequence[int]) -> None:
-        """Forget SuperNodes that are not connected any more."""
         self.asked = {node: users for node, users in self.asked.items() if node in nodes}
         self.came = {node: latent for node, latent in self.came.items() if node in nodes}
 
 
 class Void(Enum):
-    """What kind of reason there is that nobody steps."""
+    """The kind of reason for a round without a step."""
 
     UNANSWERED = "SuperNodes did not answer with their sums"
     SKIPPED = "the secure sum was skipped"
@@ -66,25 +65,23 @@ class Void(Enum):
 
 @dataclass(frozen=True)
 class NoSum:
-    """Why a round has no sum of gradients, so that nobody steps."""
+    """The reason why a round has no sum of gradients, so that nobody steps."""
 
     kind: Void
     text: str  # One line for a person
     nodes: tuple[int, ...] = ()  # SuperNodes that it is for want of, as far as they are known
 
     def __str__(self) -> str:
-        """Write what a round's report says."""
         return f"no sum of gradients: {self.text}"
 
     @classmethod
     def unanswered(cls, nodes: Sequence[int]) -> NoSum:
-        """Say that these SuperNodes have sent latent vectors, and not their sums."""
         count = f"{len(nodes)} SuperNode{'' if len(nodes) == 1 else 's'}"
         return cls(Void.UNANSWERED, f"missing from {count}", tuple(nodes))
 
 
 class CommonBook(RelayBook):
-    """Users, the last step of their layer, and which SuperNode has taken it."""
+    """Users, the last step of their layer, and which SuperNodes have taken it."""
 
     settings: CommonSettings
 
@@ -102,7 +99,6 @@ class CommonBook(RelayBook):
         self._has_answered = np.zeros(roster.size, bool)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
-        """Note that users have lost their state; return whether they had any."""
         had = bool(self._has_answered[users].any())
         self._has_answered[users] = False
         return had
@@ -110,7 +106,6 @@ class CommonBook(RelayBook):
     # The last step
 
     def made(self, server_round: int, total: FloatArray | HiddenSum, learning_rate: float) -> None:
-        """Keep the sum of a round's gradients, with which everybody is to step."""
         self.last, self.before = server_round, self.last
         self.total, self._learning_rate = total, learning_rate
 
@@ -120,7 +115,6 @@ class CommonBook(RelayBook):
         return at == self.last or (at == self.before and self.total is not None)
 
     def go_back(self, nodes: Collection[int]) -> None:
-        """Go on from the newest layer that somebody has who is there."""
         newest = max(self.at.get(node, 0) for node in nodes)
         LOG.warning(
             "nobody who is there has the users' layer of round %d: they go on from that of round "
@@ -131,7 +125,6 @@ class CommonBook(RelayBook):
         self.last, self.before, self.total = newest, NEVER, None
 
     def advance(self, node: int, copied: int = NEVER, copy: Bytes | None = None) -> Advance:
-        """Write what brings a SuperNode to the last step, by a copy if it needs one."""
         at = self.at.get(node, 0)
         copy = None if self.can_go_on(node) else copy
         result = Advance(self.last, self.before, self._learning_rate, copy=copy)
@@ -144,7 +137,6 @@ class CommonBook(RelayBook):
     # What travelled
 
     def took_step(self, node: int, request: LatentRequest) -> None:
-        """Note that a SuperNode has the last step, and count what it was sent and sent back."""
         advance, size = request.advance, self.settings.latent_size * NUMBER
         self.at[node] = advance.layer_round
         users, measured = request.users, request.measured
@@ -159,8 +151,7 @@ class CommonBook(RelayBook):
             self.traffic[measured, UP] += size
 
     def used(self, users: IntArray, *, apart: bool) -> None:
-        """Count latent vectors with which a round was trained, and the gradients that answer."""
-        # apart: they were sent besides vectors to be measured, which are counted already
+        # apart: vectors to be measured were sent too, and are counted already
         size = self.settings.latent_size * NUMBER
         if apart:
             self.ledger.count("up", "latent", users.size * size)
@@ -170,12 +161,10 @@ class CommonBook(RelayBook):
         self.traffic[users, DOWN] += size
 
     def added_up(self, users: IntArray, nbytes: int) -> None:
-        """Count a SuperNode's sum of its users' gradients."""
         self.ledger.count("up", "sum", nbytes)
         self.traffic[users, UP] += nbytes // users.size
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between rounds, but for who hosts whom."""
         return super().state_dict() | {"layer-round": self.last}
 
     def load_state_dict(self, state: StateDict) -> None:
@@ -184,21 +173,19 @@ class CommonBook(RelayBook):
         self.last, self.before, self.total = int(state["layer-round"]), NEVER, None
 
     def ended(self, server_round: int) -> None:
-        """Note the last round."""
         self._round = server_round
 
 
 class CommonMembership(RelayMembership):
-    """Which users each SuperNode hosts, and of which round its layer is."""
+    """The users of each SuperNode, and the round of its layer."""
 
     state: CommonBook
 
     def __init__(self, state: CommonBook) -> None:
         super().__init__(state)
-        self._stopped = Counter[int]()  # steps, by the users of who stopped them
+        self._stopped = Counter[int]()  # steps that SuperNodes stopped, by their users
 
     def stopped(self, nodes: Collection[int], asked: Collection[int]) -> None:
-        """Count a step that SuperNodes have stopped, and leave out who did so twice."""
         # If most of them have, it is no fault of theirs.
         for node in nodes if 2 * len(nodes) < len(asked) else ():
             self._stopped.update(self.clients[node])
@@ -207,7 +194,7 @@ class CommonMembership(RelayMembership):
                 self.forget(node)
 
     def refusal(self, answer: EnrolmentReply) -> str:
-        """Refuse who stops steps, whatever its id is now."""
+        """Refuse a SuperNode that stops steps, even under another id."""
         return self._refused_for(answer.users.tolist()) or super().refusal(answer)
 
     def _refused_for(self, users: Iterable[int]) -> str:
@@ -216,16 +203,13 @@ class CommonMembership(RelayMembership):
         return f"it stopped {MOST_STOPPED} steps of all: left out until another SuperNode joins"
 
     def question(self, resume: Resume) -> RecordDict:
-        """Ask for users, under settings that stay the same in a run."""
         before = self.state.roster.before if resume.server_round else None
         return CommonQuestion(self.state.settings, resume, before).to_record()
 
     def read(self, node: int, content: RecordDict) -> CommonEnrolment:
-        """Read a reply; users are nodes of the server's graph."""
         return CommonEnrolment.read(content, num_nodes=self.state.roster.size)
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        """Note of which round its layer is, besides the rest."""
         super().enrolled(node, answer)
         assert isinstance(answer, CommonEnrolment)
         self._stopped.clear()

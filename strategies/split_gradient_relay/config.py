@@ -33,7 +33,7 @@ PLAIN, MASKED = AGGREGATIONS = ("plain", "masked")
 SMOOTHNESS = 100.0  # the paper's lambda
 STEADYING = ("strategy.learning_rate", "strategy.reg_weight")  # less of them when training diverges
 SCHEDULES = ("constant", "cosine", "warmup-cosine")
-# By validation AUC; with those for classes no more is learnt than features alone say
+# By validation AUC; with the values for classes, edges add nothing to the features
 FOR_LINKS = {
     "model.hidden": 64,
     "strategy.learning_rate": 0.01,
@@ -44,7 +44,7 @@ FOR_LINKS = {
 
 @dataclass
 class UserData(DataConfig):
-    """The graph of the users; they may come and go when a run goes on."""
+    """The graph of the users; users may come and go when a run goes on."""
 
     add: str | None = setting(
         None,
@@ -56,7 +56,7 @@ class UserData(DataConfig):
 
 @dataclass
 class ModelConfig:
-    """The split model: the users' first transform and the server's rest."""
+    """The split model: the users' first transform and the rest at the server."""
 
     name: str = setting("gcn", choice(*MODELS), help="the graph neural network")
     hidden: int = setting(16, at_least(1), help="numbers in a latent vector; `gat`: of each head")
@@ -67,7 +67,7 @@ class ModelConfig:
 
 @dataclass
 class StrategyConfig(TrustSection):
-    """How the server trains, and how it talks to the users."""
+    """Settings of the server's training, and of its exchanges with users."""
 
     name: str = setting("split-gradient-relay", choice(*STRATEGIES), help="the only one")
     participation: float = setting(1.0, SHARE, help="share of the users asked each round")
@@ -146,13 +146,12 @@ class StrategyConfig(TrustSection):
 
     @property
     def smoothness(self) -> float:
-        """The weight λ that holds."""
+        """The weight λ that this form uses."""
         if self.reg_weight is not None:
             return self.reg_weight
         return 0.0 if self.share == SUMMED else SMOOTHNESS
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         if self.share != AVERAGED:
             self._refuse_unused({"average_every": 0, "average_over": "holders"}, AVERAGED)
         elif not self.average_every:
@@ -183,7 +182,6 @@ class StrategyConfig(TrustSection):
             )
 
     def _refuse_unused(self, usual: Mapping[str, object], share: str) -> None:
-        """Refuse settings that only another form than this one has."""
         for key, value in usual.items():
             if getattr(self, key) != value:
                 raise ConfigError(
@@ -211,7 +209,6 @@ class NFedGNNConfig(RunConfig):
 
     @property
     def masks_sums(self) -> bool:
-        """Whether clients hide what they send in each other's masks."""
         return self.strategy.aggregation == MASKED
 
     of_task: ClassVar = {LINKS: FOR_LINKS}
@@ -219,7 +216,6 @@ class NFedGNNConfig(RunConfig):
     takes_sparse = True
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()
         changes = self.data.add is not None or bool(self.data.remove)
         good = not (changes and self.task == LINKS)
@@ -238,5 +234,5 @@ class NFedGNNConfig(RunConfig):
 
 
 def steadying(smoothness: float) -> tuple[str, ...]:
-    """Name the settings to turn down when training diverges, by the weight of the smoothness."""
+    """Return the settings to lower when training diverges."""
     return STEADYING if smoothness else STEADYING[:1]

@@ -1,4 +1,4 @@
-"""What a run of nFedGNN leaves: the server's predictions and half, and the users' halves.
+"""Outputs of nFedGNN: the server's predictions and half, and the users' halves.
 
 This file needs neither Flower nor Ray, and PyTorch Geometric only where a model is used.
 """
@@ -72,7 +72,7 @@ NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
 
 
 def link_snapshot(server: LinkRelayServer) -> Snapshot:
-    """Give what the server has: rows of all who have answered by all edges, and these edges."""
+    """Return the server's half of a links run: edges, and rows of users that have answered."""
     users = server.known.nonzero().flatten().cpu()
     rows = server.rows(server.whole).cpu()[users].numpy()
     names = np.array(users.tolist() if server.names is None else list(server.names))
@@ -89,7 +89,7 @@ def link_snapshot(server: LinkRelayServer) -> Snapshot:
 
 
 def server_snapshot(server: RelayServer) -> Snapshot:
-    """Give what the server has: predictions and latent vectors of all who have answered."""
+    """Return the server's half: predictions and latent vectors of users that have answered."""
     users = server.known.nonzero().flatten().cpu()
     nodes = users if server.names is None else [server.names[user] for user in users.tolist()]
     masks = (server.masks[name].cpu()[users] for name in ROLES)
@@ -106,7 +106,7 @@ def server_snapshot(server: RelayServer) -> Snapshot:
 def user_lines(
     server: RelayServer, traffic: NDArray[np.int64], best: BestRound, right_then: Tensor | None
 ) -> Iterator[list[str]]:
-    """Give a line for each user that has answered and for last and best round.
+    """Give a line for each user that has answered, for the last and the best round.
 
     ``right_then``: whose class was right in the best round, ``[n]``.
     """
@@ -129,7 +129,7 @@ def user_lines(
 
 
 def server_models(model: nn.Module) -> list[SavedModels]:
-    """Give the server's half as its module of PyG's layers; none of a model of another kind."""
+    """Return the server's half as a module of PyG's layers; nothing for other models."""
     if isinstance(model, PairModel):
         decoder = {f"decoder.{n}": one.cpu() for n, one in model.decoder.state_dict().items()}
         return [
@@ -159,7 +159,7 @@ def _arguments(model: nn.Module) -> dict[str, int | float]:
 def user_models(
     users: Sequence[int], rows: ActiveRows, tensors: Tensors, settings: UserSettings
 ) -> SavedModels:
-    """Give the users' linear maps: rows of features that they have, the rest as it began."""
+    """Return the users' linear maps; rows of features that a user lacks are the first weights."""
     features, bias = rows.num_features - int(settings.bias), settings.bias
     rest = tensors.get("inactive-weight")
     begun = (shared_linear_weight(features, settings) if rest is None else rest).cpu()[:features]
@@ -179,7 +179,7 @@ def user_models(
 
 
 def common_model(users: Sequence[int], weight: Tensor, bias: bool) -> SavedModels:
-    """Give the linear map that all users have."""
+    """Return the linear map that all users share."""
     # weight [f, h], with a bias its last row
     weight = weight.detach().cpu()
     features = weight.shape[0] - int(bias)

@@ -1,4 +1,4 @@
-"""The server's half where links are learnt: it knows some edges, and predicts the others.
+"""The server's half for link prediction: it knows some edges, and predicts the others.
 
 This file needs PyTorch alone, as ``server_model.py`` does.
 """
@@ -40,13 +40,13 @@ class HeldLinks(NamedTuple):
     seed: int
 
     def split(self, edge_index: Tensor, num_nodes: int) -> LinkSplit:
-        """Hold out edges of the whole graph: as one client with number 0 would."""
+        """Hold out edges of the whole graph as one client with number 0 would."""
         rng = generator(self.seed, "links", 0)
         return split_links(edge_index, num_nodes, self.val, self.test, rng)
 
 
 class LinkRelayServer(RelayServer):
-    """Everything that the server computes with.
+    """The server's model and data, as tensors, where links are learnt.
 
     The logit of a pair is its rows' dot product, or what a ``PairModel``'s decoder gives.
     Arguments are those of ``RelayServer``, and ``links``: what is held out.
@@ -70,16 +70,15 @@ class LinkRelayServer(RelayServer):
         self._forget_graph()
 
     def _forget_graph(self) -> None:
-        """Forget what was made of the edges between users that have answered."""
         super()._forget_graph()
         self._own: Tensor | None = None
 
     def _learnt_from(self, heard: Tensor) -> tuple[()]:
-        """Give no nodes: pairs are of all."""
+        """Return no nodes: the loss needs the rows of all."""
         return ()
 
     def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
-        """Compute the cross-entropy of training edges, and of as many drawn pairs without one."""
+        """Compute the cross-entropy of training edges and as many drawn pairs without an edge."""
         # logits: rows of nodes [n, h]; of pairs whose users were heard
         if self._own is None:
             self._own = undirected(self.edges.cpu(), self.num_nodes)
@@ -96,7 +95,7 @@ class LinkRelayServer(RelayServer):
 
     @torch.no_grad()
     def rows(self, edges: Tensor) -> Tensor:
-        """Return the nodes' rows over some edges, of users that have answered, ``[n, h]``."""
+        """Return nodes' rows over some edges, for users that have answered, ``[n, h]``."""
         self.eval_model.eval()
         kept = self.known[edges[0]] & self.known[edges[1]]
         result: Tensor = self.eval_model(self.latent, edges[:, kept])
@@ -104,7 +103,7 @@ class LinkRelayServer(RelayServer):
 
     @torch.no_grad()
     def judge(self) -> Judged:
-        """Return what the server says of pairs; for the test by the edges for validation, too."""
+        """Judge pairs; for test pairs the model also sees the validation edges."""
         split = self.split
         early, later = (
             _scores(self.eval_model, self.rows(edges), split.pairs)

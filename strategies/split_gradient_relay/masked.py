@@ -1,18 +1,18 @@
 """nFedGNN with one first layer that the server cannot see, and sums that it cannot read.
 
-What is otherwise than in ``summed.py``:
+Differences from ``summed.py``:
 
-- Before the first round one SuperNode draws a key and seals it for the others; the server carries
-  the packets. First weights and dropout come from that key.
-- The sums of gradients are a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits,
-  under pads that come from the same key: the server adds up, takes the masks off, and sends on what
-  is still under the pads.
+- Before the first round one SuperNode draws a common key and seals it for the others; the server
+  carries the packets. First weights and dropout come from that key.
+- The sum of gradients is a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits, under
+  pads from the same key. The server adds up, takes the masks off, and sends the sum on, still under
+  the pads.
 - A copy of the layer travels under the same key.
 
-Everybody who is in a sum must stay until it is opened: else nobody steps.
+Every SuperNode of a sum must stay until the sum is opened; otherwise nobody steps.
 
-With a registry the SuperNodes have keys of their own, and do not trust the server: the sums are
-``PartySums``, public keys for the common key are signed, and behind each sum are checks by which
+With a registry the SuperNodes have keys of their own, and do not trust the server. The sums are
+then ``PartySums``, public keys for the common key are signed, and each sum ends in checks by which
 clients know that it was not changed.
 """
 
@@ -70,12 +70,11 @@ from flower_graph.wire.numpy_client import Config
 
 
 def _shared(count: int, node: int, content: RecordDict) -> ShareKeyReply:
-    """Read packets for so many SuperNodes."""
     return ShareKeyReply.read(content, k=count)
 
 
 class MaskedMembership(CommonMembership):
-    """Which users each SuperNode hosts, and which has the common key."""
+    """The users of each SuperNode, and which SuperNodes have the common key."""
 
     def __init__(self, state: CommonBook, check: Callable[[MaskedEnrolment], None]) -> None:
         super().__init__(state)
@@ -85,13 +84,11 @@ class MaskedMembership(CommonMembership):
         self.checks: dict[int, bytes] = {}  # hash of the common key that it has
 
     def read(self, node: int, content: RecordDict) -> CommonEnrolment:
-        """Read a reply; users are nodes of the server's graph."""
         answer = MaskedEnrolment.read(content, num_nodes=self.state.roster.size)
         self._check(answer)
         return answer
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        """Note its keys, besides the rest."""
         super().enrolled(node, answer)
         assert isinstance(answer, MaskedEnrolment)
         self.public[node], self.checks[node] = answer.public, answer.key_check.tobytes()
@@ -120,11 +117,10 @@ class MaskedGradientRelay(SummedGradientRelay):
         super().__init__(*data, **more)
 
     def membership(self) -> CommonMembership:
-        """Make the membership."""
         return MaskedMembership(self.users, self._check)
 
     def _check(self, answer: MaskedEnrolment) -> None:
-        """Refuse a SuperNode whose public key no other one would take."""
+        """Refuse a SuperNode whose public key no other SuperNode would take."""
         if self._parties is not None:
             run = str(self.session.exchange.grid.run.run_id).encode()
             try:
@@ -134,7 +130,6 @@ class MaskedGradientRelay(SummedGradientRelay):
 
     @cached_property
     def sums(self) -> SecureSum:
-        """The secure sums, over the session's exchange."""
         return SecureSum(
             self.session.exchange,
             limit=self.limit,
@@ -151,7 +146,6 @@ class MaskedGradientRelay(SummedGradientRelay):
             self.__dict__.pop("sums", None)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
-        """Have the common key sealed for those who lack it; give each its packet."""
         members = self.session.members
         assert isinstance(members, MaskedMembership)
         hosted = list(self.session.hosted())
@@ -181,7 +175,6 @@ class MaskedGradientRelay(SummedGradientRelay):
         return {}
 
     def _signed(self, nodes: Sequence[int]) -> Bytes | None:
-        """Give who has signed each SuperNode's public key, where the server is not trusted."""
         members = self.session.members
         assert isinstance(members, MaskedMembership)
         if self._parties is None:
@@ -190,7 +183,7 @@ class MaskedGradientRelay(SummedGradientRelay):
         return np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
 
     def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> HiddenSum | NoSum:
-        """Have the sums added up under masks; give what is left of them, or why there is none."""
+        """Have the sums added up under masks; return the padded sum, or why there is none."""
         session, sums = self.session, self.sums
         clients = session.members.clients
         count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)

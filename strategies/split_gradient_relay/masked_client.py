@@ -1,13 +1,12 @@
-"""The users of one SuperNode that has one first layer with the others, which the server cannot see.
+"""The users of one SuperNode, if all users have one first layer that the server cannot see.
 
-The sum of their gradients leaves the SuperNode under masks, which cancel in the sum over all, and
-under pads, which only who has the common key can take off (``flower_graph.secure.common_key``).
-From the same key come the first weights and what users drop, so the server cannot follow the layer
-by itself.
+The sum of the users' gradients leaves the SuperNode under masks, which cancel in the sum over all
+SuperNodes, and under pads, which only the common key takes off (``secure.common_key``). First
+weights and dropout come from the same key, so the server cannot follow the layer by itself.
 
-A SuperNode that does not trust the server sums with others that have keys of their own, takes the
-common key from these alone, and no step with a sum that was changed: by what was added to it the
-server would know how the layer moved, and so, by the next latent vectors, each user's features.
+A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
+and takes the common key only from them. It never steps with a changed sum: from its addition
+the server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ IN_SUM, AS_PARTY = 2, 1
 
 
 def detail_of(server_round: int, layer_round: int) -> bytes:
-    """Say what a sum is of: which round's gradients, by which round's layer."""
+    """Describe a sum: the round of its gradients, and the round of their layer."""
     return struct.pack("<qq", server_round, layer_round)
 
 
 class MaskedLayerClient(CommonLayerClient, MaskingParty):
-    """A ``CommonLayerClient`` whose server sees neither the layer nor sums.
+    """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
 
     Parameters
     ----------
     context, x, users, **more
         As of ``CommonLayerClient``.
     trust : TrustSettings, optional
-        The SuperNode's own key and whom it trusts, where that is not the server.
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
     """
 
     actions = (*CommonLayerClient.actions, *MaskingParty.actions, "share_key")
@@ -82,13 +81,11 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         self._key = CommonKey(context, trust)
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:
-        """Seal the common key for other SuperNodes."""
         request = ShareKeyRequest.from_config(config)
         self._key.public  # noqa: B018  # its pair is there from then on
         return [], self.users.numel(), self._key.share(request).to_config()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
-        """Forget the run, and its keys."""
         self._key.drop()
         self.context.state.pop(SUM_STATE, None)
         return super().finish(parameters, config)
@@ -100,16 +97,14 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         )
 
     def _take_key(self, config: Config) -> None:
-        """Take the common key, if it comes."""
         if config.get("key-packet") is not None:
             self._key.take(KeyPacket.from_config(config))
 
     def _seed(self, settings: CommonSettings) -> int:
-        # Without a key a layer is never begun: whoever is asked has one, or is sent one.
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
         return self._key.seed() if self._key.check.any() else settings.seed
 
     def _total(self, advance: Advance) -> Tensor | None:
-        """Take the pads off the sum."""
         if advance.total is not None:
             raise RefusedError("a sum came that the server can read: nobody here takes part")
         if (hidden := advance.hidden) is None:
@@ -122,18 +117,16 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         with trial:
             pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
             total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
-        # As long as honest ones can make it: one who lies cannot make it longer.
+        # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
         return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
 
     @property
     def _checks(self) -> int:
-        """How many checks are behind a sum."""
         return 0 if self.trust is None else CHECKS
 
     def _summed(
         self, request: GradientRequest, total: NDArray[np.float64], config: Config
     ) -> Answer:
-        """Add the pads, and mask the sum."""
         if "mask-run" not in config:
             raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
         mask, ring = MaskRequest.from_config(config), RING.from_config(config)
@@ -142,7 +135,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
                 f"words of {ring.word} bits with {ring.fraction_bits} of a fraction; sums of "
                 f"gradients take {WORD} with at least {LEAST_FRACTION_BITS}"
             )
-        # Whoever refused a sum that is too long would tell of its users' features by refusing.
+        # A SuperNode that refused a sum that is too long would tell of its users' features.
         total = bounded(total, ring.limit)
         first, *others = self.clients
         numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
@@ -162,7 +155,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         return self._key.open(data)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Take the last step, then answer with latent vectors; refused without the common key."""
+        """Take the last step, then answer with latent vectors; refuse without the common key."""
         if not self._key.check.any() and config.get("key-packet") is None:
             raise StateLostError("the common key is not here")
         return super().fit(parameters, config)

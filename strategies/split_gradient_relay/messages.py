@@ -48,7 +48,7 @@ read_settings = SETTINGS.from_config
 
 @dataclass
 class EnrolmentRequest(Message, down="query"):
-    """Server to client: who is there; and, when a run is resumed, from which round."""
+    """Server to client: asks for its users, and names the checkpoint if the run is resumed."""
 
     settings: Settings  # What the users' models and optimisers are to be
     # The run, and the checkpoint that the client is to load
@@ -68,7 +68,7 @@ class EnrolmentRequest(Message, down="query"):
 
 @dataclass
 class EnrolmentReply(Message, up="query"):
-    """Client to server: the users it hosts."""
+    """Client to server: its users."""
 
     users: Annotated[
         NDArray[np.int64], Exact(USERS, "numbers of the users here, rows of the server's graph")
@@ -87,17 +87,15 @@ class EnrolmentReply(Message, up="query"):
 
     @property
     def clients(self) -> IntArray:
-        """Who takes part."""
         return self.users
 
     @property
     def shape(self) -> tuple[int, int]:
-        """What one user's weights are, ``(f, h)``."""
+        """The shape of one user's weights, ``(f, h)``."""
         rows, size = self.weight_shape
         return rows, size
 
     def check(self, known: Known) -> None:
-        """Refuse users that the graph does not have, the same twice, and none at all."""
         users, num_nodes = self.users, known["num_nodes"]
         if users.size == 0:
             raise MalformedReplyError("it hosts no users")
@@ -164,13 +162,12 @@ class RelayRequest(Message, down="train train.finish"):
 
     @property
     def clients(self) -> IntArray:
-        """Whom it asks."""
         return self.users
 
 
 @dataclass
 class RelayReply(Message, up="train"):
-    """Client to server: latent vectors, and sums of weights if they were asked for."""
+    """Client to server: latent vectors, and sums of weights if the request asks for them."""
 
     # The answer to ``train.finish``, too; there only its shape matters.
 
@@ -204,20 +201,17 @@ class RelayReply(Message, up="train"):
 
     @property
     def examples(self) -> int:
-        """Count the users."""
         return int(self.latent.shape[0])
 
     @classmethod
     def from_record(
         cls, content: RecordDict, request: RelayRequest, weight_shape: tuple[int, int]
     ) -> RelayReply:
-        """Read the reply to a request; ``MalformedReplyError`` for all that is not as asked."""
         (p, h), (f, w) = request.gradient.shape, weight_shape
         asked = {"server_round": request.server_round, "send_weights": request.send_weights}
         return cls.read(content, p=p, h=h, f=f, w=w, **asked)
 
     def check(self, known: Known) -> None:
-        """Refuse counts that so many users cannot have."""
         if (holders := self.holders) is None:
             return
         users = known["p"]

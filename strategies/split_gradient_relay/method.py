@@ -1,4 +1,4 @@
-"""nFedGNN as a method: both halves from a config, and what commands must know of it."""
+"""nFedGNN as a method: server, clients, and figures for commands."""
 
 from __future__ import annotations
 
@@ -86,7 +86,6 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
     ) -> AnyRelay:
-        """Build the server's half."""
         data = users_graph(config) if folder is None else _server_data(folder)
         split = build_server_model(
             config.model.name,
@@ -134,7 +133,6 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     def build_client(
         self, config: NFedGNNConfig, context: Context, out: Path | None
     ) -> UsersClient:
-        """Build the client of one SuperNode: its share of the users, assigned by its partition."""
         if config.strategy.share == SUMMED and not config.masks_sums:
             refuse_open_sums(context)
         x, users = hosted_users(config, context)
@@ -159,22 +157,18 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         )
 
     def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
-        """Count the users."""
         if folder is not None:
             return folder.manifest.num_clients
         graph = users_graph(config)
         return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
 
     def steadying(self, config: NFedGNNConfig) -> tuple[str, ...]:
-        """Name the settings to turn down when the loss rises."""
         return steadying(config.strategy.smoothness)
 
     def local_steps(self, config: NFedGNNConfig) -> float:
-        """Count the steps: one a round."""
         return 1
 
     def baselines(self, config: NFedGNNConfig) -> Figures:
-        """Give figures to hold the run's accuracies against: those of all users."""
         graph = users_graph(config)
         if config.task != LINKS:
             return graph_baselines(graph)
@@ -193,14 +187,12 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         return 0 if is_shared else first_layer_bytes(entries, size)
 
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
-        """Give each user its node."""
         from flower_graph.data.partition.statistics import node_statistics
 
         graph = users_graph(config)
         return Partition(node_statistics(graph), node_data(graph), baselines=self.baselines(config))
 
     def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
-        """Build the mod that protects latent vectors, a row for each user."""
         noise = client_noise(config.privacy, config.rounds)
         return [PrivateRows(noise)] if noise else []
 
@@ -210,11 +202,10 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         strategy: AnyRelay,
         folder: RunFolder | None = None,
     ) -> dict[str, object]:
-        """Give the payload with the last gradients, which travel after the last round's report."""
+        """Return the payload with the last gradients, which travel after the last report."""
         return {"bytes": strategy.users.ledger.payload}
 
     def audit(self) -> RelayAudit:
-        """Ask which features a user has."""
         from flower_graph.strategies.split_gradient_relay.attack import RelayAudit
 
         return RelayAudit()
@@ -224,13 +215,13 @@ METHOD = NFedGNN()
 
 
 def held_links(config: NFedGNNConfig) -> HeldLinks:
-    """Say which edges are held out."""
+    """Return which edges are held out."""
     how = config.links
     return HeldLinks(how.val, how.test, config.seed if how.seed is None else how.seed)
 
 
 def with_decoder(config: NFedGNNConfig, model: nn.Module) -> nn.Module:
-    """Put a decoder of pairs beside the server's model, if the run learns one."""
+    """Put a decoder of pairs beside the server's model, if the run learns a decoder."""
     if config.task != LINKS or config.links.decoder != MLP:
         return model
     with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
@@ -238,12 +229,12 @@ def with_decoder(config: NFedGNNConfig, model: nn.Module) -> nn.Module:
 
 
 def row_size(config: NFedGNNConfig) -> int:
-    """Say how many numbers the server's model gives a node where links are learnt."""
+    """Return how many numbers the server's model gives a node where links are learnt."""
     return config.model.hidden * (config.model.heads if config.model.name == "gat" else 1)
 
 
 def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tensor]:
-    """Give the features ``[n_c, f]`` and the numbers ``[n_c]`` of a SuperNode's users."""
+    """Return the features ``[n_c, f]`` and the numbers ``[n_c]`` of a SuperNode's users."""
     folder = client_folder(config, context)
     if folder is not None:
         return read_matrix("x", folder.tensors), folder.tensors[USERS]
@@ -260,7 +251,7 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
 
 
 def rows_folder(config: NFedGNNConfig, out: Path | None) -> Path | None:
-    """Say where users' weights are kept in a file; None if they are in memory."""
+    """Return the folder for a file of users' weights; None if they are in memory."""
     if config.strategy.state != FILE:
         return None
     if out is None:
@@ -286,6 +277,5 @@ def refuse_open_sums(context: Context) -> None:
 
 
 def _server_data(folder: RunFolder) -> SimpleNamespace:
-    """Give what a server's folder holds the form of a graph."""
     classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
     return SimpleNamespace(**folder.tensors, **classes)

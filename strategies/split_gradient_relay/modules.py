@@ -1,7 +1,7 @@
-"""Modules of PyG layers that saved models of nFedGNN are: the server's half, and a user's.
+"""PyG modules as which models of nFedGNN are saved: the server's half, and a user's.
 
-The server's half takes latent vectors instead of features, so its first layer has no linear map:
-that is at the users. Imported when a model is read; that takes PyTorch and PyTorch Geometric, not
+The server's half takes latent vectors instead of features: its first layer has no linear map, since
+that map is at the users. Imported when a model is read; needs PyTorch and PyTorch Geometric, not
 Flower.
 """
 
@@ -40,7 +40,7 @@ class UserModel(nn.Module):
 
 
 class _Bias(nn.Module):
-    """What is left of a layer's linear map where the map itself is at the users."""
+    """The rest of a layer's linear map where the map itself is at the users."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class ServerSAGE(nn.Module):
 
 @built_with(hidden=WIDTH, classes=WIDTH, dropout=SHARE)
 class ServerGCNPairs(ServerGCN):
-    """The same for links: ``decoder(rows, pairs)`` gives logits of pairs."""
+    """``ServerGCN`` for links: ``decoder(rows, pairs)`` gives logits of pairs."""
 
     def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__(hidden, classes, dropout)
@@ -142,7 +142,7 @@ class ServerGCNPairs(ServerGCN):
 
 @built_with(hidden=WIDTH, heads=HEADS, classes=WIDTH, dropout=SHARE)
 class ServerGATPairs(ServerGAT):
-    """The same for links: ``decoder(rows, pairs)`` gives logits of pairs."""
+    """``ServerGAT`` for links: ``decoder(rows, pairs)`` gives logits of pairs."""
 
     def __init__(self, hidden: int, heads: int, classes: int, dropout: float = 0.6) -> None:
         super().__init__(hidden, heads, classes, dropout)
@@ -151,7 +151,7 @@ class ServerGATPairs(ServerGAT):
 
 @built_with(hidden=WIDTH, classes=WIDTH, dropout=SHARE)
 class ServerSAGEPairs(ServerSAGE):
-    """The same for links: ``decoder(rows, pairs)`` gives logits of pairs."""
+    """``ServerSAGE`` for links: ``decoder(rows, pairs)`` gives logits of pairs."""
 
     def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__(hidden, classes, dropout)

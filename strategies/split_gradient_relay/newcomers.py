@@ -23,7 +23,7 @@ from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig, U
 
 
 def users_graph(config: NFedGNNConfig) -> Graph:
-    """Give the graph of all users that ever were: those of ``data.name``, then newcomers."""
+    """Return the graph of all users there ever were: users of ``data.name``, then newcomers."""
     if config.data.add is None:
         return cached_data(config)
     settings = json.dumps([asdict(config.data), config.seed])
@@ -31,8 +31,6 @@ def users_graph(config: NFedGNNConfig) -> Graph:
 
 
 class _Asked:
-    """Which grown graph is wanted; equal questions have one answer."""
-
     def __init__(self, config: NFedGNNConfig) -> None:
         self.config, data = config, config.data
         assert data.add is not None
@@ -62,7 +60,7 @@ def _grown(asked: _Asked) -> Graph:
 
 
 def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, list[str]]:
-    """Join a run's graph and the grown one that a file has; newcomers are its last users."""
+    """Join a run's graph and a file's grown graph; newcomers become its last users."""
     # `new` has the old users by their names, or as its first nodes; these keep what is theirs.
     if new.edge_index is None:
         raise DataError("has no edges; it must be the whole grown graph")
@@ -85,7 +83,7 @@ def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, 
 
 
 def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
-    """Give the nodes of a file their numbers: old users the ones they have, newcomers the next."""
+    """Give a file's nodes numbers: old users keep their numbers, newcomers get the next."""
     n, count = old.num_nodes, new.x.size(0)
     number = torch.arange(count)
     if old.names is not None and new.names is not None:
@@ -113,7 +111,6 @@ def _numbers(old: Graph, new: NewGraph, left: Sequence[str]) -> Tensor:
 
 
 def _roles(new: NewGraph, come: Tensor, data: UserData, seed: int) -> tuple[dict[str, Tensor], str]:
-    """Read who of the newcomers trains, or draw it."""
     notes: list[str] = []
     read = {part: read_mask(part, new.values.get(part), new.x.size(0), notes) for part in PARTS}
     given = {part: mask[come] for part, mask in read.items() if mask is not None}
@@ -136,12 +133,11 @@ def _all_names(old: Graph, new: NewGraph, come: Tensor) -> tuple[str, ...]:
 
 
 def _sorted(edges: Tensor, count: int) -> Tensor:
-    """Sort edges by source, then by target."""
     return edges[:, torch.argsort(edges[0] * count + edges[1])]
 
 
 def users_left(config: NFedGNNConfig, count: int, names: Sequence[str] | None) -> list[int]:
-    """Give the numbers of the users whom ``data.remove`` names."""
+    """Return the numbers of the users that ``data.remove`` names."""
     if not config.data.remove:
         return []
     numbers = {name: user for user, name in enumerate(names or map(str, range(count)))}
@@ -152,5 +148,5 @@ def users_left(config: NFedGNNConfig, count: int, names: Sequence[str] | None) -
 
 
 def hosted_by(part: int, parts: int, before: int, total: int) -> Tensor:
-    """Say which newcomers a SuperNode hosts: in turn, so that nobody moves as more come."""
+    """Return the newcomers of a SuperNode: in turn, so that later newcomers move nobody."""
     return torch.arange(before + part, max(total, before + part), parts)

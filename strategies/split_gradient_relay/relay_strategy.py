@@ -1,4 +1,4 @@
-"""What the servers of all forms of nFedGNN share: the model, and what it says of the users."""
+"""The servers of all forms of nFedGNN: the model, and its predictions for users."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ A = TypeVar("A", bound=Answer)
 
 
 class RelayStrategy(RoundStrategy[Q, A]):
-    """What the servers of all forms share: the model, and what it says of the users."""
+    """The part that servers of all forms share: the model, and its predictions for users."""
 
     usual_rounds = 200
     server: RelayServer
@@ -62,7 +62,6 @@ class RelayStrategy(RoundStrategy[Q, A]):
         evaluate_every: int,
         **how: Any,  # arguments of `RelayServer`, which checks them
     ) -> None:
-        """Make the server's half, of classes or of links, and keep how its step size goes on."""
         choice(*SCHEDULES).check("schedule", schedule)
         ABOVE_ZERO.check("learning_rate", learning_rate)
         at_least(1).check("evaluate_every", evaluate_every)
@@ -73,30 +72,27 @@ class RelayStrategy(RoundStrategy[Q, A]):
         self.num_classes = self.server.num_classes
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse to run twice but to go on; the server has a model, which it evaluates itself."""
+        """Refuse a second run unless it resumes; the server has a model and evaluates it."""
         if self.session.is_open and not resume:
             raise ValueError("this strategy has run already: build a new one, or resume the run")
         if "evaluate_config" in given:
             raise ValueError("evaluate_config: the server evaluates, clients are not asked")
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        """Take over the server model's initial ``state_dict``."""
         if initial_arrays is not None:
             for model in (self.server.model, self.server.eval_model):
                 model.load_state_dict(initial_arrays.to_torch_state_dict())
 
     def numbers(self, nodes: Iterable[int]) -> dict[int, IntArray]:
-        """Give the users of some SuperNodes as arrays."""
         every = self.session.members.numbers()
         return {node: every[node] for node in nodes}
 
     def evaluates(self, server_round: int) -> bool:
-        """Whether a round is evaluated: every so many, and one that may be the last."""
+        """Whether a round is evaluated: every so many, and a round that may be the last."""
         may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
         return may_end or server_round % self.evaluate_every == 0
 
     def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
-        """Judge the users' classes, or links, if this round does; return the round's report."""
         accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
         if self.evaluates(server_round):
             accuracy = self.server.accuracy()
@@ -112,7 +108,6 @@ class RelayStrategy(RoundStrategy[Q, A]):
         )
 
     def saw_best(self) -> None:
-        """Keep whose class is right in the best round so far."""
         self._right_in_best = self.server.right
 
     def _resume(self) -> int:
@@ -127,7 +122,6 @@ class RelayStrategy(RoundStrategy[Q, A]):
         return last
 
     def state(self) -> dict[str, object]:
-        """Return the server's model and what waits for users."""
         return {
             "server": self.server.state_dict(),
             "book": self.users.state_dict(),
@@ -135,41 +129,33 @@ class RelayStrategy(RoundStrategy[Q, A]):
         }
 
     def load_state(self, state: StateDict) -> None:
-        """Go on from what ``state`` returned."""
         self.users.load_state_dict(state["book"])
         self.server.load_state_dict(state["server"])
         self._right_in_best = state.get("right-then")
 
     def learnt(self) -> ArrayRecord:
-        """Return the server's model."""
         state = self.server.eval_model.state_dict()
         return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
 
     def weights(self) -> dict[str, Tensor]:
         """Return what the last report was made with.
 
-        Returns
-        -------
-        dict of str to Tensor
-            ``server.<name>``: the parameters and buffers of the server's model, as its
-            ``state_dict`` names and shapes them; ``latent`` ``[n, h]``: each user's latent vector,
-            zeros for one that never answered.
+        ``server.<name>``: parameters and buffers of the server's model, as in its ``state_dict``;
+        ``latent`` ``[n, h]``: the users' latent vectors, zeros for a user that never answered.
         """
         model = {f"server.{name}": t for name, t in self.server.eval_model.state_dict().items()}
         return model | {"latent": self.server.latent}
 
     def snapshot(self) -> Snapshot:
-        """Return predictions and latent vectors of all who have answered, and the server's half."""
         if isinstance(self.server, LinkRelayServer):
             return link_snapshot(self.server)
         return server_snapshot(self.server)
 
     def figures(self) -> Iterator[list[str]]:
-        """Give the lines of ``clients.csv``: of each user that is there, last and best round."""
+        """Give the lines of ``clients.csv``: each present user in the last and the best round."""
         return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)
 
     def summary(self) -> None:
-        """Log the settings in one line."""
         LOG.info(
             "%s: %d users, %s", type(self).__name__, self.server.num_nodes, self.users.settings
         )
@@ -180,9 +166,9 @@ class RelayStrategy(RoundStrategy[Q, A]):
         Parameters
         ----------
         data : Data
-            The grown graph. The users so far are its first nodes, in their order; newcomers follow.
+            The grown graph. Its first nodes are the users so far, in their order; newcomers follow.
         left : sequence of int
-            Users that have left, of all that ever were: they keep their numbers, and nothing else.
+            Users that have left, of all users there ever were; they keep only their numbers.
         alone : int
             Rounds in which the newcomers alone train: the server's model and the others are frozen.
 
@@ -193,10 +179,10 @@ class RelayStrategy(RoundStrategy[Q, A]):
 
         Notes
         -----
-        Old users keep weights, optimiser and latent vector. Newcomers begin with the layer that all
-        have, or else from the last mean if weights are averaged, or from the seed's. What was
-        stored of users that left is removed from the checkpoints as the run goes on; what the
-        others have learnt from them stays.
+        Old users keep weights, optimiser and latent vector. Newcomers begin with the common layer,
+        else with the last mean if weights are averaged, else with the seed's weights. The data of
+        users that left are removed from the checkpoints as the run goes on; what other users have
+        learnt from them stays.
         """
         at_least(0).check("alone", alone)
         if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:

@@ -1,4 +1,4 @@
-"""The server's half of a relayed round, as tensors: one step of ``theta_s``, gradients for users.
+"""The server's half of a round, as tensors: one step of ``theta_s``, and users' gradients.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -35,7 +35,7 @@ WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step 
 
 
 class ServerData(Protocol):
-    """What the server knows: a graph without its features will do, ``Graph`` or PyG's ``Data``."""
+    """The server's data: a graph without features will do, ``Graph`` or PyG's ``Data``."""
 
     edge_index: Tensor  # [2, e]
     y: Tensor  # [n]
@@ -46,7 +46,7 @@ class ServerData(Protocol):
 
 
 class Judged(NamedTuple):
-    """What is said of examples, and what is true."""
+    """Predictions for examples, and the truth."""
 
     logits: Tensor  # [m, c]
     y: Tensor  # [m]
@@ -63,7 +63,7 @@ class Losses:
 
 
 def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: int) -> float:
-    """Return the step size of one of so many rounds, the first of which is 1; never 0."""
+    """Return the step size of a round of so many; rounds count from 1. It is never 0."""
     if schedule == "constant":
         return learning_rate
     if not rounds:
@@ -76,7 +76,7 @@ def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: in
 
 
 class RelayServer:
-    """Everything that the server computes with."""
+    """The server's model and data, as tensors."""
 
     # Made of the edges between users that have answered, when it is needed
     _graph: Tensor | SortedEdges | None
@@ -111,7 +111,7 @@ class RelayServer:
         self.take(data)
 
     def take(self, data: ServerData, left: Sequence[int] = ()) -> None:
-        """Take a graph that has the same nodes first; those who left have no part in it."""
+        """Take a graph whose first nodes are the old ones; users that left have no part in it."""
         graph = server_graph(data)
         self.num_nodes = graph.y.shape[0]
         self.names: Sequence[str] | None = getattr(data, "names", None)
@@ -129,14 +129,12 @@ class RelayServer:
         self._hold(self.latent, self.known)
 
     def _hold(self, latent: Tensor, known: Tensor) -> None:
-        """Hold what users have sent: nothing of those that are new, or have left."""
         self.latent = first_rows(latent.to(self.device), self.num_nodes)
         self.latent[~self.present] = 0
         self.known = first_rows(known.to(self.device), self.num_nodes) & self.present
         self._forget_graph()
 
     def receive(self, users: Tensor, latent: Tensor) -> None:
-        """Take in latent vectors ``[p, h]`` of some users ``[p]``."""
         users = users.to(self.device)
         self.latent[users] = latent.to(self.device)
         if not self.known[users].all():
@@ -144,7 +142,7 @@ class RelayServer:
             self._forget_graph()
 
     def _take_edges(self, edge_index: Tensor) -> None:
-        """Take all edges, in 32 bits if the model can use them so."""
+        """Take all edges, in 32 bits if the model can use them."""
         fit = getattr(self.model, "takes_sorted", False)
         in_order = sorted_edges(edge_index, self.num_nodes) if fit else None
         self._all_edges = (in_order or edge_index).to(self.device)
@@ -156,7 +154,7 @@ class RelayServer:
 
     @property
     def graph(self) -> Tensor | SortedEdges:
-        """The same as the model is called with, made when it is needed."""
+        """The edges in the form in which the model is called, made when it is needed."""
         # Not as each SuperNode's first answer comes: there may be a million.
         if self._graph is None:
             all_known = bool(self.known.all())
@@ -164,7 +162,6 @@ class RelayServer:
         return self._graph
 
     def _forget_graph(self) -> None:
-        """Forget what was made of the edges between users that have answered."""
         self._graph, self._term = None, None
 
     def step(
@@ -177,13 +174,12 @@ class RelayServer:
         return result
 
     def move(self, server_round: int, learning_rate: float) -> None:
-        """Step ``theta_s`` with the gradients that were computed last."""
         self.optimizer.lr = learning_rate
         self.optimizer.step()
         self._average(server_round)
 
     def gradients(self, server_round: int, latent: Tensor, heard: Tensor) -> tuple[Losses, Tensor]:
-        """Compute the loss over the users that were heard, and every latent vector's gradient."""
+        """Compute the loss over the users in ``heard``, and every latent vector's gradient."""
         # latent [n, h], heard [n]
         latent = latent.detach().requires_grad_()
         self.optimizer.zero_grad()
@@ -204,7 +200,7 @@ class RelayServer:
         return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
 
     def _learnt_from(self, heard: Tensor) -> tuple[Tensor, ...]:
-        """Return the nodes ``[m]`` whose logits the loss needs, if the model can make use of it."""
+        """Return the nodes ``[m]`` whose logits the loss needs, if the model can use that."""
         # A GPU would have to be waited for.
         if self.device.type != "cpu" or not getattr(self.model, "takes_nodes", False):
             return ()
@@ -249,13 +245,11 @@ class RelayServer:
 
     @torch.no_grad()
     def logits(self) -> Tensor:
-        """Return ``[n, c]`` of what the server has now."""
         self.eval_model.eval()
         result: Tensor = self.eval_model(self.latent, self.graph)
         return result
 
     def judge(self) -> Judged:
-        """Return what the server says now of its examples, and what is true."""
         judged = Judged(self.logits(), self.y, self.masks)
         self.right = judged.logits.argmax(1) == self.y
         return judged
@@ -267,7 +261,6 @@ class RelayServer:
         return {name: _share(right[mask]) for name, mask in self.judged.masks.items()}
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between rounds."""
         average = {"average": self.eval_model.state_dict()} if self._decay else {}
         return {
             **average,
@@ -278,14 +271,13 @@ class RelayServer:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from what ``state_dict`` returned."""
         self.model.load_state_dict(state["model"])
         # A run without has none: what it has learnt is what is averaged from now on.
         if self._decay:
             self.eval_model.load_state_dict(state.get("average", state["model"]))
         self.optimizer.load_state_dict(state["optimizer"])
         self._hold(state["latent"], state["known"])
-        self.accuracy()  # no round may be left to see who is right
+        self.accuracy()  # there may be no later round to record which users are right
 
 
 def _among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
@@ -296,7 +288,7 @@ def _among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
 
 
 def first_rows(tensor: Tensor, count: int) -> Tensor:
-    """Return a tensor with so many rows: its own, then zeros."""
+    """Return a tensor with so many rows: its own first, then zeros."""
     more = count - tensor.shape[0]
     return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
 

@@ -1,4 +1,4 @@
-"""What the relaying server keeps: who hosts which users, and what waits for each user."""
+"""The relaying server's state: the users of each SuperNode, and what waits for each user."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ANSWERED, UP, DOWN = range(3)  # columns of the traffic
 
 @dataclass(frozen=True)
 class Roster:
-    """The users of a run by number: who came when, and who has left."""
+    """The users of a run by number: when each came, and which users have left."""
 
     joined: NDArray[np.int64]  # [n] the round after which each joined; 0: there from the start
     left: NDArray[np.bool_]  # [n]
@@ -46,32 +46,31 @@ class Roster:
 
     @classmethod
     def of(cls, count: int) -> Roster:
-        """Return so many users, all there from the start."""
         return cls(np.zeros(count, np.int64), np.zeros(count, bool))
 
     @classmethod
     def grown(cls, count: int, left: Sequence[int], alone: int) -> Roster:
-        """Return so many users, who may be others than a checkpoint's; some of them have left."""
+        """Return a grown list of users; some have left, and a checkpoint may have other users."""
         roster = cls.of(count)
         roster.left[list(left)] = True
         return replace(roster, alone=alone, before=count)
 
     @property
     def size(self) -> int:
-        """Count all that ever were."""
+        """The number of users there ever were."""
         return self.joined.size
 
     def resumed(
         self, joined: NDArray[np.int64], left: NDArray[np.bool_], server_round: int
     ) -> Roster:
-        """Return these users as they go on after a round whose checkpoint has others."""
+        """Return these users as they go on after a round whose checkpoint has other users."""
         known = joined.size
         if known > self.size or (known < self.size and self.before is None):
             raise ValueError(f"its num_users is {known}, this run's is {self.size}")
         now, gone = np.full(self.size, server_round), np.zeros(self.size, bool)
         now[:known], gone[:known] = joined, left
         now[self.left] = 0
-        # A checkpoint that was rewritten without those who left names its newcomers already.
+        # A checkpoint that was rewritten without departed users names its newcomers already.
         is_new = now == server_round
         return replace(
             self,
@@ -81,19 +80,17 @@ class Roster:
         )
 
     def is_alone(self, server_round: int) -> bool:
-        """Whether only the last newcomers train in a round."""
         last = int(self.joined.max())
         return last > 0 and server_round <= last + self.alone
 
     def pool(self, server_round: int) -> NDArray[np.int64]:
-        """Return the users that may be asked in a round, ascending."""
         if self.is_alone(server_round):
             return np.flatnonzero((self.joined == self.joined.max()) & ~self.left)
         return np.flatnonzero(~self.left)
 
 
 class RelayBook:
-    """What the servers of all forms keep of users between two rounds: who is there, and bytes."""
+    """The users' part of the server's state in all forms: who is there, and bytes."""
 
     settings: Any  # what every user is told, ``latent_size`` among it
 
@@ -104,28 +101,24 @@ class RelayBook:
         self._begin(Roster.of(num_users))
 
     def _begin(self, roster: Roster) -> None:
-        """Take users for whom nothing waits yet."""
         self.roster = roster
         # Of each user: rounds that it answered, and its payload up and down
         self.traffic = np.zeros((roster.size, 3), np.int64)
 
     def grow(self, roster: Roster) -> None:
-        """Take the users with which a run is to go on."""
         self._begin(roster)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
-        """Forget what waits for users who have lost their state; return whether they had any."""
+        """Forget what waits for users that have lost their state; return whether they had any."""
         raise NotImplementedError
 
     def unhosted(self, hosted: Mapping[int, IntArray]) -> Reasons:
-        """Return the users that no SuperNode hosts, with that as the reason."""
         nobody = ~self.roster.left
         for users in hosted.values():
             nobody[users] = False
         return Reasons({"no SuperNode hosts it": np.flatnonzero(nobody)})
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between rounds, but for who hosts whom."""
         return {
             "round": self._round,
             "joined": torch.from_numpy(self.roster.joined),
@@ -135,7 +128,7 @@ class RelayBook:
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from what ``state_dict`` returned: nothing waits for newcomers and who has left."""
+        """Go on from what ``state_dict`` returned; nothing waits for new or departed users."""
         self._round = int(state["round"])
         joined, left = state["joined"].numpy(), state["left"].numpy()
         self._begin(self.roster.resumed(joined, left, self._round))
@@ -143,7 +136,6 @@ class RelayBook:
         self.ledger.load_state_dict(state["ledger"])
 
     def _restore(self, held: NDArray[np.generic], saved: torch.Tensor) -> None:
-        """Put what was saved of users into rows; newcomers and who has left have nothing."""
         held[: len(saved)] = saved.numpy()
         held[self.roster.left] = 0
 
@@ -176,7 +168,6 @@ class RelayServerState(RelayBook):
         self._has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
     def grow(self, roster: Roster) -> None:
-        """Take the users with which a run is to go on."""
         if self.settings.average_over == "all":
             raise ValueError(
                 "average_over: 'all' moves all users' weights together from the first round on; "
@@ -185,7 +176,6 @@ class RelayServerState(RelayBook):
         super().grow(roster)
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
-        """Forget what waits for users who have lost their state; return whether they had any."""
         # Their gradients belong to weights that are no more; averaged weights are sent again.
         had = bool((self._gradient_round[users] > 0).any())
         self._gradient_round[users] = 0
@@ -201,7 +191,7 @@ class RelayServerState(RelayBook):
         checkpoint: bool = False,
         run: str = "",
     ) -> dict[int, RelayRequest]:
-        """Write the request to every SuperNode that hosts a drawn user; without, the last one."""
+        """Write the request to each SuperNode with a drawn user; without draw, the last one."""
         every = self.average_every
         is_due = bool(every) and server_round % every == 0
         # A mean of the newcomers alone would become everybody's.
@@ -234,7 +224,6 @@ class RelayServerState(RelayBook):
         return requests
 
     def reply_bytes(self, requests: Iterable[RelayRequest]) -> int:
-        """Return the most bytes of a reply to one of these requests."""
         result = list(requests)
         latent = max((request.gradient.size for request in result), default=0)
         averages = any(request.send_weights for request in result)
@@ -242,7 +231,6 @@ class RelayServerState(RelayBook):
         return reply_bytes(latent + weights)
 
     def delivered(self, answered: Mapping[int, RelayRequest]) -> None:
-        """Note that these requests arrived, and count what each user of them was sent."""
         # Payload is what a user alone would be sent, whatever its cohort shares: its gradient, and
         # the averaged weights in full.
         for request in answered.values():
@@ -266,7 +254,6 @@ class RelayServerState(RelayBook):
         gradient: NDArray[np.generic],
         learning_rate: float,
     ) -> None:
-        """Keep ``[n, h]`` gradients for the users that sent a latent vector this round."""
         self._round, self._learning_rate = server_round, learning_rate
         for request in answered.values():
             users = request.users
@@ -281,7 +268,7 @@ class RelayServerState(RelayBook):
                 self.traffic[users, UP] += rows * size * 4
 
     def average(self, server_round: int, replies: list[RelayReply]) -> None:
-        """Average the weights that came with the replies; NaN in rows that nobody holds."""
+        """Average the weights of the replies; rows that nobody holds are NaN."""
         sent = [r for r in replies if r.weight_sum is not None and r.holders is not None]
         if not sent:
             return
@@ -295,7 +282,6 @@ class RelayServerState(RelayBook):
         self._average_round = server_round
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between rounds, but for who hosts whom."""
         average = self._average
         return super().state_dict() | {
             "gradient": torch.from_numpy(self._gradient),
@@ -307,7 +293,6 @@ class RelayServerState(RelayBook):
         }
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Go on from what ``state_dict`` returned: nothing waits for newcomers and who has left."""
         super().load_state_dict(state)
         self._restore(self._gradient, state["gradient"])
         self._restore(self._gradient_round, state["gradient-round"])
@@ -318,14 +303,13 @@ class RelayServerState(RelayBook):
 
 
 class RelayMembership(Membership):
-    """Which users each SuperNode hosts; their weights are of one shape."""
+    """The users of each SuperNode; their weights have one shape."""
 
     def __init__(self, state: RelayBook) -> None:
         super().__init__()
         self.state = state
 
     def question(self, resume: Resume) -> RecordDict:
-        """Ask for users, under settings that stay the same in a run."""
         before = self.state.roster.before if resume.server_round else None
         return EnrolmentRequest(self.state.settings, resume, before).to_record()
 
@@ -334,31 +318,27 @@ class RelayMembership(Membership):
         return self.resume.server_round
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
-        """Read a reply; users are nodes of the server's graph."""
         return EnrolmentReply.read(content, num_nodes=self.state.roster.size)
 
     def most_bytes(self) -> int:
-        """Return the most bytes that a reply may have: with the numbers of all users."""
         return max(super().most_bytes(), ROOM + NUMBER * self.state.roster.size)
 
     def unasked(self) -> None:
-        """Let nobody take part who does not say which users it hosts."""
+        """Leave out SuperNodes that do not name their users."""
 
     def in_order(self, answers: Mapping[int, EnrolmentReply]) -> list[tuple[int, EnrolmentReply]]:
-        """Enrol those first whose weights have the commonest shape."""
-        # Whoever comes first must not decide for all how large weights are.
+        """Enrol first the SuperNodes whose weights have the commonest shape."""
+        # The first SuperNode must not decide for all how large weights are.
         shapes = Counter(answer.shape for answer in answers.values())
         commonest = max(shapes, key=lambda shape: (shapes[shape], shape), default=(0, 0))
         return sorted(answers.items(), key=lambda item: (item[1].shape != commonest, item[0]))
 
     def refusal(self, answer: EnrolmentReply) -> str:
-        """Refuse weights of another shape."""
         if self.clients and answer.shape != self.state.weight_shape:
             return f"its weights are {answer.shape}, others have {self.state.weight_shape}"
         return ""
 
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
-        """Note the weights' shape, and who has lost what it had."""
         self.state.weight_shape = answer.shape
         if answer.handled == 0 and self.state.begin_anew(answer.users):
             LOG.warning("node %d has lost its state: its users begin anew", node)

@@ -1,7 +1,7 @@
-"""A cohort whose users' rows are in a file, for more users than memory has room for.
+"""A cohort whose users' rows are in a file, for more users than fit into memory.
 
-Until its first step a user has the weights that all begin with, so nothing of it is stored. A round
-reads and writes the rows of those alone who are asked.
+Until its first step a user has the common first weights, so the file has nothing of it. A round
+reads and writes only the rows of the users that it asks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class StoredCohort(LinearCohort):
         self._begun = shared_linear_weight(rows.num_features - int(settings.bias), settings)
 
     def forward(self, users: Tensor | None) -> Tensor:
-        """Return latent vectors ``[p, h]``."""
         count = self.num_users if users is None else users.numel()
         result = torch.empty(count, self.settings.latent_size)
         for part, local in self._parts(users):
@@ -45,7 +44,6 @@ class StoredCohort(LinearCohort):
         return result
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        """Take one Adam step for each of the users from ``[p, h]`` gradients."""
         users = torch.arange(self.num_users) if users is None else users
         # Users with equal counts side by side step together, which is quicker.
         order = torch.argsort(self._state["step"][users], stable=True)
@@ -59,11 +57,11 @@ class StoredCohort(LinearCohort):
             self.file.write(local, rows.ptr, whole)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Refuse: weights that are averaged change for all users at once."""
+        """Refuse: an average changes the weights of all users at once."""
         raise ValueError("users whose rows are in a file do not average their weights")
 
     def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
-        """Refuse: weights that are averaged change for all users at once."""
+        """Refuse: an average changes the weights of all users at once."""
         raise ValueError("users whose rows are in a file do not average their weights")
 
     def whole(self) -> Tensor:
@@ -71,13 +69,11 @@ class StoredCohort(LinearCohort):
         return torch.cat([self._read(local, 1)[1][0] for _, local in self._parts(None)])
 
     def _parts(self, users: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-        """Cut users into parts that need little memory."""
         users = torch.arange(self.num_users) if users is None else users
         for first in range(0, users.numel(), AT_A_TIME):
             yield slice(first, first + AT_A_TIME), users[first : first + AT_A_TIME]
 
     def _read(self, users: Tensor, count: int) -> tuple[ActiveRows, list[Tensor]]:
-        """Read some users' weights, and moments if so many are asked for."""
         rows, _ = take(self.rows, users)
         begun = self._begun.index_select(0, rows.feature)
         parts = [begun, *(torch.zeros_like(begun) for _ in range(count - 1))]
@@ -86,5 +82,5 @@ class StoredCohort(LinearCohort):
 
 
 def stored_state(num_users: int) -> Tensors:
-    """Make the tensors of a cohort before its first round; the file is to be empty."""
+    """Make the tensors of a cohort before its first round, for an empty file."""
     return {"step": torch.zeros(num_users, dtype=torch.int32), **new_index(num_users)}

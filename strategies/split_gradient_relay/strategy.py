@@ -8,15 +8,15 @@ layer but the first linear map, ``f_s(theta_s, A, .)``.
 Round ``t`` of Algorithm 1, in one exchange instead of two. The message that asks for the latent
 vectors of round ``t`` carries the gradients of round ``t - 1``:
 
-1. server -> user ``i``: the gradient of the loss by the latent vector that ``i`` sent last;
+1. server -> user ``i``: the gradient of the loss by the last latent vector of ``i``;
 2. user ``i``: back-propagates it and takes an Adam step on ``theta_i`` (lines 11 and 12);
 3. user ``i`` -> server: ``x'_i = f_u(theta_i, x_i)`` (lines 5 and 6);
 4. server: ``Z = f_s(theta_s, A, X')``, ``L = CE(Z, Y) + lambda L_reg`` (equations 5 to 7), the
-   gradients of ``L`` by every ``x'_i``, and an Adam step on ``theta_s`` (lines 9 and 8: the paper
-   steps first, here both are of one pass).
+   gradients of ``L`` by every ``x'_i``, and an Adam step on ``theta_s`` (lines 9 and 8; the paper
+   steps first, here both come from one pass).
 
 One more message after the last round delivers the last gradients. At the end of step 4 the server
-evaluates the weights and latent vectors that it then has.
+evaluates its present weights and latent vectors.
 
 *Absent users.* A user that is not asked or does not answer keeps its weights; the server goes on
 with its last latent vector, and its gradient waits until it is back. A user that has never
@@ -76,8 +76,8 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
     learning_rate, weight_decay : float
         Of Adam, on both sides.
     schedule : str
-        How the learning rate goes on over the rounds, on both sides: ``"constant"``, ``"cosine"``
-        to nearly 0 in the last, or ``"warmup-cosine"``, up in the first tenth of them before that.
+        The learning rate over the rounds, on both sides: ``"constant"``; ``"cosine"``, down to
+        nearly 0 in the last; or ``"warmup-cosine"``, which first rises for a tenth of the rounds.
     gradient_norm : float
         L2 norm to which a longer gradient, of the server's weights and all latent vectors
         together, is scaled down; 0 for none.
@@ -103,7 +103,7 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
     links : HeldLinks, optional
-        What is held out where links are learnt; the model then gives a row for each node.
+        The edges that are held out if links are learnt; the model then gives a row for each node.
 
     Notes
     -----
@@ -187,11 +187,9 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         return requests
 
     def read(self, node: int, content: RecordDict) -> RelayReply:
-        """Read what step 3 brings."""
         return RelayReply.from_record(content, self.requests[node], self.users.weight_shape)
 
     def reply_bytes(self) -> int:
-        """Return the most bytes that a reply to this round's requests may have."""
         return self.users.reply_bytes(self.requests.values())
 
     def learn(self, server_round: int, replies: Replies[RelayReply]) -> RoundReport:
@@ -216,15 +214,12 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         return self.measure(server_round, who, losses)
 
     def saw_best(self) -> None:
-        """Keep whose class is right in the best round so far."""
         self._right_in_best = self.server.right
 
     def finish(self, server_round: int) -> None:
-        """Deliver the last gradients, and let the clients forget the run."""
         self.requests = self.users.requests(server_round, self.numbers(self.session.present()))
         replies = self.send(server_round, "train.finish")
         self.users.delivered({node: self.requests[node] for node in replies.values})
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}

@@ -1,26 +1,27 @@
 """nFedGNN whose users have one first layer: the training of one network in one place, exactly.
 
 All users hold the same ``W`` and the same Adam. The loss and its gradients are those of the whole
-network, and the gradient by ``W`` is a sum over users, ``sum_i x_i g_i^T``: whoever steps with it
-is where training in one place would be. No feature vector leaves its user.
+network, and the gradient by ``W`` is a sum over users, ``sum_i x_i g_i^T``. A step with this sum is
+the step of training in one place. No feature vector leaves its user.
 
 Round ``t``, in two exchanges:
 
-1. server -> user ``i``: the sum of round ``t - 1``; user: the step that it gives;
-2. user -> server: ``x'_i = W x_i``, with dropout on ``x_i``; and once more without, by which the
-   server judges round ``t - 1``, if that is one that it evaluates;
+1. server -> user ``i``: the sum of round ``t - 1``; user: a step with it;
+2. user -> server: ``x'_i = W x_i``, with dropout on ``x_i``; and once more without dropout if the
+   server evaluates round ``t - 1``;
 3. server: ``Z = f_s(theta_s, A, X')``, the loss, and its gradients ``g_i`` by every ``x'_i``;
 4. server -> user: ``g_i``; SuperNode -> server: the sum of ``x_i g_i^T`` over its users;
 5. server: adds up, and takes its own step.
 
-Steps 1 and 2 are asked for as soon as the round before has its sum: then that is judged, too.
+The server asks for steps 1 and 2 as soon as the round before has its sum, so that it can evaluate
+that round, too.
 
-*A sum that is missing.* If a SuperNode has sent latent vectors, and not its sum, nobody steps. Who
+*A missing sum.* If a SuperNode sends latent vectors but not its sum, nobody steps. A SuperNode that
 stops two steps in this way is left out with its users, until another SuperNode joins.
 
-*Absent users.* The loss and the sum are over those who answered. The others are there with the last
-vector that they sent without dropout, for an evaluation. A SuperNode that has missed a step gets
-weights and optimiser of another one, which the server relays; newcomers do, too.
+*Absent users.* The loss and the sum are over the users that answered. The other users take part by
+their last vector without dropout, from an evaluation. A SuperNode that has missed a step, or is
+new, gets weights and optimiser of another SuperNode, which the server relays.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ NOBODY: IntArray = np.zeros(0, np.int64)
 class SummedGradientRelay(
     OwnRounds[LatentRequest, LatentReply], RelayStrategy[LatentRequest, LatentReply]
 ):
-    """Server of nFedGNN with one first layer, for clients that are ``CommonLayerClient``.
+    """Server of nFedGNN with one first layer, for clients that answer as ``CommonLayerClient``.
 
     Parameters
     ----------
@@ -94,7 +95,7 @@ class SummedGradientRelay(
     evaluate_every, gradient_norm, server_average, participation, seed, device, min_nodes
         As of ``SplitGradientRelay``.
     limit : float
-        Length (L2 norm) to which a longer one of a SuperNode's sums of gradients is scaled down.
+        L2 norm to which a SuperNode's longer sum of gradients is scaled down.
     checkpoint_dir, checkpoint_every : Path, int
         Where and every how many rounds to save everything; 0 for never.
     """
@@ -156,17 +157,15 @@ class SummedGradientRelay(
     # What is otherwise where sums are masked
 
     def membership(self) -> CommonMembership:
-        """Make the membership."""
         return CommonMembership(self.users)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
-        """Give entries that requests for latent vectors have besides."""
         return {}
 
     def add(
         self, server_round: int, requests: Mapping[int, GradientRequest]
     ) -> FloatArray | HiddenSum | NoSum:
-        """Ask for the sums of gradients; give the whole sum, or why there is none."""
+        """Ask for the sums of gradients; return the whole sum, or why there is none."""
         users, session = self.users, self.session
         replies = session.send(
             {node: request.to_record() for node, request in requests.items()},
@@ -209,7 +208,7 @@ class SummedGradientRelay(
     # Steps 1 and 2
 
     def _gathered(self, server_round: int, hosted: Mapping[int, IntArray]) -> Latents:
-        """Give a round's latent vectors: those that were asked for ahead, and of who is new."""
+        """Return a round's latent vectors: asked for ahead, and from new SuperNodes."""
         session, latents = self.session, self._latents
         if latents.server_round != server_round:
             latents = Latents(server_round)
@@ -227,8 +226,8 @@ class SummedGradientRelay(
         return latents
 
     def _look_ahead(self, server_round: int) -> None:
-        """Ask for the next round's latent vectors, and for those by which this one is judged."""
-        # All who are there are asked: who measures need not train, and a checkpoint is everybody's.
+        """Ask for the next round's latent vectors, and for vectors that evaluate this round."""
+        # All present SuperNodes are asked: measuring needs no training, and all write checkpoints.
         self._latents = Latents(server_round + 1)
         hosted = self.numbers(self.session.hosted())
         nobody = dict.fromkeys(hosted, NOBODY)
@@ -239,7 +238,6 @@ class SummedGradientRelay(
         self._ask(self._latents, asked, saves=self.session.is_due(server_round))
 
     def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
-        """Give the users of each SuperNode that take part in a round."""
         pool = self.users.roster.pool(server_round)
         drawn = pool[self.session.draw(pool.size, server_round)]
         takes_part = np.zeros(self.users.roster.size, bool)
@@ -253,7 +251,6 @@ class SummedGradientRelay(
         *,
         saves: bool = False,
     ) -> None:
-        """Ask SuperNodes for latent vectors of users, and of users to be measured."""
         session, settings = self.session, self.users.settings
         if not asked:
             return
@@ -294,7 +291,7 @@ class SummedGradientRelay(
                 latents.apart.add(node)
 
     def _take(self, node: int, reply: LatentReply) -> FloatArray:
-        """Take in what a SuperNode answers; return the vectors that its users train with."""
+        """Take in a SuperNode's answer; return the vectors that its users train with."""
         request = self.requests[node]
         self.users.took_step(node, request)
         if reply.measured is not None:
@@ -307,12 +304,10 @@ class SummedGradientRelay(
         return latent
 
     def reply_bytes(self) -> int:
-        """Return the most bytes that a reply to these requests may have."""
         users = (one.users.size + one.measured.size for one in self.requests.values())
         return reply_bytes(max(users, default=0) * self.users.settings.latent_size)
 
     def _copy(self, server_round: int, nodes: Sequence[int]) -> tuple[int, Bytes | None]:
-        """Get a copy of the layer, and its round, if a SuperNode has missed a step."""
         if all(map(self.users.can_go_on, nodes)):
             return NEVER, None
         hosted = self.session.hosted()
@@ -336,7 +331,7 @@ class SummedGradientRelay(
     # Steps 3 to 5
 
     def _losses(self, server_round: int, latents: Latents) -> tuple[Losses, Tensor]:
-        """Do step 3: the loss over those who answered, and the gradients by their vectors."""
+        """Do step 3: the loss over the users that answered, and the gradients by their vectors."""
         server = self.server
         heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=server.device)
         came = [(_users(latents.asked[n]), _tensor(x)) for n, x in latents.came.items()]
@@ -353,7 +348,7 @@ class SummedGradientRelay(
     def _add_up(
         self, server_round: int, answered: Mapping[int, IntArray], gradient: Tensor, rate: float
     ) -> NoSum | None:
-        """Do steps 4 and 5; return why nobody steps, if nobody does."""
+        """Do steps 4 and 5; return the reason if nobody steps."""
         users, gradients = self.users, gradient.cpu().numpy()
         requests = {
             node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
@@ -374,17 +369,15 @@ class SummedGradientRelay(
     # The run
 
     def finish(self, server_round: int) -> None:
-        """Let the clients forget the run."""
         content = RecordDict({CONFIG: ConfigRecord({SERVER_ROUND: server_round})})
         self.session.tell_all(server_round, content, "train.finish")
 
     def load_state(self, state: StateDict) -> None:
-        """Go on from what ``state`` returned; what was asked for ahead is asked for again."""
+        """Go on from ``state``'s result; vectors that were asked for ahead are asked for again."""
         super().load_state(state)
         self._latents = Latents()
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
 
 

@@ -1,4 +1,4 @@
-"""Cohorts: the node-clients of one SuperNode, computed in one batched tensor program.
+"""Cohorts: the users of one SuperNode, computed in one batched tensor program.
 
 A node-client owns one feature vector ``x_i`` and one model ``f_u(theta_i, .)``. Nothing in a
 cohort mixes users, so any assignment of users to cohorts gives the same numbers. ``LinearCohort``
@@ -25,7 +25,7 @@ ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
 
 
 class UserSettings(NamedTuple):
-    """What the server tells every user about its model and its optimiser: the same in all rounds.
+    """Settings of every user's model and optimiser, sent by the server; constant in a run.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class UserSettings(NamedTuple):
 
 
 class LinearSettings(Protocol):
-    """What of the settings decides the first weights of a linear map."""
+    """The settings that decide the first weights of a linear map."""
 
     @property
     def latent_size(self) -> int:
@@ -65,7 +65,7 @@ class LinearSettings(Protocol):
 
 
 def shared_linear_weight(num_features: int, settings: LinearSettings) -> Tensor:
-    """Draw the weights that every user starts from."""
+    """Draw the weights from which every user starts."""
     weight = torch.empty(num_features, settings.latent_size)
     nn.init.xavier_uniform_(weight, generator=generator(settings.seed, "user-model"))
     return torch.cat([weight, torch.zeros(int(settings.bias), settings.latent_size)])
@@ -122,7 +122,6 @@ class LinearCohort:
         return project(rows, self._state["weight"][place])
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        """Take one Adam step for each of the users from ``[p, h]`` gradients."""
         state, rates = self._state, (learning_rate, self.settings.weight_decay)
         if users is None:
             state["step"] += 1
@@ -149,7 +148,7 @@ class LinearCohort:
         adam_step(_a_row_each(nothing), part, nothing, step, learning_rate, weight_decay)
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum the users' weights."""
+        """Sum the users' weights; return the sum and how many users each row has."""
         # With ``"holders"``, a feature's row is summed over the users that have the feature, and
         # the bias stays personal (its count is 0). With ``"all"``, over all users and all rows.
         rows, weight = self.rows, self._state["weight"]
@@ -166,7 +165,7 @@ class LinearCohort:
         return total, count
 
     def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
-        """Replace the users' weights by ``[f, h]`` means; NaN rows were averaged by nobody."""
+        """Replace the users' weights by ``[f, h]`` means; rows that nobody averaged are NaN."""
         weight, state = mean.to(self._state["weight"]), self._state
         rows, place = (self.rows, None) if users is None else take(self.rows, users)
         new = weight.index_select(0, rows.feature)
@@ -202,7 +201,7 @@ def linear_state(rows: ActiveRows, settings: UserSettings) -> Tensors:
 
 
 class ModuleCohort:
-    """Users with a module of their own kind each, their parameters stacked and run by ``vmap``."""
+    """Users with a module each, of any kind; parameters are stacked and run by ``vmap``."""
 
     def __init__(
         self,
@@ -228,7 +227,6 @@ class ModuleCohort:
         return state
 
     def tensors(self) -> Tensors:
-        """Return stacked weights, moments and step counts."""
         return self._state
 
     def _all(self, users: Tensor | None) -> Tensor:
@@ -245,13 +243,11 @@ class ModuleCohort:
         return {name: self._state[f"weight.{name}"][users] for name in self._names}
 
     def forward(self, users: Tensor | None) -> Tensor:
-        """Return latent vectors ``[p, h]``."""
         users = self._all(users)
         with torch.no_grad():
             return self._call(self._weights(users), self.x[users])
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        """Take one Adam step for each of the users from ``[p, h]`` gradients."""
         users = self._all(users)
         run: Callable[[Tensors], Tensor] = lambda weights: self._call(weights, self.x[users])  # noqa: E731
         pull_back = torch.func.vjp(run, self._weights(users))[1]
@@ -264,7 +260,6 @@ class ModuleCohort:
     def _adam(
         self, name: str, users: Tensor, grad: Tensor, step: Tensor, learning_rate: float
     ) -> None:
-        """Step one parameter of the users: each is a row of width ``w`` with value 1."""
         keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
         part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
         rows, flat = _a_row_each(part[0]), grad.reshape(users.numel(), -1)

@@ -1,4 +1,4 @@
-"""Attacks on FedGLS: a client's features, classes and training nodes, from its model."""
+"""Attacks on FedGLS: find a client's features, classes and training nodes from its model."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Truth(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A client's model as it was sent and as it came back, in one round."""
+    """A client's model as sent and as returned in one round."""
 
     first: tuple[Floats, Floats]  # First layer [f, h] and the other parameters, before and after
     rest: tuple[Floats, Floats]
 
 
 def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[Sent]]:
-    """Return each client's model of every round (the GNN if there are two)."""
+    """Return each client's models of all rounds (the GNN, if there are two models)."""
     result: dict[int, list[Sent]] = {node: [] for node in nodes}
     for one in of_kind(exchanges, "train"):
         if keys.ARRAYS not in one.reply.array_records:
@@ -59,7 +59,7 @@ def read(exchanges: Sequence[Exchange], nodes: Sequence[int]) -> dict[int, list[
 def attack(
     sent: Mapping[int, Sequence[Sent]], truth: Mapping[int, Truth], classes: int
 ) -> list[Finding]:
-    """Guess the properties of clients' data."""
+    """Guess the properties of the clients' data."""
     order = sorted(sent)
     moved = np.stack([_rows_moved(sent[client]) for client in order])
     present = np.stack([(truth[client].x != 0).any(0) for client in order])
@@ -130,7 +130,6 @@ class ModelAudit(Audit[FedGLSConfig, Holders]):
     audited = AVERAGING  # the others send something else than one client's weights
 
     def attack(self, config: FedGLSConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
-        """Attack the models."""
         truth = {
             number: Truth(dense(one.x), one.y.numpy(), one.train_mask.numpy())
             for number, one in enumerate(method.graphs(config))

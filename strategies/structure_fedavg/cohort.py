@@ -1,10 +1,10 @@
-"""The clients of one SuperNode that share weights, trained in one batched tensor program.
+"""The clients of one SuperNode, which share weights, trained in one batched tensor program.
 
 A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN, its feature encoder
-and the models of all its baselines are *networks* of one kind, each on a graph of its own, and the
-networks of all clients lie in one block-diagonal batch: a cohort takes one forward, one backward
-and one Adam step for all of them. Only the weights' means mix clients, so any assignment of clients
-to cohorts gives the same result up to the rounding of sums.
+and the models of all its baselines are *networks* of one kind, each on a graph of its own. The
+networks of all clients are one block-diagonal batch: a cohort takes one forward, one backward and
+one Adam step for all of them. Only the weights' means mix clients, so any assignment of clients to
+cohorts gives the same result up to the rounding of sums.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -90,7 +90,7 @@ class Trained(NamedTuple):
 
 
 class StructureCohort:
-    """Clients with a community each, some of them without edges."""
+    """Clients with a community each; some have no edges."""
 
     # Clients with edges come first, in any order of the input; networks are the clients' own in
     # that order, then for FedGLS their feature encoders.
@@ -134,12 +134,10 @@ class StructureCohort:
 
     @property
     def size(self) -> int:
-        """Number of clients."""
         return len(self.graphs)
 
     @property
     def clients(self) -> tuple[int, ...]:
-        """Numbers of the clients."""
         return self.batch.clients[: self.size]
 
     @property
@@ -155,7 +153,7 @@ class StructureCohort:
 
     @contextmanager
     def taking_part(self, clients: Collection[int]) -> Iterator[StructureCohort]:
-        """Give a cohort of some clients alone, whose changes are taken over in the end."""
+        """Give a cohort of some clients alone, whose changes are copied back at the end."""
         places = [at for at, client in enumerate(self.clients) if client in clients]
         if len(places) == self.size:
             yield self
@@ -171,7 +169,6 @@ class StructureCohort:
         self._graph = None
 
     def _indices(self, places: list[int]) -> dict[str, Tensor]:
-        """Say where some clients' part is in each tensor that every client has a part of."""
         has_encoders = self.settings.graphs == LEARNED
         networks = places + [self.size + at for at in places if has_encoders]
         where = {False: torch.tensor(networks), True: rows_of(self.batch, networks)}
@@ -229,7 +226,7 @@ class StructureCohort:
         return result[0].detach().cpu()
 
     def start_from(self, models: Sequence[ModelWeights]) -> None:
-        """Replace the networks' weights by the server's models; moments stay as they are."""
+        """Replace the networks' weights by the server's models; Adam's moments stay."""
         # The whole models too: networks keep only the rows of their own features, and a later user
         # of a model may have others.
         for held, model in zip(self.shared_models(), models, strict=True):
@@ -240,7 +237,6 @@ class StructureCohort:
 
     @torch.no_grad()
     def _compare_hidden(self) -> None:
-        """Find nearest neighbours anew, in the hidden layer of the received models."""
         if self.learners is None or not self.settings.compares_hidden:
             return
         # From each node alone, since its neighbours are not known yet
@@ -251,7 +247,7 @@ class StructureCohort:
         self._graph = None
 
     def shared_models(self) -> list[ModelWeights]:
-        """Return the models that the networks last began with: the server's, or else the first."""
+        """Return the models with which the networks last began: the server's, else the first."""
         return [
             ModelWeights(*(self._state[f"{SHARED}{number}.{part}"] for part in SHARED_PARTS))
             for number in range(self.settings.num_models)
@@ -273,7 +269,6 @@ class StructureCohort:
 
     @torch.no_grad()
     def evaluate(self, logits: Tensor | None = None) -> Metrics:
-        """Measure accuracy and loss of the model that each client classifies with."""
         logits = self.logits() if logits is None else logits
         # Both are NaN if the loss is, since the largest logit is then meaningless.
         accuracy, loss = evaluate(self.own, logits)
@@ -304,7 +299,6 @@ class StructureCohort:
         return class_sums(hidden, self.batch.y[rows], self.settings.num_classes)
 
     def structure(self) -> dict[str, Tensor] | None:
-        """Compare the graphs that graphless clients use with their true ones."""
         graphless = self.graphs[self.with_edges :]
         hidden = [graph.hidden_edges for graph in graphless]
         true = [edges for edges in hidden if edges is not None]
@@ -319,20 +313,17 @@ class StructureCohort:
 
     @property
     def _is_small(self) -> bool:
-        """Whether threads take longer to wake than they save."""
+        """Whether threads would take longer to wake than they save."""
         return self.batch.ptr[-1] * self.settings.hidden <= SMALL_NUMBERS
 
     @property
     def _graphless(self) -> slice:
-        """Places of the graphless clients' networks."""
         return slice(self.with_edges, self.size)
 
     def _nodes(self, places: slice) -> slice:
-        """Return the rows of the nodes of neighbouring networks."""
         return slice(self.batch.ptr[places.start], self.batch.ptr[places.stop])
 
     def _bounds(self, places: slice) -> list[int]:
-        """Return the bounds of neighbouring networks' nodes, counted from the first of them."""
         first = self.batch.ptr[places.start]
         return [start - first for start in self.batch.ptr[places.start : places.stop + 1]]
 
@@ -356,7 +347,6 @@ class StructureCohort:
     def _loss(
         self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
     ) -> Tensor:
-        """Return the sum of all networks' losses, with a step's dropout."""
         x, graph = self.batch.x, self._adjacency()
         if left.inputs is not None:
             x = with_dropout(x, self._turn, left.inputs)
@@ -369,7 +359,6 @@ class StructureCohort:
         return total
 
     def _adjacency(self) -> Adjacency:
-        """Return the batch's graph, with the learnt graphs of graphless clients."""
         if self.learners is None:
             return self.batch.graph
         if self._graph is None:
@@ -383,7 +372,7 @@ class StructureCohort:
         return self._graph
 
     def _hidden(self, x: Adjacency, graph: Adjacency, first: Tensor, rest: Tensor) -> Tensor:
-        """First layer of the first networks or of all, ``[n, h]``."""
+        """Compute the first layer of the first networks, or of all, ``[n, h]``."""
         lifted, bias = propagate(graph, propagate(x, first)), split_rest(rest, self.settings)[0]
         return F.relu_(grouped_add(lifted, bias, self.batch.ptr[: len(rest) + 1]))
 
@@ -396,7 +385,6 @@ class StructureCohort:
         return grouped_linear(propagate(graph, hidden), weight, bias, ptr)
 
     def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
-        """Mean squared distance of training nodes to their class's prototype, over all clients."""
         y = self.batch.y.clamp(min=0)
         apart = distance_to_means(hidden, y, prototypes.to(self.device))
         return self.settings.prototype_weight * (apart @ self.batch.train_share)
@@ -418,7 +406,7 @@ class StructureCohort:
         )
 
     def _diverged(self) -> list[int]:
-        """Return the clients whose weights are not finite, and reset them."""
+        """Return the clients whose weights are not finite, and reset these clients."""
         places: list[int] = (~self.weights.largest().isfinite()).nonzero().flatten().tolist()
         if places:
             self.weights.restart(places, *initial_models(self.settings))

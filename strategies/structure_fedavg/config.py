@@ -1,4 +1,4 @@
-"""Settings of FedGLS and its baselines: one community per client, some of them without edges."""
+"""Settings of FedGLS and its baselines: one community per client; some have no edges."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SIMILARITIES = ("cosine", "euclidean", "inner")
 
 @dataclass
 class GraphConfig:
-    """The clients without edges, and how a graph is made or learnt there."""
+    """The clients without edges, and how their graphs are made or learnt."""
 
     graphless_ratio: float = setting(0.5, FRACTION, help="share of the clients that have no edges")
     neighbours: int = setting(15, at_least(1), help="others that each node keeps as neighbours, k")
@@ -65,7 +65,7 @@ class GraphConfig:
 
 @dataclass
 class StrategyConfig(TrainingSection, RobustSection, StrategySection):
-    """The clients' training, and what they share."""
+    """Settings of the clients' training and of what clients share."""
 
     name: str = setting(FEDGLS, choice(*METHODS), help="FedGLS or a baseline")
     local_epochs: int = 5
@@ -74,7 +74,6 @@ class StrategyConfig(TrainingSection, RobustSection, StrategySection):
     )
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         self.refuse_robust(self.name, NOT_ROBUST)
 
 
@@ -95,7 +94,6 @@ class FedGLSConfig(CutRunConfig):
     strategy: StrategyConfig = section(StrategyConfig)
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         super().validate()
         if self.graph.knn_on == ENCODER and self.strategy.name != FED_KNN:
             raise ConfigError(

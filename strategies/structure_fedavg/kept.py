@@ -1,4 +1,4 @@
-"""Outputs of clients that share weights: predictions, and models with PyTorch's names.
+"""Outputs of FedGLS's clients: predictions, and models with PyTorch's names.
 
 This file needs neither Flower nor Ray, and PyTorch Geometric only where a model is used.
 """
@@ -43,7 +43,7 @@ def snapshot_of(
 
 
 def predictions_of(cohort: StructureCohort, classes: Sequence[str] | None = None) -> Predictions:
-    """Return the clients' predictions for all their nodes, without clients whose loss is NaN."""
+    """Return the clients' predictions for all nodes, without clients whose loss is NaN."""
     logits = cohort.logits()
     good = cohort.evaluate(logits).loss.isfinite().repeat_interleave(cohort.nodes)
     predictions = predictions_from(cohort.graphs, logits[: good.numel()], classes)
@@ -60,7 +60,6 @@ def models_of(cohort: StructureCohort, *, shared: bool) -> list[SavedModels]:
 
 
 def _form(cohort: StructureCohort, places: range, *, shared: bool) -> SavedModels:
-    """Return the models of consecutive clients, all with edges or all without."""
     settings, learned = cohort.settings, cohort.settings.graphs == LEARNED
     has_learner = places.start >= cohort.with_edges and settings.graphs in (LEARNED, KNN)
     kind = int(cohort.kinds[places.start])
@@ -99,7 +98,6 @@ def _put_network(
     *,
     shared: bool,
 ) -> None:
-    """Add the networks that clients classify with: a shared one once, else each client's."""
     model = cohort.shared_models()[int(cohort.kinds[places.start])]
     named = _named(model.first, model.rest, names, cohort.settings)
     if shared:
@@ -119,7 +117,6 @@ def _put_network(
 def _named(
     first: Tensor, rest: Tensor, names: tuple[str, ...], settings: StructureSettings
 ) -> Tensors:
-    """Name a network's parts, and lay out matrices as PyTorch does."""
     bias, weight, last = (part[0] for part in split_rest(rest[None], settings))
     return dict(zip(names, (first.T, bias, weight.T, last), strict=True))
 
@@ -139,7 +136,6 @@ def learner_arguments(settings: StructureSettings) -> dict[str, object]:
 
 
 def _put_learner(cohort: StructureCohort, places: range, into: SavedModels) -> None:
-    """Add the weights of the graph learners: each client's own."""
     assert cohort.learners is not None
     state, how = cohort.learners.tensors(), cohort.settings.learner
     first, features = state["weight.first"], cohort.settings.num_features

@@ -1,9 +1,10 @@
 """The losses of classifying and of distilling (equations 10 and 11), for all networks at once.
 
-Each is a product of the logarithms of shares with targets that have no gradient. Of cross-entropy,
-the mean over a client's training nodes, a node's target is its weight in its class. Of
-``KL(softmax(H) || softmax(Z))``, the mean over all of a client's nodes, targets are the shares of
-``H`` times a node's weight; what ``H`` adds to the divergence besides has no gradient.
+Each loss is a product of log-shares with targets that have no gradient. For cross-entropy, the mean
+over a client's training nodes, a node's target is its weight, at its class. For
+``KL(softmax(H) || softmax(Z))``, the mean over all of a client's nodes, the targets are the shares
+of ``H`` times the node's weight; the other term of the divergence depends on ``H`` alone and has no
+gradient.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -23,7 +24,7 @@ class NodeLosses:
     Parameters
     ----------
     own : GraphBatch
-        The clients, each with the network that it classifies with.
+        The clients, each with the network by which it classifies.
     num_classes : int
         Number of classes, ``k``.
     has_encoders : bool
@@ -40,7 +41,7 @@ class NodeLosses:
         self._last = share.new_zeros(num_classes, 0)
 
     def total(self, shares: Tensor) -> Tensor:
-        """Add up the losses, less what has no gradient."""
+        """Add up the losses, without the terms that have no gradient."""
         # shares [k, n] or [k, 2 n], their logarithms
         if self._has_encoders:
             n, self._last = self._each.numel(), shares.detach()

@@ -1,4 +1,4 @@
-"""FedGLS's messages: models or prototypes both ways, and what clients measure."""
+"""FedGLS's messages: models or prototypes both ways, and the clients' measurements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENCODER_LAYER = "ω, of FedGLS, and Fed-GNNMLP's MLP"
 
 @dataclass
 class SharedModels(Message, down="train evaluate", up="train"):
-    """The models, each as its first layer and all the rest, flat."""
+    """The models, each as its first layer and the flat rest."""
 
     gnn_first: Annotated[Floats, Tensor("arrays/gnn-first", FIRST_LAYER, shape="f h")]
     gnn_rest: Annotated[Floats, Tensor("arrays/gnn-rest", "θ: the other weights, flat", shape="D")]
@@ -53,7 +53,7 @@ class SharedModels(Message, down="train evaluate", up="train"):
 
     @classmethod
     def of(cls, models: Sequence[ModelWeights], shares: Sequence[float] | None) -> SharedModels:
-        """Return the message of models, with each one's share of nodes if clients lack some."""
+        """Return the message of models, with each array's share of nodes if clients lack some."""
         parts: list[Any] = []
         for index, model in enumerate(models):
             share = None if shares is None else np.array([shares[index]], np.float32)
@@ -62,7 +62,7 @@ class SharedModels(Message, down="train evaluate", up="train"):
 
     @classmethod
     def of_server(cls, parameters: Parameters, settings: StructureSettings) -> SharedModels:
-        """Read what the server sent; ``ValueError`` if it has other settings."""
+        """Read the server's models; ``ValueError`` if the server has other settings."""
         has_shares, models = settings.graphs == OWN, settings.num_models
         h, k = settings.hidden, settings.num_classes
         try:
@@ -83,7 +83,6 @@ class SharedModels(Message, down="train evaluate", up="train"):
 
     @property
     def models(self) -> list[ModelWeights]:
-        """Return the models, as the engine computes with them."""
         pairs = [(self.gnn_first, self.gnn_rest), (self.encoder_first, self.encoder_rest)]
         return [
             ModelWeights(*(torch.from_numpy(np.ascontiguousarray(p, np.float32)) for p in pair))
@@ -145,7 +144,6 @@ class StructureMeasured(Measured, up="evaluate"):
     true_degree: Annotated[PerClient, ClientMean("true-degree")] = NONE
 
     def to_report(self) -> dict[str, object]:
-        """Return the fields of a ``RoundReport``, with figures of the graphs if there are any."""
         figures = {name: getattr(self, name.replace("-", "_")) for name in STRUCTURE_NAMES}
         numbers = {name: value for name, value in figures.items() if value == value}
         return super().to_report() | {"structure": numbers}

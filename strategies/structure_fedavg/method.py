@@ -1,4 +1,4 @@
-"""FedGLS and its baselines as a method: both halves, and what commands need."""
+"""FedGLS and its baselines as a method: server, clients, and figures for commands."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
 
 
 class Kind(NamedTuple):
-    """The classes of a method."""
+    """The classes that make up a method."""
 
     graphs: str  # the graphs that its clients work on
     server: type[StructureFedAvg] = StructureFedAvg
@@ -122,7 +122,6 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     def build_strategy(
         self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
     ) -> StructureFedAvg:
-        """Build the server's half of the method that ``strategy.name`` names."""
         how, settings = config.strategy, structure_settings(config, folder)
         if folder is None:
             nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
@@ -137,7 +136,6 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return strategy
 
     def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
-        """Build the client of one SuperNode, for its share of the communities."""
         graphs, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
@@ -156,14 +154,12 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     def hosted(
         self, config: FedGLSConfig, context: Context
     ) -> tuple[list[ClientGraph], RunFolder | None]:
-        """Return the graphs of one SuperNode, and their data folder, if there is one."""
         here, folder = super().hosted(config, context)
         if folder is not None:
             _check_each(here, config)
         return here, folder
 
     def graphs(self, config: FedGLSConfig) -> list[ClientGraph]:
-        """Load the clients once a process, and check that the method can work with them."""
         return cached_clients(self._checked, config, config.strategy.name)
 
     def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
@@ -173,11 +169,9 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return graphs
 
     def graphless_ratio(self, config: FedGLSConfig) -> float:
-        """Return the share of clients without edges."""
         return config.graph.graphless_ratio
 
     def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
-        """Partition the graph into communities, or read the clients of a folder."""
         graphs = Clients.of(cached_clients(self.load_graphs, config))
         note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
         if config.strategy.name != TRUE_GRAPHS or true_edges:
@@ -207,7 +201,6 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     def final_figures(
         self, config: FedGLSConfig, strategy: StructureFedAvg, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Return the run's payload and the graphless clients."""
         if folder is None:
             graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
         else:
@@ -217,13 +210,12 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
     def predict(
         self, config: FedGLSConfig, models: SavedModels, graph: NewGraph, client: int
     ) -> Tensor:
-        """Predict by one client's model; a graphless client's makes the edges."""
+        """Predict by one client's model; a graphless client's model makes the edges."""
         return called(models, client, graph).softmax(1)
 
     def predict_beside(
         self, run: Left[FedGLSConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
-        """Predict as a new client, unless a client is named."""
         name = run.config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.
         if client is not None or sum(len(form.clients) for form in run.all_saved()) == 1:
@@ -237,7 +229,6 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return newcomers_logits(run.all_saved(), settings, graph, NEWCOMERS_STEPS).softmax(1)
 
     def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
-        """Draw learnt graphs against true ones, if any round compared them."""
         if not any(report.structure for report in reports):
             return
         # Imported here, since clients draw nothing.
@@ -257,7 +248,6 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         save(figure, out / "structure.png")
 
     def audit(self) -> ModelAudit:
-        """Return the attacks on a client's model."""
         from flower_graph.strategies.structure_fedavg.attack import ModelAudit
 
         return ModelAudit()
@@ -267,7 +257,7 @@ METHOD = FedGLS()
 
 
 def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool) -> RunData:
-    """Assign each client its graph, and the server counts and the graphless clients."""
+    """Give each client its graph, and the server the counts and the graphless clients."""
     # A graphless client's true edges are in its folder only with `true_edges`; only the server
     # learns which clients are graphless.
     held = graphs if true_edges else [replace(graph, hidden_edges=None) for graph in graphs]
@@ -279,7 +269,7 @@ def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool
 
 
 def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
-    """Refuse FedGLS without a graphless client; warn if all are."""
+    """Refuse FedGLS without a graphless client; warn if all are graphless."""
     name = config.strategy.name
     if name == FEDGLS and not graphless:
         key, value = "graph.graphless_ratio", f"{config.graph.graphless_ratio:g}"
@@ -299,7 +289,6 @@ def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
 
 
 def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
-    """Check that the method can work with each of some clients."""
     name = config.strategy.name
     unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
     if KINDS[name].graphs == TRUE and unknown:
@@ -313,7 +302,7 @@ def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
 
 
 def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
-    """Collect the settings that server and clients must share."""
+    """Return the settings that server and clients must share."""
     clients = METHOD.num_clients(config, folder)
     if folder is None:
         graphless = sum(graph.is_graphless for graph in METHOD.graphs(config))
@@ -328,7 +317,6 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
 
 
 def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
-    """Collect the settings of the config."""
     how, learner = config.strategy, asdict(config.graph)
     del learner["graphless_ratio"]
     tau, knn_on = learner.pop("tau"), learner.pop("knn_on")

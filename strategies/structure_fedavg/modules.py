@@ -1,4 +1,4 @@
-"""Modules of PyG layers for saved models of FedGLS and its baselines.
+"""PyG modules as which models of FedGLS and its baselines are saved.
 
 Imported only when a model is read; needs PyTorch and PyTorch Geometric, not Flower.
 """
@@ -70,18 +70,12 @@ class GraphLearner(nn.Module):
     ----------
     features : int
         Numbers of a node.
-    encoder : str
-        ``attentive``, a weight ``[layers, features]`` for each feature, or ``mlp``.
-    layers, width : int
-        Layers of the encoder, and of an ``mlp`` the numbers in each.
-    similarity : str
-        ``cosine``, ``euclidean`` or ``inner``.
-    neighbours : int
-        Others that each node keeps.
+    encoder, layers, width, similarity, neighbours
+        As of ``LearnerSettings``; an ``attentive`` encoder has weights ``[layers, features]``.
     weighted : bool
-        Whether edges have the similarities as weights; without, each counts as any edge does.
+        Whether edges have the similarities as weights; without, all edges count alike.
     hidden : bool
-        Whether ``x`` is to be the hidden layer of a GNN, without edges, not the features.
+        Whether ``x`` is the hidden layer of a GNN without edges, instead of the features.
     """
 
     def __init__(
@@ -154,7 +148,7 @@ class StructureModel(nn.Module):
     encoder : bool
         Whether there is a feature encoder; ``forward`` does not use it.
     learner : dict, optional
-        Arguments of a ``GraphLearner``, of a client without edges.
+        Arguments of the ``GraphLearner`` of a client without edges.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""The parts of a client that shares weights: networks, each on a graph, and a graph learner.
+"""The parts of a FedGLS client: networks, each on a graph, and a graph learner.
 
 A network is a model on one graph. Graph learners never leave their client. Each graphless client
-has weights φ of its own, stored by active rows as the engine's other weights are: of a first layer
-only the rows whose features the client has. From them, ``flower_graph.ops`` makes the client's
-graph; the graphs of all clients are one block-diagonal graph.
+has weights φ of its own. They are stored by active rows, like the engine's other weights: a first
+layer has only the rows of the client's features. ``flower_graph.ops`` makes the client's graph from
+φ; the graphs of all clients are one block-diagonal graph.
 
 This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
@@ -54,7 +54,7 @@ TOGETHER_NUMBERS = 262_144  # most nodes times features of clients that are comp
 
 
 class LearnerSettings(NamedTuple):
-    """The form and training of graph learners.
+    """Form and training of the graph learners.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class LearnerSettings(NamedTuple):
     similarity : str
         ``cosine``, ``euclidean`` or ``inner``.
     neighbours : int
-        Others that each node keeps, ``k``.
+        Neighbours that each node keeps, ``k``.
     learning_rate : float
         Adam's step size.
     seed : int
@@ -91,9 +91,8 @@ class StructureSettings(NamedTuple):
     num_features, num_classes : int
         Widths of the features and of the output, ``f`` and ``k``.
     graphs : str
-        What a graphless client works on: ``learned`` (FedGLS), ``knn``, its ``true`` graph, or
-        its ``own``, that is none, with the second model for those; ``none`` takes the edges of
-        all clients away.
+        The graph of a graphless client: ``learned`` (FedGLS), ``knn``, the ``true`` graph, or
+        ``own``: no edges, and the second model. ``none`` takes the edges of all clients away.
     hidden : int
         Numbers in the hidden layer, ``h``.
     dropout, input_dropout : float
@@ -135,12 +134,11 @@ class StructureSettings(NamedTuple):
 
     @property
     def compares_hidden(self) -> bool:
-        """Whether graphs of nearest neighbours are of hidden vectors."""
         return self.graphs == KNN and self.knn_on == "encoder"
 
     @property
     def num_models(self) -> int:
-        """The number of models that the server averages: theta alone, or omega too."""
+        """The number of models that the server averages: theta, or theta and omega."""
         return 2 if self.graphs in (LEARNED, OWN) else 1
 
 
@@ -162,7 +160,7 @@ def initial_models(settings: StructureSettings) -> list[ModelWeights]:
 
 
 def network_of(graph: ClientGraph, graphs: str) -> Graph:
-    """Return a client with the graph that one of its networks works on."""
+    """Return a client with the graph on which one of its networks works."""
     edges = graph.edge_index
     if graph.is_graphless and graphs == TRUE:
         if graph.hidden_edges is None:
@@ -177,7 +175,7 @@ def network_of(graph: ClientGraph, graphs: str) -> Graph:
 
 
 class Learned(NamedTuple):
-    """The graph that some weights make, with its gradient; made only once."""
+    """The graph that given weights make, with its gradient; made only once."""
 
     steps: list[int]  # Steps that each client's weights had taken
     weights: Tensors  # The weights, which get gradients
@@ -187,7 +185,7 @@ class Learned(NamedTuple):
 
 
 class GraphLearners:
-    """A graph learner for each of some clients."""
+    """One graph learner for each of some clients."""
 
     def __init__(
         self,
@@ -212,7 +210,7 @@ class GraphLearners:
         self._rows: Tensor | None = None
 
     def compare(self, rows: Tensor) -> None:
-        """Compare these rows instead of encoded features from now on, ``[n, h]``."""
+        """Compare these rows ``[n, h]`` from now on, instead of encoded features."""
         self._rows, self._last = rows, None
 
     def tensors(self) -> Tensors:
@@ -220,11 +218,9 @@ class GraphLearners:
         return self._state
 
     def rows(self, places: Sequence[int]) -> Tensor:
-        """Return the places of some clients' rows in the tensors that have active rows."""
         return rows_of(self._own, places)
 
     def edges(self) -> tuple[Pattern, Tensor]:
-        """Return the graphs that the present weights make: where entries are, and their values."""
         learned = self._learned()
         return learned.pattern, learned.entries.detach()
 
@@ -251,7 +247,6 @@ class GraphLearners:
         return distinct_edges(learned.pattern.edge_index, weight)
 
     def _restart_diverged(self) -> None:
-        """Reset weights and Adam's moments of clients whose weights are not finite."""
         sums = [w.sum(1) for w in self._weights().values()]
         sums[0] = group_sum(sums[0], self._own.row_ptr)
         gone = ~torch.stack(sums).isfinite().all(0)
@@ -267,7 +262,6 @@ class GraphLearners:
         return {name: self._state[f"weight.{name}"] for name in _names(self.settings)}
 
     def _encode(self, weights: Tensors) -> Rows:
-        """Encode the features of all clients."""
         if self._rows is not None:
             return self._rows
         # Nodes of two clients are never compared, so columns of different clients share numbers:
@@ -286,7 +280,6 @@ class GraphLearners:
 
     @torch.enable_grad()  # the first caller may need no gradient, but a later step does
     def _learned(self) -> Learned:
-        """Return the graph of the present weights, cached for the next step."""
         steps: list[int] = self._state["step"].tolist()
         if self._last is None or self._last.steps != steps:
             weights = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
@@ -331,10 +324,9 @@ def _names(settings: LearnerSettings) -> tuple[str, ...]:
 
 
 def _initial(batch: GraphBatch, settings: LearnerSettings) -> Tensors:
-    """Return the weights that all clients start from."""
     # An attentive encoder starts with ones: its first graph joins the nodes that are most alike. An
-    # MLP's matrices are drawn as a GCN's are, the first one for all features: clients who have the
-    # same feature begin with the same row, whoever shares their cohort.
+    # MLP's matrices are drawn as a GCN's are, the first one for all features: clients that have
+    # the same feature begin with the same row, in any cohort.
     feature, clients, device = batch.feature, batch.size, batch.feature.device
     parts = {"first": torch.ones(feature.numel(), settings.layers, device=device)}
     if settings.encoder == "mlp":
@@ -355,7 +347,7 @@ def initial_matrices(features: int, settings: LearnerSettings) -> tuple[Tensor, 
 
 
 def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:
-    """Choose which clients are compared together: tiny ones that fit into a cache."""
+    """Choose which clients are compared together: tiny clients that fit into a cache."""
     widest, places = max(group_sizes(row_ptr)), [0]
     for index in range(1, len(ptr) - 1):
         if (ptr[index + 1] - ptr[places[-1]]) * widest > TOGETHER_NUMBERS:
@@ -364,6 +356,5 @@ def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:
 
 
 def _sparse_rows(x: Tensor) -> SparseRows:
-    """Split a CSR matrix into its parts."""
     row = torch.arange(x.shape[0], device=x.device).repeat_interleave(x.crow_indices().diff())
     return SparseRows(row, x.col_indices().long(), x.values(), (x.shape[0], x.shape[1]))

@@ -1,7 +1,7 @@
-"""Classifies a new client's nodes with a run's models, without a round of training.
+"""Classification of a new client's nodes by a run's models, without a round of training.
 
-A client without edges first learns a graph, as graphless clients of the run did: φ takes a step on
-``L_c`` (equations 8 and 9), between the run's θ and ω, without labels and messages.
+A client without edges first learns a graph, as graphless clients of the run did: φ takes steps on
+``L_c`` (equations 8 and 9), between the run's θ and ω, without labels or messages.
 
 This file needs neither Flower nor Ray.
 """
@@ -64,7 +64,7 @@ def newcomers_logits(
 
 
 def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:
-    """Call a client's model; ``DataError`` if it needs edges, or more nodes, than there are."""
+    """Call a client's model; ``DataError`` if the graph lacks edges or nodes that it needs."""
     learner, edges = models.arguments.get("learner"), graph.edge_index
     if learner is not None:
         _check_size(graph, learner["neighbours"])
@@ -84,7 +84,6 @@ def has_edges(graph: NewGraph) -> bool:
 def _learnt(
     shared: dict[str, Tensor], settings: StructureSettings, graph: NewGraph, steps: int
 ) -> Tensor:
-    """Learn a graph, then classify on it."""
     n = graph.x.shape[0]
     _check_size(graph, settings.learner.neighbours)
     nobody, unknown = torch.zeros(n, dtype=torch.bool), torch.full((n,), -1)
@@ -108,7 +107,6 @@ def _check_size(graph: NewGraph, neighbours: int) -> None:
 
 
 def _shared(forms: Sequence[SavedModels]) -> dict[str, Tensor]:
-    """Return the tensors that all clients share; a GNN's parts under their own names too."""
     result: dict[str, Tensor] = {}
     for form in forms:
         for name, value in form.shared.items():
@@ -117,13 +115,11 @@ def _shared(forms: Sequence[SavedModels]) -> dict[str, Tensor]:
 
 
 def _weights(shared: dict[str, Tensor], names: Sequence[str]) -> ModelWeights:
-    """Return a network's weights in the engine's form."""
     first, bias, second, last = (shared[name] for name in names)
     return ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last]))
 
 
 def _settings(forms: Sequence[SavedModels], settings: StructureSettings) -> StructureSettings:
-    """Return the run's settings, completed from its models."""
     arguments, graphs = forms[0].arguments, settings.graphs
     if graphs == LEARNED and not arguments.get("encoder"):
         graphs = KNN  # all clients were graphless, and learnt no graph

@@ -2,15 +2,16 @@
 
 Fu et al., "Federated Graph Learning with Graphless Clients", TMLR 2024. Every client has node
 features; some, the *graphless* ones, have no edges. All train a GNN ``H = GNN(X, A; theta)`` and a
-feature encoder ``Z = MLP(X; omega)`` that learns to say the same without edges. A graphless client
-also has a graph learner ``A^ = P(Gen(X; phi))`` and puts ``A^`` in the place of ``A``. Theta and
-omega together carry what structure means from client to client.
+feature encoder ``Z = MLP(X; omega)`` that learns the GNN's output without edges. A graphless client
+also has a graph learner ``A^ = P(Gen(X; phi))`` and uses ``A^`` for ``A``. Theta and omega together
+carry knowledge of structure from client to client.
 
 Round ``t``:
 
 1. server -> clients: ``theta``, ``omega``;
 2. graphless client: one step of phi on ``L_c``, NT-Xent between ``h_i`` and ``z_i`` of each node
-   (equations 8 and 9); phi never leaves the client. Then ``A^`` is made anew and stands;
+   (equations 8 and 9); phi never leaves the client. Then ``A^`` is made anew and stays for the
+   round;
 3. client, ``E`` times: theta steps on the cross-entropy of its labelled nodes (equation 10), omega
    on ``KL(softmax(H) || softmax(Z))`` with ``H`` fixed (equation 11);
 4. client -> server: theta, omega, and its number of nodes;
@@ -20,15 +21,15 @@ Round ``t``:
 The server's half adds nothing to the averaging, so any Flower strategy that averages arrays can
 take its place: ``FedAdam(...).start(grid, initial_arrays(settings), num_rounds=100)``.
 
-A SuperNode with several clients trains those that a round asks in one program, and answers with
-their mean weighted by nodes, under the sum of their nodes: the server's mean is what it is with one
-client each. Where the server has another average, it answers with a row for each.
+A SuperNode with several clients trains a round's clients in one program. It answers with their mean
+weighted by nodes, and with the sum of their nodes, so the server's mean is the same as with one
+client a SuperNode. If the server has another average, the answer has a row for each client.
 
-*Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``; by features, or by the hidden layer of each
-model that the server sends, as ``settings.knn_on`` says), Fed-GNN (``true``), Fed-MLP (``none``);
-and below Fed-GNNMLP (``own``, with ``SharewiseFedAvg``), Local-GNN_k (``LocalTraining``) and
-FedProto: Tan, Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across
-Heterogeneous Clients", AAAI 2022.
+*Baselines*, by ``settings.graphs``: Fed-GNN_k (``knn``; ``settings.knn_on`` chooses features or the
+hidden layer of the server's last model), Fed-GNN (``true``), Fed-MLP (``none``), Fed-GNNMLP
+(``own``, with ``SharewiseFedAvg``); and below Local-GNN_k (``LocalTraining``) and FedProto: Tan,
+Long, Liu, Zhou, Lu, Jiang and Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class StructureClient(NumPyClient):
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir, output_dir : Path, optional
-        Where checkpoints are saved, and where predictions, models and figures are left, if not in
-        a place of the SuperNode's own (``state-dir``).
+        Folders for checkpoints, and for predictions, models and figures, if the SuperNode has no
+        folder of its own (``state-dir``).
     classes : sequence of str, optional
         Names of the classes, for predictions.
     """
@@ -120,18 +121,16 @@ class StructureClient(NumPyClient):
         )
 
     def get_properties(self, config: Config) -> Config:
-        """Return the clients here; load a checkpoint if the run is resumed."""
         self._state.restore(Resume.from_config(config), self._makers)
         clients = [graph.client for graph in self.graphs]
         nodes = sum(graph.x.shape[0] for graph in self.graphs)
         return Enrolment(clients, self._state.processed(self._makers), nodes).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train from the server's models and return the mean of the clients' (steps 2 to 4)."""
+        """Train from the server's models; return the clients' mean models (steps 2 to 4)."""
         return self._answer(*self.train(parameters, config))
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        """Train likewise and return each client's models."""
         cohort, trained = self.train(parameters, config)
         rows = {
             client: self._answer(cohort, of_client(cohort, trained, at), alone=client)
@@ -143,7 +142,6 @@ class StructureClient(NumPyClient):
     def train(
         self, parameters: Parameters, config: Config, prototypes: Tensor | None = None
     ) -> tuple[StructureCohort, Trained]:
-        """Train the clients that are asked; return them."""
         # They keep their state even if nobody is left to average.
         server_round = RoundRequest.from_config(config).server_round
         chosen = Asked.from_config(config).chosen([graph.client for graph in self.graphs])
@@ -156,7 +154,6 @@ class StructureClient(NumPyClient):
     def _answer(
         self, cohort: StructureCohort, trained: Trained, alone: int | None = None
     ) -> Answer:
-        """Answer with the mean of all clients, or with the models of one."""
         others = () if alone is None else [one for one in cohort.clients if one != alone]
         models, shares, nodes = cohort.mean_models([*trained.diverged, *others])
         has_shares = self.settings.graphs == OWN
@@ -184,12 +181,10 @@ class StructureClient(NumPyClient):
         return self._state.save_if_asked(config, measured.answer(), self._makers)
 
     def snapshot(self) -> Snapshot:
-        """Return predictions and models of all clients as they are now."""
         cohort = self._state.look(self._makers)
         return snapshot_of(cohort, shared=self.has_mean, classes=self._classes)
 
     def receive(self, cohort: StructureCohort, parameters: Parameters) -> None:
-        """Start the clients from the server's models."""
         cohort.start_from(SharedModels.of_server(parameters, self.settings).models)
 
     def opened(self) -> AbstractContextManager[StructureCohort]:
@@ -209,12 +204,11 @@ class StructureClient(NumPyClient):
 
 
 class LocalClient(StructureClient):
-    """Clients that train alone (Local-GNN_k): no array is sent."""
+    """Clients that train alone (Local-GNN_k): they send no array."""
 
     has_mean = False
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train the own model of every client that is asked."""
         cohort, trained = self.train(parameters, config)
         return training_answer(None, int(cohort.nodes.sum()), cohort.size, trained)
 
@@ -223,7 +217,7 @@ class LocalClient(StructureClient):
 
 
 class PrototypeClient(LocalClient):
-    """FedProto's clients: those with edges have a GNN, the graphless an MLP, each its own."""
+    """FedProto's clients, each with its own model: a GNN, or an MLP for graphless clients."""
 
     # The *prototype* of a class is the mean hidden vector of its training nodes. The server sends
     # that of each class. In each step ``prototype_weight`` times the mean squared distance between
@@ -231,7 +225,6 @@ class PrototypeClient(LocalClient):
     # go the sum of the hidden vectors of each class, and their number.
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train towards the prototypes and add up the clients' own."""
         k, h = self.settings.num_classes, self.settings.hidden
         prototypes = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
         means, share = (
@@ -247,7 +240,7 @@ class PrototypeClient(LocalClient):
 
 
 def of_client(cohort: StructureCohort, trained: Trained, at: int) -> Trained:
-    """Return what one client's training came to; graphless clients come last."""
+    """Return one client's result of training; graphless clients come last."""
     own = slice(at, at + 1)
     learning = slice(max(at - cohort.with_edges, 0), max(at + 1 - cohort.with_edges, 0))
     return Trained(trained.contrast[learning], trained.distillation[own], [])
@@ -256,7 +249,7 @@ def of_client(cohort: StructureCohort, trained: Trained, at: int) -> Trained:
 def training_answer(
     arrays: SharedModels | SharedPrototypes | None, weight: int, clients: int, trained: Trained
 ) -> Answer:
-    """Answer a ``train``: arrays, their weight, losses and who is left out."""
+    """Answer a ``train``: arrays, their weight, losses, and which clients are left out."""
     reply = StructureTrained(
         weight=weight,
         clients=clients,
@@ -272,7 +265,7 @@ def training_answer(
 
 
 def initial_arrays(settings: StructureSettings) -> ArrayRecord:
-    """Return the models that a run starts from, for any Flower strategy's ``start``."""
+    """Return the models from which a run starts, for any Flower strategy's ``start``."""
     models = initial_models(settings)
     shares = [1.0] * len(models) if settings.graphs == OWN else None
     return SharedModels.of(models, shares).to_record().array_records[ARRAYS]
@@ -300,7 +293,6 @@ class StructureFedAvg(ReportedFedAvg):
         self.settings, self.num_nodes = settings, num_nodes
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         return super().fixed_settings() | self.settings._asdict()
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
@@ -312,17 +304,15 @@ class StructureFedAvg(ReportedFedAvg):
         return min((most for most in limits if most is not None), default=None)
 
     def first_arrays(self) -> ArrayRecord:
-        """Return the models of the first round."""
         return initial_arrays(self.settings)
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        """Turn Flower's means of clients' measurements into the fields of a report."""
         reply = StructureMeasured.from_config(evaluated)
         return reply.to_report() | {"regulariser": mean_of(trained, "contrast")}
 
 
 class SharewiseFedAvg(StructureFedAvg):
-    """Means where not every client has a part in every array (Fed-GNNMLP, FedProto)."""
+    """Means for arrays in which not every client has a part (Fed-GNNMLP, FedProto)."""
 
     # Such an array ``a`` is sent as a sum over the clients that have a part, with ``a-share``,
     # their total weight; both are divided by ``num-examples``. Flower averages both, and their
@@ -332,7 +322,6 @@ class SharewiseFedAvg(StructureFedAvg):
     weighted_sum = True
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
-        """Average, then divide by the shares."""
         arrays = super().combine(replies)
         if not isinstance(arrays, ArrayRecord):
             return arrays
@@ -347,10 +336,9 @@ class SharewiseFedAvg(StructureFedAvg):
 
 
 class LocalTraining(StructureFedAvg):
-    """The server's half for ``LocalClient``: collects what clients measure."""
+    """The server's half for ``LocalClient``: collects the clients' measurements."""
 
     def first_arrays(self) -> ArrayRecord:
-        """Return an empty model."""
         return ArrayRecord()
 
 
@@ -361,7 +349,7 @@ class FedProto(SharewiseFedAvg):
     # paper's equation 6. A class that nobody has keeps its last prototype.
 
     def first_arrays(self) -> ArrayRecord:
-        """Return the first prototypes, of which nobody has any."""
+        """Return the first prototypes, which count no node."""
         k, h = self.settings.num_classes, self.settings.hidden
         nothing = SharedPrototypes(np.zeros((k, h), np.float32), np.zeros(k, np.float32))
         return nothing.to_record().array_records[ARRAYS]
