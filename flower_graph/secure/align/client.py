@@ -1,13 +1,14 @@
 """The clients' half of the alignment by blinded identities, for all clients of one SuperNode.
 
-Stages, in the order in which ``align_server`` asks for them: *blind* the identities; *evaluate*
-everybody's blinded points, if a key-holder is among the clients; take the answers and add up the
-table of tokens (*union*); look up the slots in what is *published*. A stage that is asked for twice
-gives the same again, except for the random points that fill up a block.
+Stages, in the order in which ``align_server`` asks for them: *blind* the identities; *evaluate* all
+blinded points, if a key-holder is among the clients; take the answers and add up the table of
+tokens (*union*); look up the slots in the *published* order. A repeated stage gives the same
+result, except for the random points that pad a block.
 
 Clients of one SuperNode share a process, and so their names of identities. Each identity is blinded
-once, in the block of one of them: all are dealt evenly, whoever holds them, and all blocks have one
-size. So the server sees how many identities a SuperNode has a client, not how many a client has.
+once, in the block of one client: all identities are dealt evenly among the clients, whichever holds
+them, and all blocks have one size. So the server sees how many identities a SuperNode has a client,
+not how many a client has.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from flower_graph.wire.keys import ALIGN_STAGE
 
 
 class AnyAlignmentClient(ABC):
-    """What the clients' halves of all forms share: they answer messages of several stages."""
+    """The interface of the clients' halves of all forms: they answer messages of several stages."""
 
     # What is answered, and by which method
     stages: ClassVar[tuple[tuple[type[Message], str], ...]]
@@ -115,12 +116,12 @@ class AlignmentClient(AnyAlignmentClient):
 
     @property
     def points(self) -> dict[int, int]:
-        """How many points each client's block has."""
+        """Number of points in each client's block."""
         each = -(-len(self._distinct) // max(1, len(self._identities)))
         return dict.fromkeys(self._identities, ids.padded_size(each))
 
     def _deal(self, clients: list[int]) -> None:
-        """Deal what some clients have, and what no block of this epoch has yet, among them."""
+        """Deal the identities of some clients that no block of this epoch has yet among them."""
         places = {identity: number for number, identity in enumerate(self._distinct)}
         own = (places[identity] for client in clients for identity in self._identities[client])
         needed = sorted({0, *own}.difference(*self._dealt.values()))
@@ -147,7 +148,7 @@ class AlignmentClient(AnyAlignmentClient):
         return BlindReply(request.epoch, request.clients, np.array(sizes, np.int64), points)
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
-        """Multiply points by the shares of the key that the request's key-holders have."""
+        """Multiply points by the key shares of the request's key-holders."""
         self._known(request.holders)
         self._enter(request.epoch)
         if not request.holders.size:
@@ -178,7 +179,7 @@ class AlignmentClient(AnyAlignmentClient):
         self._look_up_names()
 
     def _look_up_names(self) -> None:
-        """Give their tokens and keys to clients whose blocks, and all whose names, are there."""
+        """Give tokens and keys to clients whose identities are all named."""
         for client in sorted(self._answered):
             own = [ids.GROUP_IDENTITY, *self._identities[client]]
             if not all(identity in self._names for identity in own):
@@ -189,7 +190,7 @@ class AlignmentClient(AnyAlignmentClient):
             self._group_key = local[0][1]
 
     def sketch(self, cells: int, clients: Iterable[int]) -> Words:
-        """Return the table of tokens of some clients, added up."""
+        """Return the sum of some clients' tables of tokens."""
         chosen = [int(client) for client in clients]
         missing = [client for client in chosen if client not in self._tokens]
         if missing:
@@ -221,7 +222,7 @@ class AlignmentClient(AnyAlignmentClient):
 
     @property
     def slots(self) -> SlotTable:
-        """The clients' slots, once they are published; clients without tokens are not in it."""
+        """The clients' published slots; clients without tokens have none."""
         if self._table is None:
             self._table = slot_table(self._order, self._tokens, self._keys, self._group_key)
         return self._table
@@ -250,13 +251,13 @@ class AlignmentClient(AnyAlignmentClient):
     def from_bytes(
         cls, data: bytes, run_id: bytes, identities: Mapping[int, Iterable[object]]
     ) -> AlignmentClient:
-        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
+        """Read the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
         host = cls(run_id, identities)
         host.restore(data)
         return host
 
     def restore(self, data: bytes) -> None:
-        """Load what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
+        """Load the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
         arrays = load(data)
         clients = arrays["clients"].tolist()
         if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
@@ -286,7 +287,7 @@ class AlignmentClient(AnyAlignmentClient):
             self._keys.clear()
 
     def _digest(self) -> Bytes2D:
-        """Hash the run and the identities, to recognise whose state it is."""
+        """Hash the run and the identities, to recognise the state's origin."""
         whole = hashlib.sha256(self._run_id)
         for client, named in self._identities.items():
             whole.update(b"|%d|%d|" % (client, len(named)))

@@ -1,4 +1,4 @@
-"""The server's half of the alignment by blinded identities: who is asked what, and what is refused.
+"""The server's half of the alignment by blinded identities: requests, and checks of replies.
 
 Free of any transport. The caller drives it::
 
@@ -9,14 +9,14 @@ Free of any transport. The caller drives it::
         ... tables; server.take_union(total, contributors), or, if there is no sum, union_failed
     ... send server.publications() with the next messages
 
-Whoever does not answer a stage is left out; ``blamed`` says who and why. A lost key-holder is
-replaced and only the replacement is asked again, since every choice of key-holders has a key of its
-own. Nobody can know beforehand who that will be: key-holders are drawn from the operating system's
-randomness, SuperNode by SuperNode, when all points are there. They are asked for so many at a time
-that all can answer. If the union cannot be read, ``Trials`` finds out without whom it can be.
-Clients that enrol later go through the stages for themselves; slots that are there keep their
-places. If a key-holder is lost by then, its share of the key is lost too, and all start again under
-the next *epoch*.
+A client that does not answer a stage is left out; ``blamed`` has it with the reason. A lost
+key-holder is replaced and only the replacement is asked again, since every choice of key-holders
+has a key of its own. Nobody can know the replacement beforehand: key-holders are drawn from the
+operating system's randomness, SuperNode by SuperNode, when all points are there. They are asked for
+so many at a time that all can answer. If the union cannot be read, ``Trials`` finds the clients
+without whom it can be. Clients that enrol later go through the stages for themselves; existing
+slots keep their places. If a key-holder is lost by then, its share of the key is lost too, and all
+start again under the next *epoch*.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Request = TypeVar("Request")
 
 
 class AnyAlignmentServer(ABC, Generic[Request]):
-    """What the servers of all forms share: each client's SuperNode, and the open requests."""
+    """Common parts of all forms' servers: each client's SuperNode, and the open requests."""
 
     def __init__(self) -> None:
         self.blamed: list[tuple[int, str]] = []  # client and reason
@@ -77,7 +77,6 @@ class AnyAlignmentServer(ABC, Generic[Request]):
         self._asked: dict[int, Request] = {}
 
     def move(self, old: int, node: int) -> None:
-        """Register a SuperNode under another id."""
         self._node = {client: node if at == old else at for client, at in self._node.items()}
 
     def waits(self, resting: Collection[int] = ()) -> bool:
@@ -139,7 +138,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._order = np.zeros((0, TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
-        """Note the clients' SuperNode; clients that are new wait for their alignment."""
+        """Record the clients' SuperNode; new clients wait for their alignment."""
         for client in clients:
             if client not in self._node:
                 if len(self._node) == MAX_CLIENTS:
@@ -160,7 +159,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             self._restart()
 
     def waits(self, resting: Collection[int] = ()) -> bool:
-        """Note who sits out the next union; return whether others wait for it."""
+        """Record which clients sit out the next union; return whether others wait for it."""
         self._resting = set(resting)
         self._end_trials("")
         return not self._evaluated.keys() <= self._resting
@@ -224,7 +223,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return True
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
-        """Try again without clients that took no part, or else with other SuperNodes together."""
+        """Try again without absent clients, or else with other SuperNodes together."""
         if absent:
             self._absent |= set(absent)
             for client in self._evaluated.keys() & absent:
@@ -269,7 +268,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return cells_for(points * 2**self._doublings // share)
 
     def _leave_out(self, client: int, reason: str) -> None:
-        """Remove a client, so that it may enrol again, and note the reason."""
+        """Remove a client, so that it may enrol again, and record the reason."""
         self._node.pop(client, None)
         self._pending.pop(client, None)
         self.blamed.append((client, reason))
@@ -323,7 +322,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._points[node] += len(block)
 
     def _brought(self) -> Counter[int]:
-        """Count the points that the clients of each SuperNode have brought."""
+        """Count the points that each SuperNode's clients have sent."""
         brought = Counter[int]()
         for client, node in self._node.items():
             block = self._blinded.get(client, self._evaluated.get(client, ()))
@@ -343,7 +342,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         }
 
     def _at_a_time(self) -> list[int]:
-        """Return the first clients of those that wait, with as many points as one stage takes."""
+        """Return the first waiting clients whose points fit into one stage."""
         total, chosen = 0, list[int]()
         for client, block in self._blinded.items():
             total += len(block)
@@ -369,7 +368,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._answers.clear()
 
     def _lose_holders(self, holders: list[int], reason: str) -> None:
-        """Replace key-holders; if tokens were made with their shares, start again for all."""
+        """Replace key-holders; if tokens were made with their shares, restart all."""
         self._dropped |= set(holders)
         self.blamed += [(holder, reason) for holder in holders]
         self._holders = [holder for holder in self._holders if holder not in self._dropped]
@@ -388,7 +387,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._holders, self._doublings, self._order = [], 0, self._order[:0]
 
     def _choose(self, count: int) -> list[int]:
-        """Draw further key-holders, on machines of their own as far as there are any."""
+        """Draw further key-holders, on different machines as far as possible."""
         free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
         chosen = draw_holders(free, self._holders, self._node, count)
         enough = min(FEWEST_HOLDERS, len(self._node))

@@ -1,9 +1,9 @@
 """The client's side of the secure sum under a server that may lie.
 
-A ``PartyClient`` is a SuperNode: it takes part with the sum over all clients that it hosts, and the
+A ``PartyClient`` is a SuperNode: it takes part with the sum over all clients that it hosts. The
 protocol inside is that of ``SumClient``, with one client, the party. Around it are checks that no
-server can make a party skip: who its partners are and which keys they have, who was ready and who
-is on the list, and that enough partners have signed the same.
+server can make a party skip: of its partners and their keys, of the parties that were ready and
+that are on the list, and that enough partners have signed the same.
 """
 
 from __future__ import annotations
@@ -101,7 +101,6 @@ class PartyClient:
 
     @property
     def party(self) -> int:
-        """Its number in the registry."""
         return self.trust.identity.party
 
     @property
@@ -110,7 +109,7 @@ class PartyClient:
         return bool(self._mark)
 
     def bind(self) -> BindReply:
-        """Say which clients are hosted here, and commit to a fresh part of the graph's seed."""
+        """State the clients hosted here, and commit to a fresh part of the graph's seed."""
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
         commitment = commit(self.run_id, self.party, self._seed)
@@ -176,7 +175,7 @@ class PartyClient:
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
 
     def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
-        """Make the keys of a round, for the partners and the threshold that the epoch has."""
+        """Make the keys of a round, for the epoch's partners and threshold."""
         epoch, sums = self._begun()
         wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
         if request.clients.tolist() != [self.party] or not np.array_equal(
@@ -199,10 +198,10 @@ class PartyClient:
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
 
     def receive(self, request: MaskRequest, ready: Ready, ring: Ring | None) -> None:
-        """Check what a server tells of a sum: all that it can be asked of before there is a vector.
+        """Check a server's statements about a sum, all of them before there is a vector.
 
-        Whether a party answers must not tell what its vector is like to a server that told it
-        other terms than the rest. So nobody makes a vector before this was called.
+        If a server tells one party other terms than the rest, the party's refusal must not depend
+        on its vector. So the vector is made only after this call.
         """
         # ring: of the vector; None where words are no numbers
         epoch, sums = self._begun()
@@ -229,7 +228,7 @@ class PartyClient:
         self._received = came, ready, ring
 
     def mask(self, total: RingArray, terms: SumTerms, state: bytes) -> MaskedReply:
-        """Mask the own sum, once it is received what the server tells of it."""
+        """Mask the own sum, after ``receive``."""
         # state: what the sum was made of, as digest_of names it: no sum of others has it
         epoch, sums = self._begun()
         assert self._received is not None  # whoever makes a vector has called ``receive``
@@ -252,7 +251,7 @@ class PartyClient:
         return reply
 
     def sign_list(self, request: ListRequest) -> ListReply:
-        """Sign who is in a sum, if the list is sound; one list a round."""
+        """Sign the parties of a sum, if the list is sound; one list a round."""
         epoch, _ = self._begun()
         number, listed = request.server_round, request.listed
         if request.run_id != epoch.id or number not in self._ready:
@@ -279,7 +278,7 @@ class PartyClient:
         return ListReply(epoch.id, number, np.frombuffer(signature, np.uint8))
 
     def unmask(self, request: UnmaskRequest, signed: Signatures) -> UnmaskReply:
-        """Reveal shares as the signed list has it, if enough partners signed the very same."""
+        """Reveal shares by the signed list, if enough partners signed the very same."""
         epoch, sums = self._begun()
         number = request.server_round
         if request.run_id != epoch.id or number not in self._signed:
@@ -329,7 +328,7 @@ class PartyClient:
 
     @classmethod
     def from_bytes(cls, state: bytes, trust: TrustSettings) -> PartyClient:
-        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
+        """Read the output of ``to_bytes``; ``StateLostError`` if it is something else."""
         try:
             arrays = load(state)
             points = dict(arrays["points"].tolist())

@@ -1,6 +1,6 @@
-"""The server's side of the secure sum that parties need not trust: it carries, and they check.
+"""The server's side of the secure sum without trust: the server carries, the parties check.
 
-An honest server checks the same as the parties, so that no party's lie makes it look like a liar.
+An honest server makes the parties' checks too, so that no party's lie makes it look like a liar.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class PartyServer:
         self.excluded |= set(parties)
 
     def renew(self, registry: Registry) -> None:
-        """Take another version of the registry: nothing that was signed before counts any more."""
+        """Take another version of the registry: earlier signatures no longer count."""
         old, new = self.registry.parties, registry.parties
         self.registry = registry
         LOG.warning(
@@ -115,7 +115,7 @@ class PartyServer:
     # Epochs
 
     def check_binding(self, reply: BindReply) -> Binding:
-        """Refuse what a SuperNode says of itself unless its party signed it."""
+        """Refuse a SuperNode's statement unless its party signed it."""
         commitment = reply.commitment.tobytes()
         key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
         if reply.declared.size and not np.array_equal(reply.declared[:, 0], reply.clients):
@@ -136,16 +136,15 @@ class PartyServer:
         return binding
 
     def take_binding(self, node: int, reply: BindReply) -> None:
-        """Store what a SuperNode says of itself, if its party signed it."""
+        """Store a SuperNode's statement, if its party signed it."""
         self.bindings[reply.party] = self.check_binding(reply), reply.signature.tobytes()
         self.settle(node, reply.party)
 
     def settle(self, node: int, party: int) -> None:
-        """Note at which SuperNode a party is."""
+        """Record at which SuperNode a party is."""
         self.homes[party], self._at[node] = node, party
 
     def move(self, old: int, node: int) -> None:
-        """Register a party under another id of its SuperNode."""
         self.settle(node, self._party(old))
         for one in self._rounds.values():
             one.inner.move(old, node)
@@ -156,23 +155,22 @@ class PartyServer:
 
     @property
     def minimum(self) -> int:
-        """The fewest parties in a sum, as ``TrustSettings`` has it."""
+        """The fewest parties in a sum, as in ``TrustSettings``."""
         return self.registry.minimum
 
     @property
     def parties(self) -> list[int]:
-        """Numbers of the parties that are connected, ascending."""
         return sorted(self.homes.keys() - self.excluded)
 
     @property
     def lists(self) -> int:
-        """How many lists of commitments were shown; parties answer ``MOST_LISTS``."""
+        """Number of lists of commitments that were shown; parties answer ``MOST_LISTS``."""
         return self._number + 1
 
     def reveal_requests(
         self, limit: float, present: Collection[int] | None = None
     ) -> dict[int, RevealRequest]:
-        """Show all present parties the same list of commitments; nobody if they are too few."""
+        """Show all present parties the same list of commitments; no party if they are too few."""
         # limit: largest size of a number in the sums
         parties = [party for party in self.parties if present is None or party in present]
         if len(parties) < self.minimum:
@@ -302,7 +300,6 @@ class PartyServer:
         return result
 
     def take_masked(self, node: int, reply: MaskedReply) -> None:
-        """Add a masked sum."""
         self._round(reply.server_round).take_masked(node, self._party(node), reply)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
@@ -324,7 +321,6 @@ class PartyServer:
         return {self.homes[party]: request for party in epoch.parties[listed].tolist()}
 
     def take_list(self, node: int, reply: ListReply) -> None:
-        """Take a signature."""
         one, party = self._round(reply.server_round), self._party(node)
         inner = one.inner
         parts = one.epoch.signed_parts(
@@ -350,7 +346,6 @@ class PartyServer:
         return result
 
     def take_shares(self, node: int, reply: UnmaskReply) -> None:
-        """Take shares that are revealed."""
         self._round(reply.server_round).inner.take(node, reply)
 
     def result(self, number: int) -> SumResult | Skipped:
@@ -360,7 +355,6 @@ class PartyServer:
         return result
 
     def clients_of(self, parties: Collection[int]) -> list[int]:
-        """Return the clients that parties host, ascending."""
         return sorted(c for party in parties for c in self.bindings[party][0].clients)
 
     def _round(self, number: int) -> PartyRound:

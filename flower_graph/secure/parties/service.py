@@ -1,4 +1,4 @@
-"""How the messages of sums under a server that may lie travel over Flower: both halves.
+"""Both halves' transport over Flower of sums under a server that may lie.
 
 A sum takes three exchanges, masked vectors, the signed list and shares; the last also prepares the
 next sum. An epoch begins, with three more, when SuperNodes have joined.
@@ -54,7 +54,7 @@ TRIES = 3  # lists of commitments, while parties show no seed
 
 
 class PartySums(SumServer):
-    """Carries out sums over parties, SuperNodes with registered keys; callers see clients alone.
+    """Carries out sums over parties, SuperNodes with registered keys; callers see only clients.
 
     `begin` begins an epoch once all that joined have enrolled; `sign` comes between masked vectors
     and shares.
@@ -70,8 +70,8 @@ class PartySums(SumServer):
     most_points : int
         Most points that the clients of one SuperNode may declare together.
     differ_by : int
-        SuperNodes that two sums of a purpose differ by at least, unless they are of the same ones;
-        the server leaves out more to comply. No party takes less than its own ``differ-by``.
+        SuperNodes that two sums of a purpose differ by at least, unless they have the same; the
+        server leaves out more to comply. No party takes less than its own ``differ-by``.
 
     Raises
     ------
@@ -114,7 +114,6 @@ class PartySums(SumServer):
 
     @property
     def fewest_nodes(self) -> int:
-        """The fewest SuperNodes in a sum."""
         return self._protocol.minimum
 
     @property
@@ -124,7 +123,7 @@ class PartySums(SumServer):
 
     @property
     def epoch(self) -> Epoch | None:
-        """What the parties have agreed on; None before the first epoch, or under a new registry."""
+        """The parties' agreement; None before the first epoch, or under a new registry."""
         return self._protocol.epoch
 
     @property
@@ -157,7 +156,6 @@ class PartySums(SumServer):
 
     @property
     def out(self) -> set[int]:
-        """Clients that cannot be in a sum of this epoch."""
         return set(self._protocol.clients_of(self._protocol.bindings.keys() - self._taking_part))
 
     @property
@@ -167,7 +165,6 @@ class PartySums(SumServer):
 
     @property
     def homes(self) -> dict[int, int]:
-        """The SuperNode of every enrolled client."""
         homes = self._protocol.homes.items()
         return {client: node for party, node in homes for client in self.hosted([party])}
 
@@ -182,7 +179,7 @@ class PartySums(SumServer):
     # Who is there
 
     def check_keys(self, node: int, reply: BindReply) -> None:
-        """Refuse what a party has not signed, or may not sign."""
+        """Refuse a statement that its party has not signed, or may not sign."""
         self._protocol.check_binding(reply)
 
     def knows(self, old: int, reply: BindReply) -> bool:
@@ -259,7 +256,7 @@ class PartySums(SumServer):
         return False
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
-        """Have the parties of some SuperNodes commit to another seed; return which have."""
+        """Have the parties of some SuperNodes commit to another seed; return those that did."""
         if not nodes:
             return set()
         replies = send(
@@ -298,17 +295,15 @@ class PartySums(SumServer):
     def mask_requests(
         self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
-        """Ask every party that prepared for its masked sum."""
         if number not in self._open:
             return {}
         return self._protocol.mask_requests(number, length, word, terms)
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
-        """Return the clients that a request or a reply is about."""
+        """Return the clients of a request or a reply."""
         return self._protocol.clients_of(list(parties))
 
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
-        """Process a SuperNode's reply of a round."""
         if isinstance(reply, PrepareReply):
             (key,) = more
             assert isinstance(key, SignedKey)  # as ``prepared`` says

@@ -1,11 +1,11 @@
 """The client's side of the secure sum: a SuperNode with all clients that it hosts.
 
 The SuperNode is the party: it has a channel key for the run and, for each round, a seed and a mask
-key, both shared among its partners, other SuperNodes. What it adds to the sum of its clients'
-vectors is the stream of its seed, and for each partner a stream that the two agree on and that one
-adds and the other takes away. Its clients need no masks against each other: only their sum leaves
-it. If all clients of a sum are here, there is nobody to hide it from but whom it is for, and it
-leaves as it is; clients fewer than the minimum send nothing.
+key, both shared among its partners, other SuperNodes. To the sum of its clients' vectors it adds
+the stream of its seed, and for each partner a stream on which the two agree and that one adds and
+the other subtracts. Its clients need no masks against each other: only their sum leaves it. If all
+clients of a sum are here, the sum has only its receiver to hide from, and it leaves unmasked;
+clients fewer than the minimum send nothing.
 
 Every key is used once. A round is prepared once, masked once and unmasked once; the second time is
 refused, as is a round that is not newer than the last.
@@ -55,7 +55,7 @@ from flower_graph.wire.numpy_client import Config
 
 
 class Received(NamedTuple):
-    """What partners sealed for a round, opened."""
+    """The partners' sealed packets of a round, opened."""
 
     kept: ClientRound
     request: MaskRequest
@@ -88,7 +88,6 @@ class SumClient:
 
     @property
     def party(self) -> int:
-        """The SuperNode's number in sums."""
         return min(self.clients)
 
     def keys(self) -> KeyReply:
@@ -97,7 +96,6 @@ class SumClient:
         return KeyReply(self.run_id, np.array(self.clients, np.int64), public)
 
     def prepare(self, request: PrepareRequest) -> PrepareReply:
-        """Make the keys, shares and commitments of a round."""
         self._check_prepare(request)
         publics = pieces(request.channel_keys)
         agreed = self._agreed.look_up(self._private, publics)
@@ -120,11 +118,11 @@ class SumClient:
     def mask(
         self, request: MaskRequest, present: Sequence[int], total: RingArray, terms: SumTerms
     ) -> MaskedReply:
-        """Mask the sum of some clients' vectors; ``terms`` say what it is of."""
+        """Mask the sum of some clients' vectors; ``terms`` describe the sum."""
         return self.mask_received(self.receive(request, present), total, terms)
 
     def receive(self, request: MaskRequest, present: Sequence[int]) -> Received:
-        """Open what partners sealed for the clients that are to be in a sum."""
+        """Open the partners' packets for the clients that are to be in a sum."""
         kept = self._round(request.run_id, request.server_round)
         if kept.is_masked:
             raise RefusedError(f"round {kept.number} is masked already: no mask is used twice")
@@ -145,7 +143,7 @@ class SumClient:
         return Received(kept, request, chosen, held, has, refused)
 
     def mask_received(self, came: Received, total: RingArray, terms: SumTerms) -> MaskedReply:
-        """Mask a sum, as ``mask`` does, once what partners sealed is opened."""
+        """Mask a sum, as ``mask`` does, after ``receive``."""
         # total [L]
         kept, request = came.kept, came.request
         terms.check_guard(kept.minimum)
@@ -204,7 +202,7 @@ class SumClient:
 
     @classmethod
     def from_bytes(cls, state: bytes, least: int = 1) -> SumClient:
-        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
+        """Read the output of ``to_bytes``; ``StateLostError`` if it is something else."""
         host = cls.__new__(cls)
         host._agreed, host._rounds, host._least = channel.Agreements(), {}, least
         try:

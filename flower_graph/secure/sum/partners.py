@@ -1,17 +1,17 @@
-"""Who shares secrets with whom in a secure sum, and how many shares reconstruct a secret.
+"""The graph of partners, which share secrets in a secure sum, and the threshold of shares.
 
-The parties are the SuperNodes. Their graph of partners is random, and every party has the same few.
-With all pairs, cost would grow with their number (Bonawitz et al., CCS 2017); Bell et al. (CCS
-2020) show that some random partners are enough. The graph is a circle of the parties in random
-order in which each is joined to its k/2 neighbours on either side.
+The parties are the SuperNodes. Their graph of partners is random, and every party has the same
+small number of partners. With all pairs, cost would grow with the number of parties (Bonawitz et
+al., CCS 2017); Bell et al. (CCS 2020) show that some random partners are enough. The graph is a
+circle of the parties in random order, each joined to its k/2 neighbours on either side.
 
-Why a threshold above half of the partners, and by how much: whoever asks the holders of a party's
-secrets may tell them different stories. An honest holder gives out one of the two secrets, the seed
-or the mask key; one that colludes gives both. With t shares needed of either, both secrets can be
-had if 2 t is at most the partners plus those who collude among them. And whoever names the k/2
-parties on one side of somebody as vanished leaves it k/2 partners, and those who collude among the
-k/2 that it has lost: if these were t, the circle could be cut there, and at a second place, and two
-small sums would come out in place of a large one.
+The threshold must be above half of the partners, for two reasons. First, a server may tell the
+holders of a party's secrets different stories. An honest holder gives out one of the two secrets,
+the seed or the mask key; a colluding holder gives both. With t shares needed of either, the server
+gets both secrets if 2 t is at most the partners plus the colluders among them. Second, a server
+that names the k/2 parties on one side of a party as vanished leaves it k/2 partners, and the
+colluders among the k/2 that it has lost: if these were t, the circle could be cut there, and at a
+second place, and two small sums would come out in place of a large one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LEAST_CLIENTS = "least-clients"  # of the node config
 
 
 def least_clients(node_config: Mapping[str, object]) -> int:
-    """Return how few clients a SuperNode's node config lets a sum have; 1: as few as may be."""
+    """Return the fewest clients that a SuperNode's node config allows in a sum; 1 by default."""
     return whole_number(node_config, LEAST_CLIENTS, 1, 1)
 
 
@@ -124,7 +124,7 @@ def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
 
 
 def steps(m: int, k: int) -> NDArray[np.int64]:
-    """Return how far along a circle of m positions a party's k partners are."""
+    """Return the offsets of a party's k partners on a circle of m positions."""
     # The nearest k/2 ahead, then the nearest k/2 behind.
     return np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
 
@@ -153,7 +153,6 @@ def _log_factorials(n: int) -> NDArray[np.float64]:
 
 
 def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the logarithm of the binomial coefficient n over k."""
     ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
     return ways
 
