@@ -84,7 +84,7 @@ class MaskingClient(NumPyClient):
         return [int(client) for client in request.clients]
 
     def _receive(self, host: Holder, config: Config, request: MaskRequest, ring: Ring) -> None:
-        """Check statements about a sum before there is a vector; without trust alone."""
+        """Check a request before there is a vector; a trusted server's needs no check."""
 
     def _masked(
         self,
