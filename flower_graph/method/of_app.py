@@ -145,7 +145,6 @@ def _configuration(
 
 
 def _require_known(key: str, config: RunConfig) -> None:
-    """Refuse a key that is no setting of the method, and name those that are."""
     known, setting = known_keys(type(config)), SETTINGS[key]
     if setting in known:
         return

@@ -141,7 +141,7 @@ Line = Mapping[str | float, Sequence[float]]  # all seeds' differences, by a num
 
 
 def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:
-    """Draw differences in points, a panel for each setting that is varied, and a line at zero."""
+    """Draw differences in points, a panel for each varied setting, and a line at zero."""
     if not panels:
         raise ValueError("panels: empty; at least one is needed")
     figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
