@@ -153,7 +153,6 @@ class SumDeviation(Deviation):
         server.open_round, server.unmask_requests, server.take = open_round, unmask_requests, take
 
     def with_threshold(self, requests: dict[int, PrepareRequest]) -> dict[int, PrepareRequest]:
-        """Lower the threshold, if that is part of the lie."""
         if self.threshold is None:
             return requests
         self.told += len(requests)
@@ -267,7 +266,6 @@ class ChosenHolders(Deviation):
         self._share = 0.0
 
     def patch(self, strategy: object) -> None:
-        """Choose the last clients, and record which answer."""
         _, aligner = self.parts_of(strategy)
         adds = aligner._add_up
 

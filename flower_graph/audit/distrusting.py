@@ -90,7 +90,6 @@ class OwnProvedAnswers(OwnAnswers):
     """Answers instead of the key-holders, where answers are proved."""
 
     def answered(self, request: ProvedUnionRequest) -> ProvedUnionRequest:
-        """Replace all keys and answers by the server's own."""
         shares = [self._share(holder) for holder in request.holders.tolist()]
         if not request.clients.size:
             return request
@@ -101,7 +100,6 @@ class OwnProvedAnswers(OwnAnswers):
         return replace(request, keys=keys, points=np.stack(answers))
 
     def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
-        """Name candidates as clients would that believed the server."""
         total = ids.add(
             [ids.multiply(points, self._share(holder)) for holder in range(KEY_HOLDERS)]
         )
@@ -117,7 +115,6 @@ class ChosenParties(ChosenHolders):
     """Names key-holders other than the draw's, although all know the draw."""
 
     def patch(self, strategy: object) -> None:
-        """Choose parties from the draw's end, and record whose answers there are."""
         _, aligner = self.parts_of(strategy)
         asks = aligner.union_requests
 

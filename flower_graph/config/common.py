@@ -287,7 +287,6 @@ class StrategySection:
         return False
 
     def with_registry(self, make: Callable[[], Path]) -> Self:
-        """Set a registry of throw-away keys if one is needed and none is named."""
         return self
 
 

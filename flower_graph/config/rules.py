@@ -49,7 +49,6 @@ class Rule:
     admits: Callable[[Any], bool]  # Left open: each rule takes values of its settings' type
 
     def check(self, key: str, value: object) -> None:
-        """Refuse what is not admitted; ``ConfigError`` names key, value and what is allowed."""
         require(self.admits(value), key, value, self.words)
 
 

@@ -260,7 +260,6 @@ class Neighbours(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
         return self.start.numel() - 1
 
     @classmethod

@@ -195,7 +195,6 @@ class StackedWeights:
         return ModelWeights((total / divisor).float(), (others / divisor).float())
 
     def _anchors(self) -> tuple[Tensor, Tensor]:
-        """Return the weights at the beginning of the round, in the same layout."""
         return _spread(self._start, self.kind, self._sources)
 
     def _index(self, key: str) -> Tensor:

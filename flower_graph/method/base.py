@@ -82,8 +82,7 @@ class Left(Protocol[C_co]):
     def config(self) -> C_co: ...
 
     @property
-    def data(self) -> DataForm:
-        """The form that a new graph must have."""
+    def data(self) -> DataForm: ...
 
     @property
     def clients(self) -> list[int]:
@@ -172,7 +171,6 @@ class Method(Generic[C, S]):
         return ""
 
     def default_supernodes(self, config: C) -> int | None:
-        """Return the default number of SuperNodes; None for any number."""
         return None
 
     def least_memory(self, config: C) -> int:
@@ -262,7 +260,6 @@ class Method(Generic[C, S]):
             return called(build_module(models, client), graph, edges).softmax(1)
 
     def edges_of(self, config: C, graph: NewGraph) -> Tensor:
-        """Return a new graph's edges; ``DataError`` if it has none."""
         edges = graph.edge_index
         if edges is None or not edges.numel():
             raise DataError(f"the graph has no edges, which the models of {config.app} need")
@@ -289,7 +286,6 @@ class Method(Generic[C, S]):
         """Draw pictures of a run besides ``curves.png`` and ``participation.png`` into a folder."""
 
     def audit(self) -> Audit[C, Self] | None:
-        """Return the attacks on the method's messages; None if there are none."""
         return None
 
 

@@ -105,7 +105,6 @@ class Comparison:
         return json.dumps(plain(whole), indent=2, allow_nan=False)
 
     def to_csv(self) -> str:
-        """Return a line for each run, with means and deviations as numbers."""
         text, lines = io.StringIO(), [self._flat(row) for row in self.rows]
         writer = csv.DictWriter(text, [*dict.fromkeys(key for one in lines for key in one)])
         writer.writeheader()
@@ -113,7 +112,6 @@ class Comparison:
         return text.getvalue()
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
-        """Return a data frame with the columns of the CSV."""
         return pandas_module().DataFrame([self._flat(row) for row in self.rows])
 
     def save_picture(self, path: Path | str) -> None:

@@ -59,7 +59,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return cached_clients(self.load_graphs, config)
 
     def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
-        """Return the graphs of one SuperNode, and their data folder, if there is one."""
         folder = client_folder(config, context)
         if folder is not None:
             return graphs_of(folder, self.graph), folder
@@ -74,7 +73,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        """Return the number of classes of the whole run; a client may lack one."""
         if folder is not None:
             return folder.manifest.classes
         return Clients.of(self.graphs(config)).num_classes

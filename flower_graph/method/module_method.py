@@ -189,7 +189,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return form.scale
 
     def data_form(self, config: M) -> DataForm | None:
-        """Return the form of a new graph, with weights of edges and the scale of numbers."""
         form = super().data_form(config)
         if form is None:
             return None

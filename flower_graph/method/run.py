@@ -270,7 +270,6 @@ class Run:
 
     @property
     def clients(self) -> list[int]:
-        """Clients whose models are here; -1 is the server."""
         return [number for one in self._models for number in one.clients]
 
     @property

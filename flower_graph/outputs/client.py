@@ -131,7 +131,6 @@ class ClientOutputs:
         return int(self._context.state.config_records[NAME][way])  # type: ignore[arg-type]
 
     def _traffic(self, clients: int) -> tuple[float, float]:
-        """Return each client's share of the SuperNode's bytes since the last call."""
         shares = self._count(UP) / clients, self._count(DOWN) / clients
         self._context.state.config_records[NAME].update({UP: 0, DOWN: 0})
         return shares

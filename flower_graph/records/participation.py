@@ -78,7 +78,6 @@ class Participation:
 
     @property
     def asked(self) -> Set[int]:
-        """Clients that were asked."""
         return self.answered | self.failed.keys() if self.failed else self.answered
 
     def to_record(self) -> dict[str, object]:

@@ -139,7 +139,6 @@ class CommonKey:
         return ShareKeyReply(rows_of(packets, -1, PACKET_BYTES), self.check)
 
     def take(self, one: KeyPacket) -> None:
-        """Open a packet and keep the key."""
         self._check(one.sender, one.signed_by)
         packet, sender = one.packet.tobytes(), one.sender.tobytes()
         (secret,) = agree(self._entry("private"), [sender])
@@ -170,7 +169,6 @@ class CommonKey:
         return salt + seal(self._derived(b"seal"), PURPOSE, salt, data)
 
     def open(self, data: bytes) -> bytes:
-        """Open what ``seal`` gave."""
         plain = unseal(self._derived(b"seal"), PURPOSE, data[:KEY_BYTES], data[KEY_BYTES:])
         if plain is None:
             raise RefusedError("it was not sealed under the common key, or was changed")

@@ -72,7 +72,6 @@ class Ring:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Type of a word, little-endian and unsigned."""
         return WORDS[self.word]
 
     def encode(self, values: NDArray[np.floating]) -> RingArray:

@@ -250,7 +250,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return MetricRecord({**self._round.trained, **super().trained(report)})
 
     def measured(self, report: RoundReport) -> MetricRecord:
-        """Return the round's accuracies, with Flower's means of the clients' metrics."""
         return MetricRecord({**self._round.evaluated, **super().measured(report)})
 
     def finish(self, server_round: int) -> None:

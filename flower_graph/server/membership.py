@@ -107,7 +107,6 @@ class Membership:
     def ask(
         self, exchange: Exchange, connected: list[int], server_round: int, timeout: float
     ) -> list[Rejected]:
-        """Ask SuperNodes that are new; return those that take no part."""
         lost, self._lost = self._lost, set()
         for node in lost:
             self._returning.setdefault(node, self.saved)
@@ -143,7 +142,6 @@ class Membership:
         return refused
 
     def _questions(self, new: Iterable[int]) -> dict[int, RecordDict]:
-        """Write each newcomer's question; a SuperNode that lost its state gets a checkpoint."""
         result = dict.fromkeys(new, self.question(self.resume))
         for node, saved in self._returning.items():
             if node in result and saved is not None:
@@ -193,7 +191,6 @@ class Membership:
         return bool(self.absent) or any(self.clients.values())
 
     def numbers(self) -> dict[int, NDArray[np.int64]]:
-        """Return the clients of every SuperNode as arrays, made once."""
         if len(self._arrays) < len(self.clients):
             for node, local in self.clients.items():
                 if node not in self._arrays:
@@ -246,7 +243,6 @@ class Membership:
         )
 
     def _homes(self, answers: Iterable[Answered]) -> dict[int, int]:
-        """Return the SuperNode that already hosts each client that newcomers claim."""
         # There may be ten million clients: no second mapping of all of them is kept.
         if not self.clients:
             return {}

@@ -70,7 +70,6 @@ class Trackers:
             self._guarded(name, partial(tracker.log, report.round, shown))
 
     def finish(self, result: Mapping[str, object] | None) -> None:
-        """End the records, with the final figures; None if the run stopped early."""
         final = None if result is None else _finite(result)
         for name, tracker in list(self._active.items()):
             self._guarded(name, partial(tracker.finish, final))

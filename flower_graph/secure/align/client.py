@@ -58,7 +58,6 @@ class AnyAlignmentClient(ABC):
     _identities: Mapping[int, Any]  # in the form's own words
 
     def answer(self, config: Mapping[str, object]) -> dict[str, object]:
-        """Answer the message of any stage; the reply of some stages is empty."""
         for kind, method in self.stages:
             if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
                 reply = getattr(self, method)(kind.from_config(config))
@@ -116,7 +115,6 @@ class AlignmentClient(AnyAlignmentClient):
 
     @property
     def points(self) -> dict[int, int]:
-        """Number of points in each client's block."""
         each = -(-len(self._distinct) // max(1, len(self._identities)))
         return dict.fromkeys(self._identities, ids.padded_size(each))
 
@@ -130,7 +128,6 @@ class AlignmentClient(AnyAlignmentClient):
             self._dealt[client], self._sizes[client] = needed[at :: len(clients)], size
 
     def blind(self, request: BlindRequest) -> BlindReply:
-        """Blind the identities of the request's clients."""
         self._known(request.clients)
         self._enter(request.epoch)
         clients = request.clients.tolist()
@@ -148,7 +145,6 @@ class AlignmentClient(AnyAlignmentClient):
         return BlindReply(request.epoch, request.clients, np.array(sizes, np.int64), points)
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
-        """Multiply points by the key shares of the request's key-holders."""
         self._known(request.holders)
         self._enter(request.epoch)
         if not request.holders.size:
@@ -179,7 +175,6 @@ class AlignmentClient(AnyAlignmentClient):
         self._look_up_names()
 
     def _look_up_names(self) -> None:
-        """Give tokens and keys to clients whose identities are all named."""
         for client in sorted(self._answered):
             own = [ids.GROUP_IDENTITY, *self._identities[client]]
             if not all(identity in self._names for identity in own):
@@ -190,7 +185,6 @@ class AlignmentClient(AnyAlignmentClient):
             self._group_key = local[0][1]
 
     def sketch(self, cells: int, clients: Iterable[int]) -> Words:
-        """Return the sum of some clients' tables of tokens."""
         chosen = [int(client) for client in clients]
         missing = [client for client in chosen if client not in self._tokens]
         if missing:
@@ -199,7 +193,6 @@ class AlignmentClient(AnyAlignmentClient):
 
     @property
     def order(self) -> Bytes2D:
-        """The tokens of the slots, ``[s, 12]``."""
         return self._order
 
     @property
@@ -208,7 +201,6 @@ class AlignmentClient(AnyAlignmentClient):
         return sorted(self._tokens)
 
     def publish(self, message: PublishedTokens) -> SlotTable:
-        """Look up the clients' slots in the published order."""
         if message.epoch != self._epoch:
             raise StateLostError(
                 f"slots of alignment {message.epoch}, but the clients are in {self._epoch}"
@@ -228,7 +220,6 @@ class AlignmentClient(AnyAlignmentClient):
         return self._table
 
     def to_bytes(self) -> bytes:
-        """Write everything that the next message needs, secrets included."""
         clients, names = list(self._identities), self._names
         known = [number for number, one in enumerate(self._distinct) if one in names]
         local = [names[self._distinct[number]] for number in known]
@@ -257,7 +248,6 @@ class AlignmentClient(AnyAlignmentClient):
         return host
 
     def restore(self, data: bytes) -> None:
-        """Load the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
         arrays = load(data)
         clients = arrays["clients"].tolist()
         if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():

@@ -113,7 +113,6 @@ class OpenClient(AnyAlignmentClient):
 
     @classmethod
     def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> Self:
-        """Read what ``to_bytes`` wrote."""
         host = cls(identities)
         for name, value in load(data).items():
             kind, _, client = name.partition("/")
@@ -178,7 +177,6 @@ class OpenServer(AnyAlignmentServer[R]):
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Remove clients that have lost their state, so that they can enrol again."""
         self._node = {c: at for c, at in self._node.items() if c not in set(clients)}
 
     @property
@@ -213,7 +211,6 @@ class PlaintextAlignmentServer(OpenServer[PlainRequest]):
         self._identities |= zip(reply.clients.tolist(), reply.identities, strict=True)
 
     def publications(self) -> dict[int, PlainOrder]:
-        """Return the slots of every node's clients."""
         holders = Counter(chain.from_iterable(self._identities.values()))
         shared = sorted(name for name, count in holders.items() if count >= 2)
         order = {name: slot for slot, name in enumerate(shared)}

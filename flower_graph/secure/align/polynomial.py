@@ -282,7 +282,6 @@ class PolynomialAlignmentClient(OpenClient):
         )
 
     def order(self, message: SectionOrder) -> None:
-        """Take the common order of sections."""
         first = message.first.tolist()
         start = {p.tobytes(): slot for p, slot in zip(message.patterns, first, strict=True)}
         self._num_slots = message.num_slots

@@ -138,7 +138,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._order = np.zeros((0, TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
-        """Record the clients' SuperNode; new clients wait for their alignment."""
         for client in clients:
             if client not in self._node:
                 if len(self._node) == MAX_CLIENTS:
@@ -149,7 +148,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Remove clients that have lost their state, so that they can enrol again."""
         # If one held a share of the key, nobody's tokens can be compared with new ones.
         gone = set(clients)
         for by_client in (self._node, self._pending, self._blinded, self._evaluated, self._sizes):
@@ -179,11 +177,9 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
 
     @property
     def order(self) -> Bytes2D:
-        """The tokens of the slots, ``[s, 12]``."""
         return self._order
 
     def union_requests(self) -> dict[int, UnionRequest]:
-        """Return for every node its clients' answers and the size of the table."""
         requests = {}
         for node, clients in self._by_node(self.uniting).items():
             waiting = [client for client in clients if client in self._evaluated]
@@ -252,7 +248,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             raise AlignmentError(f"no clients could be aligned: {why}")
 
     def publications(self) -> dict[int, PublishedTokens]:
-        """Return the order of slots, for every node that has aligned clients."""
         message = PublishedTokens(self.epoch, self._order)
         return dict.fromkeys(self._by_node(self._sizes), message)
 
@@ -322,7 +317,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._points[node] += len(block)
 
     def _brought(self) -> Counter[int]:
-        """Count the points that each SuperNode's clients have sent."""
         brought = Counter[int]()
         for client, node in self._node.items():
             block = self._blinded.get(client, self._evaluated.get(client, ()))
@@ -330,7 +324,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return brought
 
     def _evaluate_requests(self) -> dict[int, EvaluateRequest]:
-        """Ask the key-holders that have not answered yet."""
         if not self._holders:
             self._holders = self._choose(KEY_HOLDERS)
         answered = set(chain.from_iterable(self._answers))
@@ -352,7 +345,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return chosen
 
     def _add_up(self) -> None:
-        """Add up the key-holders' answers and split them by client."""
         # Checking the sum costs a fraction of checking every answer. What it misses, parts outside
         # the group that cancel, does no harm.
         total = add(list(self._answers.values()))
@@ -387,7 +379,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._holders, self._doublings, self._order = [], 0, self._order[:0]
 
     def _choose(self, count: int) -> list[int]:
-        """Draw further key-holders, on different machines as far as possible."""
         free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
         chosen = draw_holders(free, self._holders, self._node, count)
         enough = min(FEWEST_HOLDERS, len(self._node))

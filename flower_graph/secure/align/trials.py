@@ -44,7 +44,6 @@ class Trials:
         self._next()
 
     def keep(self, nodes: Collection[int]) -> None:
-        """Drop SuperNodes that no longer take part; draw anew if one of them was to be next."""
         if self._keep(nodes):
             self._size = len(self.suspects) + 1
             self._next()

@@ -246,7 +246,6 @@ class VerifiedAlignmentClient(AlignmentClient):
     def _claims(
         self, request: ProvedUnionRequest, number: int, answers: list[Bytes2D]
     ) -> dict[int, Claim]:
-        """Return the claims that each key-holder must have proved for one client's block."""
         client, epoch = int(request.clients[number]), request.epoch
         return {
             holder: Claim(key, local, proof, proof_context(self._run_id, epoch, holder, client))

@@ -58,7 +58,6 @@ class VerifiedAlignmentServer(AlignmentServer):
 
     # Any: other requests than its parent's, with signatures and proofs
     def union_requests(self) -> dict[int, Any]:
-        """Return for every node all key-holders' answers to its clients."""
         result: dict[int, object] = {}
         for node, request in super().union_requests().items():
             clients = request.clients.tolist()
@@ -150,7 +149,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._answers.clear()
 
     def _wrong_proofs(self, client: int) -> list[int]:
-        """Return the parties that have not proved their answers to one client's block."""
         block, claims = self._blinded[client], {}
         for party, (key, _, local, proof) in self._proved[client].items():
             context = proof_context(self._run_id, self.epoch, party, client)

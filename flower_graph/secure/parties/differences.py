@@ -106,7 +106,6 @@ def choose(
 
 
 def _near(parties: int, earlier: Collection[int], differ_by: int) -> list[int]:
-    """Return the earlier sets that differ by too few parties."""
     return [one for one in earlier if 0 < (parties ^ one).bit_count() < differ_by]
 
 

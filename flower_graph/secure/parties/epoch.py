@@ -154,7 +154,6 @@ class Epoch:
         return self.digest, struct.pack("<q", number), key
 
     def _partners_among(self, present: MASKS) -> Integers:
-        """Count each party's partners on a list, ``[n]``."""
         n, k = self.parties.size, self.plan[0]
         # Along the circle, begun again on both sides: who stands up to k/2 places away, but oneself
         around = np.tile(present[self.order], 3).cumsum()

@@ -64,14 +64,12 @@ class JournalFile:
 
     # Left open: what JSON says; whoever asks for a key checks it
     def get(self, key: bytes) -> Any:
-        """Return the last note under a key; None if there is none."""
         if key not in self.lines:
             return None
         with reading(f"journal {self.path}", IdentityError, OTHER):
             return parse_json(self.lines[key])
 
     def put(self, key: bytes, value: object) -> None:
-        """Note something under a key."""
         self.lines.pop(key, None)
         self.lines[key] = json.dumps(value).encode()
         self.fresh += sealed(key, self.lines[key])
@@ -108,7 +106,6 @@ def sealed(key: bytes, content: bytes) -> bytes:
 
 
 def _is_other(sealed: bytes, line: bytes) -> bool:
-    """Tell whether a line does not end with its hash."""
     return sealed != line + b" " + _hash(line)
 
 

@@ -40,19 +40,15 @@ class PartyActions(NumPyClient):
         return self.of_party(action, config, self.trust)
 
     def sum_bind(self, parameters: Parameters, config: Config) -> Answer:
-        """State the clients of this SuperNode, signed."""
         return [], 1, self.as_party("sum_bind", config)
 
     def sum_reveal(self, parameters: Parameters, config: Config) -> Answer:
-        """Show the own part of the seed of the graph of partners."""
         return [], 1, self.as_party("sum_reveal", config)
 
     def sum_epoch(self, parameters: Parameters, config: Config) -> Answer:
-        """Begin an epoch."""
         return [], 1, self.as_party("sum_epoch", config)
 
     def sum_list(self, parameters: Parameters, config: Config) -> Answer:
-        """Sign the list of parties in a sum."""
         return [], 1, self.as_party("sum_list", config)
 
 
@@ -80,7 +76,6 @@ class MaskingParty(PartyActions, MaskingClient):
         return super().sum_enroll(parameters, config)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
-        """Reveal shares of one sum, prepare the next, or both."""
         if self.trust is not None:
             return [], len(self.clients), self.as_party("sum_unmask", config)
         return super().sum_unmask(parameters, config)

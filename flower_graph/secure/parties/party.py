@@ -105,7 +105,6 @@ class PartyClient:
 
     @property
     def has_sent(self) -> bool:
-        """Whether a vector was sent, as far as this state knows."""
         return bool(self._mark)
 
     def bind(self) -> BindReply:
@@ -228,7 +227,6 @@ class PartyClient:
         self._received = came, ready, ring
 
     def mask(self, total: RingArray, terms: SumTerms, state: bytes) -> MaskedReply:
-        """Mask the own sum, after ``receive``."""
         # state: what the sum was made of, as digest_of names it: no sum of others has it
         epoch, sums = self._begun()
         assert self._received is not None  # whoever makes a vector has called ``receive``
@@ -297,7 +295,6 @@ class PartyClient:
         return reply
 
     def to_bytes(self) -> bytes:
-        """Write the state; it holds secrets."""
         arrays: dict[str, NDArray[np.generic]] = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "clients": np.array(self.clients, np.int64),
@@ -328,7 +325,6 @@ class PartyClient:
 
     @classmethod
     def from_bytes(cls, state: bytes, trust: TrustSettings) -> PartyClient:
-        """Read the output of ``to_bytes``; ``StateLostError`` if it is something else."""
         try:
             arrays = load(state)
             points = dict(arrays["points"].tolist())

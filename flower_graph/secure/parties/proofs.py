@@ -138,7 +138,6 @@ def _hold(inputs: Bytes2D, claims: Sequence[Claim]) -> list[bool]:
 
 
 def _statement(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes) -> bytes:
-    """Hash the whole statement of a proof."""
     points = inputs.tobytes(), outputs.tobytes()
     return hashlib.sha512(framed(SUITE + b"/Statement", public, context, *points)).digest()
 

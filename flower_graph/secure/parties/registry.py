@@ -110,7 +110,6 @@ class Registry:
                 raise IdentityError(f"registry {path}: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Write the registry's file, whole or not at all."""
         write_text(named(path), self.text())
 
     def text(self) -> str:
@@ -156,12 +155,10 @@ class Registry:
     # New versions of the file
 
     def with_party(self, key: bytes, clients: Sequence[range]) -> Registry:
-        """Return the registry with one more party."""
         number = len(self.parties)
         return self._with(RegisteredParty(number, key, tuple(clients)))
 
     def rotated(self, party: int, key: bytes) -> Registry:
-        """Return the registry with another key for a party."""
         old = self._active(party)
         return self._with(replace(old, key=key, former=(*old.former, old.key)))
 

@@ -115,7 +115,6 @@ class PartyServer:
     # Epochs
 
     def check_binding(self, reply: BindReply) -> Binding:
-        """Refuse a SuperNode's statement unless its party signed it."""
         commitment = reply.commitment.tobytes()
         key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
         if reply.declared.size and not np.array_equal(reply.declared[:, 0], reply.clients):
@@ -141,7 +140,6 @@ class PartyServer:
         self.settle(node, reply.party)
 
     def settle(self, node: int, party: int) -> None:
-        """Record at which SuperNode a party is."""
         self.homes[party], self._at[node] = node, party
 
     def move(self, old: int, node: int) -> None:
@@ -155,7 +153,6 @@ class PartyServer:
 
     @property
     def minimum(self) -> int:
-        """The fewest parties in a sum, as in ``TrustSettings``."""
         return self.registry.minimum
 
     @property
@@ -196,7 +193,6 @@ class PartyServer:
         return {self.homes[party]: self._request for party in parties}
 
     def take_seed(self, node: int, reply: RevealReply) -> None:
-        """Store a party's part of the graph's seed, if it committed to it."""
         party, seed = self._party(node), reply.seed.tobytes()
         self._check(reply.run_id, self.run_id, reply.number, self._number)
         if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
@@ -236,7 +232,6 @@ class PartyServer:
         )
 
     def take_epoch(self, node: int, reply: EpochReply) -> None:
-        """Check that a party has the same epoch."""
         assert self.epoch is not None
         if reply.digest.tobytes() != self.epoch.digest:
             raise MalformedReplyError(f"party {self._party(node)} has another epoch")
@@ -276,7 +271,6 @@ class PartyServer:
         return {node: one for node, one in inner.prepare_requests().items() if node >= 0}
 
     def take_prepared(self, node: int, reply: PrepareReply, signed: SignedKey) -> None:
-        """Take keys and sealed shares, with the key's signature."""
         one, party = self._round(reply.server_round), self._party(node)
         parts = one.epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
         self._verify(party, signed.signature, ROUND_KEY, parts)
@@ -286,7 +280,6 @@ class PartyServer:
     def mask_requests(
         self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
-        """Ask every party that prepared for its masked sum."""
         one = self._round(number)
         epoch = one.epoch
         requests = one.mask_requests(length, word, terms, self._earlier.get(terms.purpose, ()))
@@ -303,7 +296,6 @@ class PartyServer:
         self._round(reply.server_round).take_masked(node, self._party(node), reply)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
-        """Ask the parties in the sum to sign the list of them."""
         one = self._round(number)
         epoch = one.epoch
         earlier = self._earlier.setdefault(one.purpose, [])
@@ -331,7 +323,6 @@ class PartyServer:
         one.lists[index], one.signed[index] = reply.signature, True
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-        """Ask the parties that signed for their shares, with their partners' signatures."""
         one = self._round(number)
         epoch = one.epoch
         result = {}

@@ -144,7 +144,6 @@ class PartySums(SumServer):
 
     @property
     def excluded(self) -> set[int]:
-        """Clients of parties that have cheated."""
         return set(
             self._protocol.clients_of(self._protocol.excluded & self._protocol.bindings.keys())
         )
@@ -169,7 +168,6 @@ class PartySums(SumServer):
         return {client: node for party, node in homes for client in self.hosted([party])}
 
     def node_of(self, client: int) -> int | None:
-        """Return the SuperNode that hosts a client; None if it is not enrolled."""
         return self.homes.get(client)
 
     @property
@@ -191,7 +189,6 @@ class PartySums(SumServer):
         self._protocol.move(old, node)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
-        """Enrol a party, for the next epoch unless it is in this one."""
         self.check_keys(node, reply)
         if (home := self._protocol.homes.get(reply.party, node)) != node and home not in gone:
             raise MalformedReplyError(f"party {reply.party} is at node {home} already")
@@ -271,17 +268,14 @@ class PartySums(SumServer):
         return {party for party, node in self._protocol.homes.items() if node in replies.values}
 
     def epoch_clients(self) -> dict[int, list[int]]:
-        """Return the clients of each party of the epoch."""
         return {party: self.hosted([party]) for party in sorted(self._taking_part)}
 
     def node_of_party(self, party: int) -> int | None:
-        """Return the SuperNode of a party; None if it is not connected."""
         return self._protocol.homes.get(party)
 
     # A round, as ``SumServer`` has it
 
     def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
-        """Begin a round of the epoch, for the parties of some clients."""
         if self.epoch is None:
             return {}
         asked = set(clients)
@@ -300,7 +294,6 @@ class PartySums(SumServer):
         return self._protocol.mask_requests(number, length, word, terms)
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
-        """Return the clients of a request or a reply."""
         return self._protocol.clients_of(list(parties))
 
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
@@ -322,12 +315,10 @@ class PartySums(SumServer):
             ]
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
-        """Have the parties whose vectors came sign the list of them."""
         lists = self._protocol.list_requests(number) if number in self._open else {}
         self._exchange(send, server_round, "sum_list", lists, ListReply, self._protocol.take_list)
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-        """Ask for shares, with the signatures of the list."""
         return self._protocol.unmask_requests(number) if number in self._open else {}
 
     def result(self, number: int) -> SumResult | Skipped:

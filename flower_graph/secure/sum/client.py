@@ -91,7 +91,6 @@ class SumClient:
         return min(self.clients)
 
     def keys(self) -> KeyReply:
-        """Return the clients, and the public channel key."""
         public = np.frombuffer(self._public, np.uint8)
         return KeyReply(self.run_id, np.array(self.clients, np.int64), public)
 
@@ -186,7 +185,6 @@ class SumClient:
         return UnmaskReply(self.run_id, kept.number, request.clients, kinds, shares)
 
     def to_bytes(self) -> bytes:
-        """Write the state; it holds secrets."""
         arrays = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "last": np.array([self._last]),
@@ -202,7 +200,6 @@ class SumClient:
 
     @classmethod
     def from_bytes(cls, state: bytes, least: int = 1) -> SumClient:
-        """Read the output of ``to_bytes``; ``StateLostError`` if it is something else."""
         host = cls.__new__(cls)
         host._agreed, host._rounds, host._least = channel.Agreements(), {}, least
         try:
@@ -270,7 +267,6 @@ class SumClient:
         return shares, rows_of(commitments, k, 2, COMMITMENT_BYTES)
 
     def _seal(self, kept: ClientRound, shares: Bytes) -> Bytes:
-        """Seal the partners' shares, ``[k, 82]``."""
         plain = pieces(shares.reshape(-1, 2 * SHARE_BYTES))
         parts = zip(kept.partners.tolist(), pieces(kept.secrets), plain, strict=True)
         own = kept.public.tobytes()

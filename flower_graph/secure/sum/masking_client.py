@@ -99,7 +99,6 @@ class MaskingClient(NumPyClient):
         return host.mask(request, present, total, terms)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
-        """Reveal shares of one sum, prepare the next, or both."""
         host = self._sum_client()
         entries = host.unmask_and_prepare(config)
         self._keep(host)

@@ -232,7 +232,6 @@ class SumRound:
         self.has[dealers[good], columns[good]] = True
 
     def result(self) -> SumResult | Skipped:
-        """End the round: remove the masks, or say why that is impossible."""
         if self._stage != "unmask" and not self.skipped:
             raise ValueError(f"round {self.number}: no shares were asked for yet")
         self._stage, self._open = "over", set()
@@ -380,7 +379,6 @@ class SumRound:
         return channel.self_mask_key(seed, self.run_id, number, party, self.terms), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
-        """Return the masks that the partners of a vanished party added for it."""
         partners = self.partners[row]
         present = partners[self.contributed[partners]]
         secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[present]))

@@ -130,7 +130,6 @@ class SumServer:
 
     @property
     def fewest_nodes(self) -> int:
-        """The fewest SuperNodes in a sum."""
         return 1
 
     @property
@@ -158,7 +157,6 @@ class SumServer:
         return {client: node for client, (node, _) in self._members.items()}
 
     def node_of(self, client: int) -> int | None:
-        """Return the SuperNode that hosts a client; None if it is not enrolled."""
         member = self._members.get(client)
         return None if member is None else member[0]
 
@@ -238,7 +236,6 @@ class SumServer:
             one.move(old, node)
 
     def open_round(self, server_round: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
-        """Begin a round."""
         if server_round <= self._last:
             raise ValueError(f"round {server_round} is not after {self._last}, the last one")
         chosen = sorted(set(clients) - self.excluded - self._sitting_out.of(server_round))
@@ -261,11 +258,9 @@ class SumServer:
         return count - math.floor(self.corrupt * count)
 
     def tick(self) -> None:
-        """Count a round, for waiting clients."""
         self._clock += 1
 
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
-        """Process a SuperNode's reply of any stage."""
         self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
@@ -278,7 +273,6 @@ class SumServer:
         return self._round(server_round).mask_requests(length, word, terms, out)
 
     def hosted(self, clients: Iterable[int]) -> list[int]:
-        """Return the clients of a request or a reply."""
         return list(clients)
 
     def unmask_requests(

@@ -70,7 +70,6 @@ class SumStages:
 
     @property
     def ring(self) -> Ring:
-        """The number format of the newest sum."""
         return self._ring
 
     def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
@@ -123,7 +122,6 @@ class SumStages:
         )
 
     def result(self) -> SumResult | Skipped:
-        """Unmask the sum that ``reveal`` asked for, and end it."""
         return self.server.result(self._unmasked)
 
     def _unmask_and_prepare(
