@@ -91,7 +91,7 @@ class AlignmentError(RuntimeError):
 
 
 def told(error: E, words: str) -> E:
-    """Mark an error's words as safe to send: they quote nothing of this machine."""
+    """Give an error words that may leave the machine: they quote nothing of it."""
     error.told = words  # type: ignore[attr-defined]
     return error
 

@@ -213,7 +213,7 @@ def pull(grid: Any, message_ids: list[str]) -> tuple[list[Any], dict[str, int]]:
 
 
 def owner_of_message() -> int | None:
-    """Return the process that starts one process a message; None if this is no such process.
+    """Return the process that has Flower start one a message; None if it did not start this one.
 
     Also None where Flower installs an app's packages for one message and removes them again.
     """

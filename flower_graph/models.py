@@ -131,7 +131,7 @@ class SplitSAGE(nn.Module):
     """Server half of a two-layer GraphSAGE with the mean aggregator."""
 
     # The first layer adds a map of the node itself and a map of its neighbours' mean. Both maps act
-    # on ``x_i``, so both are at the user, who sends their two outputs one behind the other.
+    # on ``x_i``, so both are at the user, which sends their two outputs concatenated.
 
     def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class Exchange(NamedTuple):
     node : int
         Id of the SuperNode.
     request, reply : RecordDict
-        What went down, and what came up.
+        The message to the client, and its reply.
     """
 
     kind: str
@@ -47,8 +47,7 @@ class Exchange(NamedTuple):
 class RecordingGrid(InProcessGrid):
     """The in-process grid, with a list of all answered exchanges."""
 
-    # Nothing here is known to the server alone: whoever reads the traffic of all SuperNodes, where
-    # there is no TLS, has the same list.
+    # Without TLS, anybody that reads the traffic of all SuperNodes has the same list.
 
     # Any: arguments are those of the grid in memory
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -72,7 +71,7 @@ class RecordingGrid(InProcessGrid):
 
 
 def of_kind(exchanges: Iterable[Exchange], kind: str) -> Iterator[Exchange]:
-    """Give the exchanges of one message type, in order."""
+    """Yield the exchanges of one message type, in order."""
     return (one for one in exchanges if one.kind == kind)
 
 

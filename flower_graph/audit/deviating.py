@@ -111,7 +111,7 @@ def two_stories(local: SumRound, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 class SumDeviation(Deviation):
-    """Lies about who dropped out of a secure sum."""
+    """Lies about dropouts of a secure sum."""
 
     def __init__(
         self, name: str, server_of: ServerOf, story: Story, *, threshold: int | None

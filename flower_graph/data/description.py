@@ -60,7 +60,7 @@ class Described:
     names: tuple[str, ...] | None = None  # of the nodes
     notes: list[str] = field(default_factory=list)  # what was done to the data
     columns: Columns | None = None  # of the features, where these have names
-    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels then say who has one
+    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels mark the nodes with one
     edge_weight: Tensor | None = None  # of the edges, float32 [e]
 
 

@@ -73,7 +73,7 @@ def survey_graph(graph: Graph) -> Survey:
     labelled = graph.y >= 0
     sizes = torch.bincount(graph.y[labelled], minlength=graph.num_classes)
     names = graph.classes or tuple(map(str, range(graph.num_classes)))
-    # Numbers are no classes: of these there is one then, which says who has a number
+    # For a regression, there is one class, which marks the nodes that have a number
     has_classes = graph.targets is None
     both = labelled[source] & labelled[target] & has_classes
     same = (graph.y[source] == graph.y[target])[both]

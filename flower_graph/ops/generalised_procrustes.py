@@ -173,7 +173,7 @@ def _first_reference(clients: _Clients) -> Tensor:
             maps[near] = _maps_to(reference, product, clients)[near]
             joined[near] = 1
             reference = _mean(maps, clients, clients.side, joined)
-        else:  # at the beginning, and where nobody is left who shares a node
+        else:  # at the beginning, and if no client is left that shares a node
             first = int((nodes * (1 - joined)).argmax())
             joined[first] = 1
             reference = reference + clients.side.view(len(reference), -1, dimension)[:, first]

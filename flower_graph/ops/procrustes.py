@@ -19,7 +19,7 @@ Embeddings = TypeVar("Embeddings", NDArray[Any], Tensor)
 LIMIT = 1e100  # numbers below this in size have squares that float64 can add up
 # Columns of a block of clients: its products with another block are 2048 x 2048, 32 MiB.
 BLOCK_COLUMNS = 2048
-# Distances that are held at a time, and what of two squared lengths is no difference between them.
+# Distances held at a time, and the part of two squared lengths that counts as no difference.
 BLOCK_DISTANCES, SAME = 2**19, 64 * torch.finfo(torch.float64).eps
 # Distance of ``X^T X`` from ``I`` from which so many of Schulz's steps end at rounding
 NEAR, STEPS = 0.5, 6

@@ -266,9 +266,9 @@ def _most(similarity: Tensor, k: int, begin: int) -> Tensor:
     size = math.isqrt(n // k)
     if size < GROUP:
         return _top(similarity.T, node, k)
-    # They lie in the k groups of neighbouring nodes that have the largest maxima: for whoever lies
-    # in another group, each of these k has one that is larger, or as large and earlier. So only few
-    # numbers need to be put in order.
+    # They lie in the k groups of neighbouring nodes with the largest maxima: each of these k groups
+    # has a number that is larger than any number of another group, or as large and earlier. So
+    # only few numbers need to be put in order.
     groups = n // size
     largest = similarity[: groups * size].view(groups, size, b).amax(1)
     chosen = _top(largest.T, node[:groups], min(k, groups))

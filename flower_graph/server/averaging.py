@@ -113,7 +113,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         checkpoint_every: int = 0,
         **more: Any,  # arguments of the Flower strategy that a subclass adds
     ) -> None:
-        # This class decides whom to wait for and whom to ask; Flower takes all that it is given.
+        # This class decides which nodes to wait for and to ask; Flower takes all that it is given.
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         if checkpoint_every and self.fraction_evaluate < 1:
             raise ValueError(

@@ -46,7 +46,7 @@ class Membership:
         )
         self.resume = Resume()  # the entries about the run, and the checkpoint that it goes on from
         self.saved: Resume | None = None  # the last checkpoint that this start of the run has made
-        self.admission = Admission()  # who may enrol
+        self.admission = Admission()  # rules of enrolment
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
         self._arrays: dict[int, NDArray[np.int64]] = {}  # the same as ``clients``

@@ -42,7 +42,7 @@ class RoundLoop(Strategy):
     _outputs: KeptOutputs | None  # None: nothing is kept
     usual_rounds: ClassVar = 100
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
-    counting = ""  # what of their predictions clients count; nothing for the accuracy alone
+    counting = ""  # the kind of counts that clients send; none for the accuracy alone
     num_classes: int = 0  # that clients predict, where predictions can be counted
     counts: Counts | Errors | None = None  # of predictions, in the round that was reported last
     _config = ConfigRecord()  # further entries of ``train`` messages

@@ -149,7 +149,7 @@ class Session:
         if min_nodes < 1:
             raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
         self.members, self.min_nodes = members, min_nodes
-        self.admission = Admission()  # who may enrol; set before the session is open
+        self.admission = Admission()  # rules of enrolment; set before the session is open
         self.share, self.seed = participation, seed
         self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.timeout, self.rounds = 600.0, 0

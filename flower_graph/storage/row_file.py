@@ -36,8 +36,8 @@ KEPT = 3  # journals: the server may go back to the checkpoint before the last t
 MOST = 1 << 28  # bytes of one call, about; Linux takes 2 GiB
 # Before an entry of a journal: its length, its checksum, and how many records it has
 HEADER = struct.Struct("<QII")
-# Names in the index: where each owner's record begins, -1 without one; where the file ends; who was
-# replaced since the last mark
+# Names in the index: where each owner's record begins, -1 without one; where the file ends; the
+# records replaced since the last mark
 START, END, CHANGED = "rows-start", "rows-end", "rows-changed"
 Entry = tuple[Tensor, Tensor, Tensor]  # where records begin, their sizes, and their bytes
 Move = Callable[[int, list[memoryview], int], int]
@@ -141,7 +141,7 @@ def new_index(count: int) -> dict[str, Tensor]:
 
 
 def create(path: Path) -> None:
-    """Make an empty file in the place of what is there."""
+    """Replace a path by an empty file."""
     private_folder(path.parent)
     remove(path)
     os.close(new_file(path))

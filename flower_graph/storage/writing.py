@@ -191,7 +191,7 @@ def open_own(path: Path, flags: int = os.O_RDWR, mode: int = 0o600) -> int:
 
 
 def new_file(path: Path, mode: int = 0o600) -> int:
-    """Make a file in the place of what is there; return its descriptor."""
+    """Make a file, replacing an existing one; return its descriptor."""
     remove(path)
     return open_own(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
 

@@ -290,7 +290,7 @@ def count_payload(
     replies: Iterable[FlowerMessage],
     asked: Mapping[int, Sequence[int]],
 ) -> None:
-    """Count every client's arrays both ways, whoever shares its SuperNode."""
+    """Count every client's arrays both ways, also if clients share a SuperNode."""
     # A SuperNode that does not say which clients it hosts counts as one client.
     answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
     for message in sent:

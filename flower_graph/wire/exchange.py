@@ -299,7 +299,7 @@ class Exchange:
         look = deadline - timeout + LOOK_WAIT
         while waiting:
             gone: set[int] = set()
-            if time.monotonic() >= look:  # before the pull: who left may have answered
+            if time.monotonic() >= look:  # before the pull: a node that left may have answered
                 gone = {*waiting.values()} - {*self.grid.get_node_ids()}
                 look = time.monotonic() + LOOK_WAIT
             replies, lost = pull(self.grid, [*waiting, *self._unanswered])

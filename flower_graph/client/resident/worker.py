@@ -117,7 +117,7 @@ class Worker:
     def _end(self) -> None:
         """Stop listening and remove the socket, under the lock that a new worker needs."""
         with locked(self._folder):
-            self._listener.close()  # whoever has called meanwhile notices, and calls the next
+            self._listener.close()  # a caller in between notices, and calls the next worker
             self._remove()
 
     def _remove(self) -> None:

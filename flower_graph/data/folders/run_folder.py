@@ -53,7 +53,7 @@ HINT = {
 }
 _NUMBERS = ("format", "num_clients", "features", "classes")
 CLASS_NAMES, DATA_FORM = "class-names", "data-form"
-# Keys of ``data`` that do not change a party's data: its folder, and users who came and went
+# Keys of ``data`` that do not change a party's data: its folder, and users that came and went
 _OTHERS = ("root", "add", "remove")
 _TABLES = ("settings", "details", "files", "versions")
 

@@ -46,7 +46,7 @@ class Interval(NamedTuple):
 
 def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
     """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
-    # Not bars: whoever compares their lengths is misled by an axis that does not begin at 0.
+    # Not bars: their lengths mislead on an axis that does not begin at 0.
     if not any(panels.values()):
         raise ValueError("panels: empty; at least one figure is needed")
     names = list(dict.fromkeys(name for figures in panels.values() for name in figures))

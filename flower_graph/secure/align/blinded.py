@@ -275,7 +275,7 @@ def invalid_points(points: Bytes2D) -> list[int]:
 
 def names(run_id: bytes, identity: bytes, point: bytes) -> tuple[bytes, bytes]:
     """Return token and slot key of an identity from ``k · H(id)``."""
-    # They are separate parts of one hash: who sees the token learns nothing of the key.
+    # They are separate parts of one hash: the token reveals nothing of the key.
     digest = hashlib.sha512(DOMAIN + framed(run_id, b"name", identity, point)).digest()
     return digest[:TOKEN], digest[-KEY:]
 

@@ -13,7 +13,7 @@ def draw_holders(
     draw, left = secrets.SystemRandom(), list(free)
     nodes = sorted({node_of[client] for client in left})
     draw.shuffle(left)
-    draw.shuffle(nodes)  # by SuperNode: who hosts more clients is not likelier
+    draw.shuffle(nodes)  # by SuperNode: hosting more clients is not likelier
     rank = {node: number for number, node in enumerate(nodes)}
     drawn = sorted(left, key=lambda client: rank[node_of[client]])
     chosen: list[int] = []

@@ -279,7 +279,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 # Nor is there hope for another key-holder on the same machine.
                 self._dropped |= {client for client, at in self._node.items() if at == node}
                 lost += request.holders.tolist()
-        if self._blinded:  # the key is needed again: whoever was left out since has its share
+        if self._blinded:  # the key is needed again, and clients left out since have shares
             lost += [holder for holder in self._holders if holder not in self._node]
         if lost:
             self._lose_holders(lost, "did not answer as key-holder")

@@ -202,7 +202,7 @@ class VerifiedAlignmentClient(AlignmentClient):
             clients, parties, blocks, pieces(request.signatures), strict=True
         ):
             self._check_block(epoch, client, party, block, signature)
-        # On the disk before answers leave: who has our state put back gets no second block.
+        # On the disk before answers leave: a server that rolls our state back gets no second block.
         Journal(self._trust.journal).serve(epoch, clients, self._trust.runs, self._trust.run)
         key = ids.key_share(list(self._secrets.values()), epoch)
         public, answers, proofs = public_of(key), [], []

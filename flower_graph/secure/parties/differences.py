@@ -117,6 +117,6 @@ def _thinned(
         left = [party for party in order if parties >> party & 1]
         if not left or parties.bit_count() <= fewest:
             return None
-        # Without somebody who is in an earlier set as well, the two differ by one more.
+        # Leaving out a party of an earlier set makes the two sets differ by one more.
         parties ^= 1 << max(left, key=lambda party: sum(one >> party & 1 for one in near))
     return parties

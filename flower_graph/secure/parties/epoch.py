@@ -155,7 +155,7 @@ class Epoch:
 
     def _partners_among(self, present: MASKS) -> Integers:
         n, k = self.parties.size, self.plan[0]
-        # Along the circle, begun again on both sides: who stands up to k/2 places away, but oneself
+        # Along the circle, repeated on both sides: parties up to k/2 places away, except oneself
         around = np.tile(present[self.order], 3).cumsum()
         counts = np.empty(n, np.int64)
         places = n + np.arange(n)
@@ -205,7 +205,7 @@ def check_declared(
     declared: Integers, hosted: Sequence[int], own: Mapping[int, int], block_cap: int
 ) -> None:
     """Refuse declared points that differ from the own clients', or exceed the cap."""
-    # declared [b, 2]: clients and points; own: points of those who are hosted here
+    # declared [b, 2]: clients and points; own: points of the clients hosted here
     clients, points = declared.T
     if (np.diff(clients) <= 0).any():
         raise RefusedError("the clients that are to be aligned are there twice, or not ascending")

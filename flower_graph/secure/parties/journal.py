@@ -41,8 +41,8 @@ MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of the
 DAY = 24 * 3600.0  # seconds
 # Alignments of a run, each under another key: so many blocks of a client a key-holder evaluates
 MOST_ALIGNMENTS = 8
-# What is kept of who was in sums: hexadecimal digits of a run's sets, and the newest runs; of an
-# older one nothing is known, so it is over
+# Limits of the record of sums' parties: hexadecimal digits of a run's sets, and the newest runs.
+# Nothing is known of an older run, so it is over
 MOST_DIGITS, MOST_COMPARED = 1 << 19, 8
 MOST_STATES = 1 << 12  # of all runs; then the older half is forgotten
 OVER = 1 << 62

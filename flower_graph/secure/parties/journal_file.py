@@ -62,7 +62,7 @@ class JournalFile:
             found.lines[key] = content
         return found
 
-    # Left open: what JSON says; whoever asks for a key checks it
+    # The JSON is not checked here: the reader of a key checks it
     def get(self, key: bytes) -> Any:
         if key not in self.lines:
             return None

@@ -92,7 +92,7 @@ class PartyClient:
         self.epoch: Epoch | None = None
         self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the partners
         self.sums: SumClient | None = None
-        # By round and by index in the epoch: who was ready when we sent, and the list we signed
+        # By round and index in the epoch: parties ready when we sent, and the list we signed
         self._ready: dict[int, MASKS] = {}
         self._signed: dict[int, MASKS] = {}
         self._terms: dict[int, bytes] = {}  # what the sum is of, hashed
@@ -229,7 +229,7 @@ class PartyClient:
     def mask(self, total: RingArray, terms: SumTerms, state: bytes) -> MaskedReply:
         # state: what the sum was made of, as digest_of names it: no sum of others has it
         epoch, sums = self._begun()
-        assert self._received is not None  # whoever makes a vector has called ``receive``
+        assert self._received is not None  # ``receive`` comes before a vector is made
         (came, ready, ring), self._received = self._received, None
         assert terms.ring == ring
         request = came.request
@@ -265,8 +265,9 @@ class PartyClient:
                 f"our vector was sent for round {number}, but we are not on the list: who signed "
                 "it would have our masks opened"
             )
-        # Who has two lists signed, our state put back between them, gets both secrets of whom one
-        # of them leaves out; who has two sums, that of which they differ.
+        # If the server rolls our state back and gets us to sign two different lists, it learns
+        # both secrets of any party that is on only one of them. From two sums it learns their
+        # difference. The journal prevents both.
         who = set_of(epoch.parties[listed].tolist())
         journal, run = Journal(self.trust.journal), (LIST, self.trust.run)
         journal.enter(number, *self._sent[number], who, epoch.differ_by, *run)

@@ -41,7 +41,7 @@ class PartyRound:
     def mask_requests(
         self, length: int, word: int, terms: SumTerms, earlier: Collection[int]
     ) -> dict[int, MaskRequest]:
-        """Ask for masked sums; choose whom to leave out if the sum could not be made with them."""
+        """Ask for masked sums; choose parties to leave out if the sum is not allowed with them."""
         requests = self.inner.mask_requests(length, word, terms)
         self.purpose, apart = terms.purpose, self.epoch.differ_by
         ready = self.epoch.parties[self.inner.live].tolist()

@@ -81,7 +81,7 @@ class PartyServer:
         # As TrustSettings has them, unless all have others
         self._block_cap, self._most_points = block_cap, most_points
         self._differ_by = differ_by
-        self._earlier: dict[str, list[int]] = {}  # who was in sums, by purpose
+        self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self.run_id = os.urandom(RUN_BYTES)
         self.blamed: list[Reason] = []  # their clients are numbers of parties
         self.excluded: set[int] = set()

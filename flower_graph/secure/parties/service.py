@@ -109,7 +109,7 @@ class PartySums(SumServer):
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
         self._told = 0  # how many of the parties' are among them
-        # Rounds, each with the clients that it is for, and who was left out of it
+        # Rounds, each with its clients, and the parties left out of it
         self._open: dict[int, tuple[set[int], dict[int, str]]] = {}
 
     @property

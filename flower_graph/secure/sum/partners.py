@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from flower_graph.secure.node_config import whole_number
 
 # Chance that the secrets of some party cannot be recovered although no more parties than agreed
-# vanished: the round is skipped. Chance that those who collude learn a party's sum.
+# vanished: the round is skipped. Chance that colluders learn a party's sum.
 LOST, BROKEN = 2.0**-20, 2.0**-40
 # Below this many partners a party takes all others: few partners are no saving, and a threshold
 # of one or two would put a secret into one or two hands.
@@ -45,7 +45,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
     for name, share in (("dropout", dropout), ("corrupt", corrupt)):
         if not 0 <= share < 1:
             raise ValueError(f"{name} is {share}, must be from 0 to below 1")
-    # Who is left must be more than half of all, and of those who collude once more.
+    # The parties that are left must be more than half of all, plus half of the colluders.
     if 2 * dropout + corrupt >= 1:
         raise ValueError(
             f"dropout is {dropout} and corrupt {corrupt}: twice the one plus the other must be "
@@ -60,7 +60,7 @@ def plan(
     """Return the number of partners, the threshold of shares, and how many parties may vanish."""
     # A share of few parties is a whole number of them, which may be one too many: of five a share
     # of 0.4 is two, too many; of four it is one. So fewer may vanish than asked for where no
-    # choice stands as many: who leaves or joins must not end what the others could go on with.
+    # choice stands as many: a party that leaves or joins must not stop the others' sums.
     if num_parties < 2:
         raise ValueError(f"num_parties is {num_parties}, must be at least 2")
     check_shares(dropout, corrupt)
@@ -82,7 +82,7 @@ def _search(
     # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
     # the chance that any party has fewer than t surviving partners is at most 2^-20, and t is
     # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
-    # ``broken``. So any party's k partners have at most twice as many who collude. That
+    # ``broken``. So any party's k partners have at most twice as many colluders. That
     # vanished and colluding parties cut the circle in two has at most the chance ``broken`` too.
     # Of the possible t the largest is taken.
     others = num_parties - 1
@@ -116,7 +116,7 @@ def order_by(digest: bytes) -> NDArray[np.intp]:
 
 def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
     """Join each of the rows 0 to m - 1 to its k neighbours in a circular order."""
-    # order [m]. In column j of my row stands who has me in column k - 1 - j.
+    # order [m]. The party in column j of my row has me in column k - 1 - j.
     m = order.size
     result = np.empty((m, k), np.int64)
     result[order] = order[(np.arange(m)[:, None] + steps(m, k)) % m]

@@ -322,7 +322,7 @@ class SumRound:
     def _take_masks_away(self) -> None:
         """Reconstruct and check all secrets, and subtract the masks from ``total``; or skip."""
         if not self.partners.size:
-            return  # nobody to hide the sum from but whom it is for
+            return  # only the sum's receiver is left, from whom it need not be hidden
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:

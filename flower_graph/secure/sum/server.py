@@ -62,7 +62,7 @@ class Send(Protocol):
     ) -> Replies[T]: ...
 
 
-ANYBODY = -1  # in place of a client's number: whoever is new
+ANYBODY = -1  # in place of a client's number: any new client
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
 
 
@@ -118,9 +118,9 @@ class SumServer:
         self._blamed: list[Reason] = []
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
-        self._sitting_out = Waits(0)  # who stopped a sum, as it seems
-        self._begun = Waits(2)  # who enrolled with new keys
-        self._strangers = Waits(2)  # whoever comes after a SuperNode was proven to cheat
+        self._sitting_out = Waits(0)  # clients that seem to have stopped a sum
+        self._begun = Waits(2)  # clients that enrolled with new keys
+        self._strangers = Waits(2)  # newcomers after a SuperNode was proven to cheat
         self._clock = 0  # rounds that have begun
         self._members: dict[int, tuple[int, bytes]] = {}  # client: SuperNode, channel key
         self._rounds: dict[int, SumRound] = {}
