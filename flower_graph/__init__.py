@@ -1,6 +1,6 @@
-"""Federated learning on graphs whose clients are tiny, as strategies and clients for Flower.
+"""Flower strategies and clients for federated learning on graphs with tiny clients.
 
-What an app of one's own needs is here by short names, each imported on first use.
+An app of your own finds what it needs here under short names. Each name is imported on first use.
 """
 
 import os

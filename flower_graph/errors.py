@@ -1,4 +1,4 @@
-"""Named errors: each says what was given and what is allowed."""
+"""Named errors. Each says what was given and what is allowed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class DataError(ValueError):
 
 
 class FractionalLabelsError(DataError):
-    """Labels that are no classes, but numbers that can be learnt (``task: values``)."""
+    """Labels that are numbers to predict, not classes (``task: values``)."""
 
 
 class OutputError(ValueError):
@@ -32,7 +32,7 @@ class CheckpointError(ValueError):
 
 
 class FlowerVersionError(ImportError):
-    """The installed Flower lacks something that is used of it."""
+    """The installed Flower lacks a name that this package uses."""
 
 
 class LegacyAppError(TypeError):
@@ -40,7 +40,7 @@ class LegacyAppError(TypeError):
 
 
 class MalformedReplyError(ValueError):
-    """A client's reply that cannot be used; the client is left out of the round."""
+    """A client's reply that cannot be used. The round leaves the client out."""
 
 
 class NoClientsError(RuntimeError):
@@ -48,7 +48,7 @@ class NoClientsError(RuntimeError):
 
 
 class MembershipError(RuntimeError):
-    """SuperNodes that cannot all take part, and nothing says who of them may."""
+    """Not all SuperNodes can take part, and no list says which of them may."""
 
 
 class ClientBugError(NoClientsError):
@@ -59,15 +59,15 @@ class ClientBugError(NoClientsError):
 
 
 class StateLostError(RuntimeError):
-    """What a client kept between rounds is gone or belongs to another round."""
+    """A client's state from earlier rounds is gone, or belongs to another round."""
 
 
 class WorkerLostError(RuntimeError):
-    """The process that keeps a SuperNode's clients died over a message, or does not start."""
+    """The process that keeps a SuperNode's clients died over a message, or did not start."""
 
 
 class IdentityError(ValueError):
-    """A party's key, registry or signed statement that is unreadable or not as granted."""
+    """A party's key, registry or signed statement is unreadable, or is not what was granted."""
 
 
 class DivergedError(RuntimeError):
@@ -75,23 +75,23 @@ class DivergedError(RuntimeError):
 
 
 class OutOfRangeError(ValueError):
-    """A number that the ring of a secure sum cannot hold; the client does not send it."""
+    """A number is too large for the ring of a secure sum. The client does not send it."""
 
 
 class UnreadableSumError(ValueError):
-    """A sum that parts written as agreed cannot have; under masks nobody can say whose is wrong."""
+    """A sum that honest parts cannot have. The masks hide which part is wrong."""
 
 
 class RefusedError(ValueError):
-    """A request that a client does not answer, because it is wrong or the answer tells too much."""
+    """A client refuses a request, because it is wrong or its answer would reveal too much."""
 
 
 class AlignmentError(RuntimeError):
-    """The clients could not be brought to one order of their shared identities."""
+    """The clients could not agree on one order of the identities that they share."""
 
 
 def told(error: E, words: str) -> E:
-    """Give an error words that may leave the machine; they quote nothing of it."""
+    """Give an error words that may leave the machine: they quote nothing of it."""
     error.told = words  # type: ignore[attr-defined]
     return error
 
@@ -103,7 +103,7 @@ LOOKED_AT = 1 << 16  # characters of a peer's text that are looked at: it may ha
 
 
 def one_line(said: object, limit: int = MAX_REASON) -> str:
-    """Keep a peer's words from breaking a log: one line, printable, short."""
+    """Cut a peer's words to one short printable line, so that they cannot break a log."""
     # Of a long text the last line is kept: Ray sends whole tracebacks, which end with the error.
     text = said if isinstance(said, str) else brief(said, limit)
     if len(text) > limit:
@@ -113,12 +113,12 @@ def one_line(said: object, limit: int = MAX_REASON) -> str:
 
 
 def printable(text: str) -> str:
-    """Put a question mark in the place of each sign that a terminal would obey."""
+    """Replace each character that a terminal would obey by a question mark."""
     return "".join(sign if sign.isprintable() or sign in "\n\t" else "?" for sign in text)
 
 
 def brief(value: object, limit: int = 60) -> str:
-    """Write what ``repr`` would begin with, without writing the rest: a peer's may have 60 MiB."""
+    """Return the beginning of ``repr(value)`` without building the rest: a peer can send 60 MiB."""
     if isinstance(value, (str, bytes, bytearray)):
         text = repr(value[:limit])
     elif isinstance(value, (list, tuple, dict)):
@@ -139,6 +139,6 @@ def brief(value: object, limit: int = 60) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """Give an error's message; of one that quotes a peer at any length, no more than begins it."""
+    """Return an error's message. If it may quote a peer at length, return only its beginning."""
     large = (one for one in error.args if isinstance(one, (str, bytes)) and len(one) > LOOKED_AT)
     return str(error) if (one := next(large, None)) is None else brief(one, MAX_REASON)

@@ -1,10 +1,9 @@
-"""What this project uses of Flower besides its public interface: the one module that names it.
+"""All names of Flower that this project uses besides Flower's public interface.
 
-All else is in what Flower documents: ``__all__`` of ``flwr.app``,
-``flwr.clientapp``, ``flwr.clientapp.mod``, ``flwr.serverapp`` and ``flwr.serverapp.strategy``; a
-test holds that. The names below are imported on first use, so that a process imports what it needs.
-Beside each stands the version that first has it there, and above each group what to do should a
-later version move it.
+The public interface is ``__all__`` of ``flwr.app``, ``flwr.clientapp``, ``flwr.clientapp.mod``,
+``flwr.serverapp`` and ``flwr.serverapp.strategy``; a test checks that other modules use no more.
+The names below are imported on first use. A comment beside each says which Flower version has it
+first, and a comment above each group what to do if a later version moves it.
 """
 
 # ruff: noqa: E501, I001  one name a line with its version, in groups
@@ -159,7 +158,7 @@ def __getattr__(name: str) -> Any:
 
 @cache
 def warn_if_newer() -> None:
-    """Warn, once a process, of a Flower that nobody has tried."""
+    """Warn, once a process, if Flower is newer than the versions that were tested."""
     if _release(_installed()) > _release(NEWEST):
         LOG.warning(
             "flwr %s is newer than the newest that flower-graph %s is tested with, %s",
@@ -168,7 +167,7 @@ def warn_if_newer() -> None:
 
 
 def identify(run_id: int) -> None:
-    """Set what is missing of the process's identity, without which Flower makes no messages."""
+    """Fill in the process's identity, without which Flower makes no messages."""
     identity = __getattr__("TaskIdentity")
     for part, value in (
         ("run_id", run_id),
@@ -181,14 +180,14 @@ def identify(run_id: int) -> None:
 
 # Any: Flower's message, of which nothing but this is not public
 def stamp(message: Any, **parts: object) -> None:
-    """Set what Flower fills in on a message's way, such as ``run_id`` and ``message_id``."""
+    """Set the fields that Flower fills in when it sends a message, such as ``run_id``."""
     # 1.22. Gone: what `InMemoryGrid.push_messages` then does.
     message.metadata.__dict__.update({f"_{name}": value for name, value in parts.items()})
 
 
 # Any: Flower's grid and its messages
 def pull(grid: Any, message_ids: list[str]) -> tuple[list[Any], dict[str, int]]:
-    """Pull replies; name the messages whose replies were there but could not be had, and who sent them."""
+    """Pull replies. Also return the messages whose reply could not be read, with its sender."""
     # Flower's grid asks for a list of replies, and then for the objects of each. Where these are gone
     # it gives an error up to 1.42; from 1.43 on it logs the reply's id, and nobody hears of it again.
     # Gone: nothing; such a SuperNode is waited for until the timeout.
@@ -214,9 +213,9 @@ def pull(grid: Any, message_ids: list[str]) -> tuple[list[Any], dict[str, int]]:
 
 
 def owner_of_message() -> int | None:
-    """Return the process that has Flower start one for each message; None if this is none of those.
+    """Return the process that has Flower start one a message; None if it did not start this one.
 
-    None, too, where Flower installs an app's packages for one message and removes them again.
+    Also None where Flower installs an app's packages for one message and removes them again.
     """
     # 1.39. Gone: what `flwr-clientapp` is then called with; without it clients are not resident.
     if "flwr.supernode.runtime.run_clientapp" not in sys.modules:
@@ -237,7 +236,7 @@ ACTOR_LOOK = 0.05  # seconds between two looks at actors that are awaited
 
 
 def replace_dead_actors() -> None:
-    """Have Flower's simulation, if this is its process, start an actor for each that dies."""
+    """Make Flower's simulation, if it runs in this process, replace each actor that dies."""
     if "flwr.server.superlink.fleet.vce.vce_api" not in sys.modules:
         return
     pool = __getattr__("BasicActorPool")
@@ -251,7 +250,7 @@ def replace_dead_actors() -> None:
 
 
 def _process(backend: Theirs, flowers: Theirs, message: Theirs, context: Theirs) -> Theirs:
-    """Process a message; once more, with the context as it was, if its actor is dead."""
+    """Process a message. If its actor is dead, process it again with the original context."""
     from ray.exceptions import RayActorError
 
     try:
@@ -261,7 +260,6 @@ def _process(backend: Theirs, flowers: Theirs, message: Theirs, context: Theirs)
 
 
 def _submit(pool: Theirs, flowers: Theirs, actor_fn: Theirs, job: Theirs) -> Theirs:
-    """Submit a message as soon as there is an actor."""
     end = time.monotonic() + ACTOR_WAIT
     while True:
         _take_in(pool)
@@ -276,7 +274,7 @@ def _submit(pool: Theirs, flowers: Theirs, actor_fn: Theirs, job: Theirs) -> The
 
 
 def _fetch(pool: Theirs, flowers: Theirs, future: Theirs) -> Theirs:
-    """Fetch a reply; start another actor if the one that should give it is dead."""
+    """Fetch a reply. If its actor is dead, start another."""
     from ray.exceptions import RayActorError
 
     try:
@@ -287,13 +285,11 @@ def _fetch(pool: Theirs, flowers: Theirs, future: Theirs) -> Theirs:
 
 
 def _add_back(pool: Theirs, future: Theirs) -> None:
-    """Put the actor of a reply back, unless it was replaced."""
     if (actor := pool._future_to_actor.pop(future, None)) is not None:
         pool.pool.append(actor)
 
 
 def _replace(pool: Theirs, actor: Theirs) -> None:
-    """Start an actor in the place of one that is dead, or whose machine cannot be reached."""
     import ray
 
     LOG.warning("an actor of Flower's is dead; another is started")
@@ -306,7 +302,6 @@ def _replace(pool: Theirs, actor: Theirs) -> None:
 
 
 def _take_in(pool: Theirs) -> None:
-    """Add the actors that have answered to the pool."""
     if not (refs := [*_AWAITED]):
         return
     import ray

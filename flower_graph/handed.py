@@ -1,7 +1,7 @@
-"""What one process of a run makes, and the others take over: its settings, its data.
+"""Settings and data that one process of a run makes and other processes take over.
 
-Each thing has a name that says all that it depends on in one run. A process that has taken it over
-reads no file for it, which need not be on its machine.
+Each thing has a name that contains everything it depends on in a run. A process that took a thing
+over reads no file for it, so the file need not be on its machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NOTES: list[dict[str, object]] = []  # of the blocks that note what is made
 
 
 def handed_over(name: str, make: Callable[[], T]) -> T:
-    """Return what was taken over under a name, or make it."""
+    """Return the thing that was taken over under a name, or make it."""
     if name in _TAKEN:
         return cast(T, _TAKEN[name])
     made = make()
@@ -29,7 +29,7 @@ def handed_over(name: str, make: Callable[[], T]) -> T:
 
 @contextmanager
 def noted() -> Iterator[dict[str, object]]:
-    """Note by name what is made in the block."""
+    """Record what is made in the block, by name."""
     notes: dict[str, object] = {}
     _NOTES.append(notes)
     try:
@@ -39,5 +39,5 @@ def noted() -> Iterator[dict[str, object]]:
 
 
 def take_over(things: Mapping[str, object]) -> None:
-    """Take over what another process has made, for as long as this one lives."""
+    """Take over what another process has made, until this process ends."""
     _TAKEN.update(things)

@@ -1,7 +1,7 @@
 """Short public names that are imported on first use.
 
-A package whose parts need different libraries imports its public names under ``TYPE_CHECKING``
-alone: importing the package, or one of its modules, then costs nothing but that module.
+A package imports its public names under ``TYPE_CHECKING`` alone. Importing the package, or one of
+its modules, then loads nothing else.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 
 
 def attach(package: str) -> Callable[[str], object]:
-    """Make the ``__getattr__`` of a package, which imports what stands under ``TYPE_CHECKING``.
+    """Make the ``__getattr__`` of a package: it imports the names under ``TYPE_CHECKING``.
 
-    ``dir`` of the package has these names too, so that a notebook completes them.
+    ``dir`` of the package lists these names too, for completion in notebooks.
     """
     names = vars(sys.modules[package])
     names.setdefault("__dir__", lambda: sorted({*names, *declared(package)}))
@@ -34,7 +34,7 @@ def attach(package: str) -> Callable[[str], object]:
 
 @cache
 def declared(package: str) -> dict[str, tuple[str, str]]:
-    """Read a package's source: public name, the module that has it, its name there."""
+    """Read a package's source: public name to its module and its name in that module."""
     tree = ast.parse(Path(str(import_module(package).__file__)).read_text(encoding="utf-8"))
     blocks = (one for one in tree.body if isinstance(one, ast.If))
     imports = (one for block in blocks for one in block.body if isinstance(one, ast.ImportFrom))

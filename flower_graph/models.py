@@ -1,12 +1,11 @@
-"""Graph networks: halves that the server has, and whole ones of clients that have a graph each.
+"""Graph networks: server halves of split networks, and whole networks of clients with a graph.
 
-Split networks are what the server computes from the users' latent vectors. Each model is an
-ordinary module called as ``model(x, edge_index)``, PyG's convention, where ``x`` holds the latent
-vectors. Any module with that signature can take its place. The first layer's linear map is at the
-users; ``latent_size`` says how many numbers each user sends.
+A split network runs on the server, from the users' latent vectors ``x``. Each user holds the first
+layer's linear map; ``latent_size`` is the number of values that each user sends. Each model is
+called as ``model(x, edge_index)``, PyG's convention; any module with that signature works instead.
 
-The matrices that a graph needs are built at the first call with an ``edge_index`` and kept until
-another tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
+The first call with an ``edge_index`` builds the matrices of the graph. They are kept until another
+tensor is passed, as ``cached=True`` does in PyG's ``GCNConv``.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ FEW = 0.1  # share of features that are not 0, up to which their entries alone a
 
 
 class _GraphCache(Generic[T]):
-    """Keeps what was built for the last ``edge_index`` and weights."""
-
     def __init__(self, build: Callable[..., T]) -> None:
         self._build = build
         self._kept: tuple[Tensor | SortedEdges, int, tuple[Tensor, ...], T] | None = None
@@ -86,8 +83,8 @@ class SplitGCN(nn.Module):
     ) -> Tensor:
         """Return logits ``[n, c]`` from latent vectors ``x`` ``[n, h]``.
 
-        Of few ``nodes`` ``[m]`` the logits, and gradients by them, are the same to the bit without
-        a product over the whole graph; logits of others are then not to be used.
+        With a few ``nodes`` ``[m]``, only their logits and gradients are computed, bit-identical to
+        those of the whole graph; the logits of other nodes are undefined.
         """
         graph = self._graph(edge_index, x.shape[0])
         near = columns_of(graph.matrix, nodes) if nodes is not None else None
@@ -134,7 +131,7 @@ class SplitSAGE(nn.Module):
     """Server half of a two-layer GraphSAGE with the mean aggregator."""
 
     # The first layer adds a map of the node itself and a map of its neighbours' mean. Both maps act
-    # on ``x_i``, so both are at the user, who sends their two outputs one behind the other.
+    # on ``x_i``, so both are at the user, which sends their two outputs concatenated.
 
     def __init__(self, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__()
@@ -185,7 +182,7 @@ class GCN(nn.Module):
         self._graph, self._entries = _GraphCache(gcn_adjacency), _GraphCache(_few_entries)
 
     def forward(self, x: Tensor, edge_index: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        """Return logits ``[n, c]`` from features ``x`` ``[n, f]``; weights ``[e]`` if there are."""
+        """Return logits ``[n, c]`` from features ``x`` ``[n, f]`` and edge weights ``[e]``."""
         weight = () if edge_weight is None else (edge_weight,)
         return self.classify(self.embed(x, edge_index, *weight), edge_index, *weight)
 
@@ -201,7 +198,6 @@ class GCN(nn.Module):
         return propagate(graph, hidden @ self.second.weight.T).add_(self.second.bias)
 
     def _lifted(self, x: Tensor) -> Tensor:
-        """Multiply features by the first matrix, by their entries if most are 0."""
         if self.training and self.input_dropout:
             x = functional.dropout(x, self.input_dropout)
         else:
@@ -212,14 +208,14 @@ class GCN(nn.Module):
 
 
 class PairDecoder(nn.Module):
-    """Says of two nodes whether they are linked, by an MLP of their rows; in either order the same.
+    """MLP that predicts from the rows of two nodes, in either order, whether they are linked.
 
-    ``w ReLU(W [z_u * z_v, |z_u - z_v|] + b) + c``, products and differences entry by entry.
+    ``w ReLU(W [z_u * z_v, |z_u - z_v|] + b) + c``, products and differences elementwise.
 
     Parameters
     ----------
     width : int
-        Numbers of a row, and of the hidden layer.
+        Length of a row, and of the hidden layer.
     """
 
     def __init__(self, width: int) -> None:
@@ -235,7 +231,7 @@ class PairDecoder(nn.Module):
 
 
 class PairModel(nn.Module):
-    """A network that gives each node a row, and a decoder of pairs of rows."""
+    """A network that gives each node a row, and a decoder for pairs of rows."""
 
     def __init__(self, rows: nn.Module, width: int) -> None:
         super().__init__()
@@ -250,7 +246,7 @@ class PairModel(nn.Module):
 
 
 def _few_entries(x: Tensor, n: int) -> Adjacency | None:
-    """Give features as a sparse matrix if few of them, such as words of a text, are not 0."""
+    """Return features as a sparse matrix if few of them are non-zero, such as a text's words."""
     if int(torch.count_nonzero(x)) > FEW * x.numel():
         return None
     row, col = x.nonzero().t()
@@ -279,7 +275,7 @@ def build_server_model(
 
 
 class CentralModel(nn.Module):
-    """The same network in one piece: one shared linear map in front of a server model."""
+    """A split network in one piece: one shared linear map in front of a server model."""
 
     def __init__(self, num_features: int, server: SplitModel, input_dropout: float) -> None:
         super().__init__()

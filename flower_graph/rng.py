@@ -1,4 +1,4 @@
-"""Random numbers that depend only on what they are for: (seed, purpose, client, round)."""
+"""Random numbers that depend only on their purpose: (seed, purpose, client, round)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,9 @@ def generator(seed: int, *labels: str | int) -> torch.Generator:
 
 @contextmanager
 def seeded(device: torch.device, seed: int, *labels: str | int) -> Iterator[None]:
-    """Seed PyTorch's own generators inside a block and restore them afterwards.
+    """Seed PyTorch's global generators inside a block and restore them afterwards.
 
-    Layers such as ``torch.nn.Dropout`` draw from the global generator and take no other; this
-    makes them a function of the labels without leaving a trace.
+    Layers such as ``torch.nn.Dropout`` draw from the global generator only.
     """
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
@@ -46,15 +45,13 @@ def seeded(device: torch.device, seed: int, *labels: str | int) -> Iterator[None
 
 
 def chances(numbers: torch.Tensor, seed: int, *labels: str | int) -> torch.Tensor:
-    """Draw a number from 0 to below 1 for each of some whole numbers, which alone decides it.
+    """Map whole numbers to random numbers in [0, 1); equal numbers get equal results.
 
     Parameters
     ----------
     numbers : Tensor
         Whole numbers of any shape, each less than 2^63.
-    seed : int
-        As in ``derive_seed``.
-    *labels : str or int
+    seed, *labels
         As in ``derive_seed``.
 
     Returns

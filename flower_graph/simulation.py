@@ -1,11 +1,11 @@
-"""A Flower grid in one process: the same strategies and clients, without Ray and without polling.
+"""A Flower grid in one process: the same strategies and clients, without Ray and polling.
 
-``InProcessGrid`` calls the ``ClientApp`` directly when a message is pushed and keeps the reply
-until it is pulled, so an exchange takes microseconds instead of a tenth of a second. Tests,
-notebooks, sweeps and the papers' tables run on it. It behaves as Flower's engines do where that
-shows: a client gets its own copy of the records, an exception becomes an error reply and undoes
-what the client had changed in its state, a message to an unknown node is not sent. It is no
-distributed engine: clients run one after another, and a deadline cannot interrupt one.
+``InProcessGrid`` calls the ``ClientApp`` as soon as a message is pushed, and keeps the reply until
+it is pulled. An exchange takes microseconds instead of a tenth of a second. Tests, notebooks,
+sweeps and the papers' tables run on it. It behaves as Flower's engines do: each client gets its own
+copy of the records, an exception becomes an error reply and undoes changes to the client's state,
+and messages to unknown nodes are not sent. Clients run one after another, and a deadline cannot
+interrupt a client.
 """
 
 from __future__ import annotations
@@ -34,40 +34,39 @@ LOG = logging.getLogger(__name__)
 class InProcessGrid(Grid):
     """Runs a ``ClientApp`` for a number of virtual SuperNodes in this process.
 
-    Outside a Flower run, ``Message(...)`` fails until the process has a ``TaskIdentity``; the
-    constructor sets what of it is not set, and leaves what is.
+    Outside a Flower run, ``Message(...)`` fails until the process has a ``TaskIdentity``. The
+    constructor sets the parts that are missing.
 
     Parameters
     ----------
     client_app : ClientApp
         The app of every node.
     num_supernodes : int
-        How many nodes, at least 1.
+        Number of nodes, at least 1.
     run_config : Mapping or None
         ``context.run_config`` of every node.
     run_id : int or None
-        Flower's number of the run; a new one by default, so that what clients keep in this
-        process for one grid is never taken for another's.
+        Flower's number of the run. The default is a new number, so that two grids in one process
+        never share their clients' state.
     node_config : Mapping or None
         Entries of ``context.node_config`` besides ``partition-id``, ``num-partitions`` and
         ``state-dir`` (``":memory:"``), which it may replace.
     node_configs : sequence of Mapping or None
-        One for each node, laid over `node_config`: what only this node is told, such as
-        ``data-folder``.
+        Further entries for each node, such as its ``data-folder``; they override `node_config`.
     seed : int
-        Node ids are drawn from this and the partition id.
+        Node ids are drawn from the seed and the partition id.
 
     Attributes
     ----------
     contexts : dict[int, Context]
         The context of each node, with its state, by node id.
     tracebacks : dict[int, str]
-        Of the last error of each node that failed, by node id.
+        The last error of each node that failed, by node id.
 
     Raises
     ------
     ValueError
-        If `num_supernodes` is less than 1, or `node_configs` are not as many.
+        If `num_supernodes` is less than 1, or `node_configs` has another length.
     """
 
     def __init__(
@@ -110,12 +109,10 @@ class InProcessGrid(Grid):
             self.contexts[node_id] = Context(run_id, node_id, local, RecordDict(), given)
 
     def set_run(self, run: Run) -> None:
-        """Set the run that messages belong to."""
         self._run = run
 
     @property
     def run(self) -> Run:
-        """Return the run, as a copy."""
         return Run(**vars(self._run))
 
     def create_message(
@@ -126,11 +123,10 @@ class InProcessGrid(Grid):
         group_id: str,
         ttl: float | None = None,
     ) -> Message:
-        """Make a message, as Flower's (deprecated) method of this name does."""
+        """As Flower's (deprecated) method of this name."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        """Return the ids of all nodes, which are always there."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
@@ -165,24 +161,21 @@ class InProcessGrid(Grid):
         return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Hand over, and forget, the replies to the given messages."""
         result = (self._replies.pop(message_id, None) for message_id in message_ids)
         return [reply for reply in result if reply is not None]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
-        """Push and pull; `timeout` is there for the interface, nothing is waited for."""
+        """Push and pull. `timeout` has no effect: replies are there at once."""
         return self.pull_messages(self.push_messages(messages))
 
     def _number(self, message: Message) -> str:
-        """Give a message its run and an id."""
         message_id = f"{self._run.run_id}-{next(self._numbers)}"
         stamp(message, run_id=self._run.run_id, message_id=message_id)
         return message_id
 
     def _handle(self, message: Message, context: Context) -> Message:
-        """Run the client app on one message."""
         received = copy.copy(message)
         received.content = own_records(message.content)
         state = own_records(context.state)

@@ -1,5 +1,5 @@
 """The curious server: records a run's messages and tries simple, standard attacks on them.
 
-An attack that fails proves nothing: a better one may succeed. One that succeeds shows what the
-server, or whoever reads the messages where there is no TLS, learns.
+A failed attack proves nothing: a better one may succeed. A successful attack shows what the server
+learns, or, without TLS, anybody that reads the messages.
 """

@@ -1,4 +1,4 @@
-"""What an audit must know of a method, and a grid that keeps every message as a server sees it."""
+"""The audit's interface to a method, and a grid that records every message as a server sees it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Exchange(NamedTuple):
     node : int
         Id of the SuperNode.
     request, reply : RecordDict
-        What went down, and what came up.
+        The message to the client, and its reply.
     """
 
     kind: str
@@ -45,10 +45,9 @@ class Exchange(NamedTuple):
 
 
 class RecordingGrid(InProcessGrid):
-    """The in-process grid, with a list of all exchanges that were answered."""
+    """The in-process grid, with a list of all answered exchanges."""
 
-    # Nothing here is known to the server alone: whoever reads the traffic of all SuperNodes, where
-    # there is no TLS, has the same list.
+    # Without TLS, anybody that reads the traffic of all SuperNodes has the same list.
 
     # Any: arguments are those of the grid in memory
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -56,7 +55,6 @@ class RecordingGrid(InProcessGrid):
         self.exchanges: list[Exchange] = []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages as the in-process grid does, and note each with its reply."""
         sent: list[str] = []
         for message in messages:
             # One at a time: strategies may hand over a generator that makes messages as they go.
@@ -73,7 +71,7 @@ class RecordingGrid(InProcessGrid):
 
 
 def of_kind(exchanges: Iterable[Exchange], kind: str) -> Iterator[Exchange]:
-    """Give the exchanges of one message type, in order."""
+    """Yield the exchanges of one message type, in order."""
     return (one for one in exchanges if one.kind == kind)
 
 
@@ -93,25 +91,23 @@ def array_of(content: RecordDict, record: str, key: str) -> NDArray[Any]:
 
 
 class HoldsGraphs(Protocol[C, G_co]):
-    """What attacks ask of a method whose clients hold a graph each."""
+    """The interface of a method whose clients hold a graph each."""
 
-    def graphs(self, config: C) -> Sequence[G_co]:
-        """Make the graphs of all clients."""
+    def graphs(self, config: C) -> Sequence[G_co]: ...
 
-    def num_classes(self, config: C) -> int:
-        """Count the classes of the whole run."""
+    def num_classes(self, config: C) -> int: ...
 
 
 class Audit(Generic[C, M]):
-    """The attacks on one method; a method overrides what it does otherwise.
+    """The attacks on one method; a method overrides the defaults.
 
     Attributes
     ----------
     rounds : int
-        How many rounds are recorded where nobody says: enough for the attacks; more rounds add
-        time and hardly anything else.
+        Default number of recorded rounds: enough for the attacks; more rounds add time and hardly
+        anything else.
     notes : sequence of str
-        What an attacker needs besides the messages, and what else a reader must know.
+        What an attacker needs besides the messages, and further notes for readers.
     audited : sequence of str
         Names of the strategies whose messages the attacks read; empty: all of them.
     """
@@ -127,28 +123,27 @@ class Audit(Generic[C, M]):
             raise ConfigError(f"strategy.name: {name} has no audit; must be one of {names}")
 
     def counterparts(self, config: C, noisy: Sequence[list[str]]) -> list[list[str]]:
-        """Give the overrides of every run, the config's own first; `noisy` are those with noise."""
+        """Return each run's overrides, the config's own first; `noisy` are those with noise."""
         return [[], [NO_NOISE], *noisy]
 
     def shorten(self, config: C) -> list[str]:
-        """Give overrides that leave out what takes time and no attack reads."""
+        """Return overrides that leave out slow parts that no attack reads."""
         return []
 
     def label(self, config: C) -> str:
-        """Name what protects a run."""
         budget = config.privacy.epsilon
         return "no noise" if budget is None else f"noise, epsilon {budget:g}"
 
     def supernodes(self, clients: int) -> int:
-        """Say on how many SuperNodes so many clients are: each on its own, as in a deployment."""
+        """Return the number of SuperNodes for so many clients: one each, as in a deployment."""
         return clients
 
     def deviations(self, config: C, method: M) -> Sequence[Deviation]:
-        """Give the lies of a deviating server against what a run hides, if it hides anything."""
+        """Return the lies of a deviating server about a run's hidden values, if there are any."""
         return ()
 
     def attack(self, config: C, grid: RecordingGrid, method: M) -> list[Finding]:
-        """Attack what was recorded; `method`, which was run, knows what its clients have."""
+        """Attack the recorded messages; `method`, which was run, knows its clients' data."""
         raise NotImplementedError
 
 

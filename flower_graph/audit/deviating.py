@@ -1,8 +1,8 @@
-"""The deviating server: it tells clients of a secure sum or an alignment what is not so.
+"""The deviating server: it lies to the clients of a secure sum or an alignment.
 
-The run's own server is patched to lie in one way, and says what it could open by that. Single
-vectors count as opened if the secrets under which they travelled were put together and are those
-that their client had committed to.
+The run's own server is patched to lie in one way, and reports what it could open by that. A single
+vector counts as opened if the secrets under which it travelled were put together and are those to
+which its client committed.
 """
 
 from __future__ import annotations
@@ -39,21 +39,20 @@ class Deviation:
     told = 0  # lies that clients were told
 
     def patch(self, strategy: object) -> None:
-        """Make the server of a run lie."""
         raise NotImplementedError
 
     def findings(self) -> list[Finding]:
-        """Say what it opened, once the run is over, however it ended."""
+        """Report what it opened, after the run, however it ended."""
         raise NotImplementedError
 
 
 class DeviatingGrid(InProcessGrid):
-    """The in-process grid of a server that begins to lie before anybody is asked anything."""
+    """The in-process grid of a server that begins to lie before it asks any client."""
 
     patch: Callable[[], None] | None = None
 
     def get_node_ids(self) -> list[int]:
-        """Make the server lie when it first looks who is there: now it has all its parts."""
+        """Make the server lie at its first look for clients: it has all its parts by then."""
         if self.patch is not None:
             patch, self.patch = self.patch, None
             patch()
@@ -68,7 +67,7 @@ class Opened:
     shares: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
 
     def take(self, reply: UnmaskReply) -> None:
-        """Note what a SuperNode's clients reveal, as they were asked."""
+        """Record the secrets that a SuperNode's clients reveal, as they were asked."""
         local = self.round
         rows = np.searchsorted(local.parties, reply.clients)
         index, column = np.nonzero(reply.kinds)
@@ -79,7 +78,7 @@ class Opened:
             self.shares.setdefault((dealer, kind), {})[number] = share.tobytes()
 
     def secret(self, row: int, kind: int) -> bytes | None:
-        """Put a client's secret together; None if it is not what the client committed to."""
+        """Put a client's secret together; None if it does not fit the client's commitment."""
         return self.round.secret_of(row, kind, self.shares.get((row, kind), {}))
 
     def is_open(self, row: int) -> bool:
@@ -112,7 +111,7 @@ def two_stories(local: SumRound, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 class SumDeviation(Deviation):
-    """Lies about who dropped out of a secure sum."""
+    """Lies about dropouts of a secure sum."""
 
     def __init__(
         self, name: str, server_of: ServerOf, story: Story, *, threshold: int | None
@@ -122,7 +121,6 @@ class SumDeviation(Deviation):
         self.clients = 0
 
     def patch(self, strategy: object) -> None:
-        """Change what the server's sums ask, and read what is revealed."""
         server = self.server_of(strategy)
         opens, unmasks, takes = server.open_round, server.unmask_requests, server.take
 
@@ -155,7 +153,6 @@ class SumDeviation(Deviation):
         server.open_round, server.unmask_requests, server.take = open_round, unmask_requests, take
 
     def with_threshold(self, requests: dict[int, PrepareRequest]) -> dict[int, PrepareRequest]:
-        """Lower the threshold, if that is part of the lie."""
         if self.threshold is None:
             return requests
         self.told += len(requests)
@@ -174,13 +171,13 @@ class SumDeviation(Deviation):
         return [guesses(self.name, right or [False] * max(1, self.clients), 0.0)]
 
     def _targets(self, local: SumRound) -> list[int]:
-        """Give those whose vectors the story is to open."""
+        """Return the clients whose vectors the lie is to open."""
         sent = np.flatnonzero(local.contributed).tolist()
         return sent[:1] if self.story is only_one_survived else sent
 
 
 def stories_of() -> list[tuple[str, Story, int | None]]:
-    """Give the lies about who dropped out: name, story, threshold."""
+    """Return the lies about dropouts: name, story, threshold."""
     name = "deviating server: {}: vectors opened".format
     return [
         (name("only one client survived"), only_one_survived, None),
@@ -190,14 +187,14 @@ def stories_of() -> list[tuple[str, Story, int | None]]:
 
 
 def of_sums(server_of: ServerOf) -> list[Deviation]:
-    """Give the lies to clients of a secure sum."""
+    """Return the lies to clients of a secure sum."""
     return [
         SumDeviation(name, server_of, story, threshold=least) for name, story, least in stories_of()
     ]
 
 
 class OwnAnswers(Deviation):
-    """Answers in the key-holders' place, with a key of its own for each client."""
+    """Answers instead of the key-holders, with a key of its own for each client."""
 
     name = "deviating server: who holds which node, by answers of its own in the key-holders' place"
 
@@ -207,7 +204,6 @@ class OwnAnswers(Deviation):
         self._tokens = set[bytes]()
 
     def patch(self, strategy: object) -> None:
-        """Replace all answers, and keep the table of tokens."""
         self._run, aligner = self._parts_of(strategy)
         takes, asks, unites = aligner._take_blind, aligner.union_requests, aligner.take_union
 
@@ -229,7 +225,7 @@ class OwnAnswers(Deviation):
 
     # Any: a request for the union, in the form that the run has
     def answered(self, request: Any) -> Any:
-        """Put answers of the server's own in the place of the key-holders'."""
+        """Replace the key-holders' answers by the server's own."""
         answers = [
             ids.multiply(self.blinded[client], self._key(client))
             for client in request.clients.tolist()
@@ -238,7 +234,7 @@ class OwnAnswers(Deviation):
         return replace(request, points=rows_of(chain(*answers), -1, ids.POINT))
 
     def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
-        """Name candidates as a client does that believed it."""
+        """Name candidates as a client would that believed the server."""
         return ids.multiply(points, self._key(client))
 
     def _key(self, client: int) -> bytes:
@@ -261,7 +257,7 @@ class OwnAnswers(Deviation):
 
 
 class ChosenHolders(Deviation):
-    """Names key-holders of its choice, whom the draw would not have named."""
+    """Names key-holders of its choice instead of the draw's."""
 
     name = "deviating server: key-holders that it chose and that clients answered with"
 
@@ -270,7 +266,6 @@ class ChosenHolders(Deviation):
         self._share = 0.0
 
     def patch(self, strategy: object) -> None:
-        """Choose the last clients, and note who answers."""
         _, aligner = self.parts_of(strategy)
         adds = aligner._add_up
 
@@ -289,17 +284,17 @@ class ChosenHolders(Deviation):
         aligner._choose, aligner._add_up = choose, add_up
 
     def findings(self) -> list[Finding]:
-        """Count those of the chosen with whose answers the alignment went on."""
+        """Count the chosen ones whose answers the alignment used."""
         right = [client in self.answered for client in sorted(self.chosen)] or [False]
         return [guesses(self.name, right, min(self._share, 1.0))]
 
 
 def of_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:
-    """Give the lies to clients that align their identities."""
+    """Return the lies to clients that align their identities."""
     return [OwnAnswers(parts_of, held), ChosenHolders(parts_of)]
 
 
 def all_notes(notes: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Add what a reader must know of the deviating server, where it was tried."""
+    """Add the notes on the deviating server, if it was tried."""
     tried = any(name.startswith("deviating server") for name in names)
     return [*notes, *(NOTES if tried else ())]

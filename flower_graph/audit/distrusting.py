@@ -1,4 +1,4 @@
-"""The deviating server where clients do not trust it: the same lies, to parties with own keys."""
+"""The deviating server among clients that do not trust it: the same lies, to parties."""
 
 from __future__ import annotations
 
@@ -30,10 +30,9 @@ from flower_graph.secure.sum.messages import PrepareRequest, UnmaskReply, Unmask
 
 
 class PartyDeviation(SumDeviation):
-    """Lies about who dropped out of a sum of parties: in the list that they sign, and after it."""
+    """Lies about dropouts of a sum of parties: in the list that they sign, and after it."""
 
     def patch(self, strategy: object) -> None:
-        """Change what the server's sums ask, and read what is revealed."""
         server = self.server_of(strategy)._protocol
         opens, lists = server.open_round, server.list_requests
         unmasks, takes = server.unmask_requests, server.take_shares
@@ -88,10 +87,9 @@ class PartyDeviation(SumDeviation):
 
 
 class OwnProvedAnswers(OwnAnswers):
-    """Answers in the key-holders' place, where these prove what they answer."""
+    """Answers instead of the key-holders, where answers are proved."""
 
     def answered(self, request: ProvedUnionRequest) -> ProvedUnionRequest:
-        """Put keys and answers of the server's own in the place of all."""
         shares = [self._share(holder) for holder in request.holders.tolist()]
         if not request.clients.size:
             return request
@@ -102,7 +100,6 @@ class OwnProvedAnswers(OwnAnswers):
         return replace(request, keys=keys, points=np.stack(answers))
 
     def named(self, points: ids.Bytes2D, client: int) -> ids.Bytes2D:
-        """Name candidates as clients do that believed it."""
         total = ids.add(
             [ids.multiply(points, self._share(holder)) for holder in range(KEY_HOLDERS)]
         )
@@ -115,10 +112,9 @@ class OwnProvedAnswers(OwnAnswers):
 
 
 class ChosenParties(ChosenHolders):
-    """Names key-holders whom the draw does not name, where all know the draw."""
+    """Names key-holders other than the draw's, although all know the draw."""
 
     def patch(self, strategy: object) -> None:
-        """Choose parties from the draw's end, and note whose answers there are."""
         _, aligner = self.parts_of(strategy)
         asks = aligner.union_requests
 
@@ -142,7 +138,7 @@ class ChosenParties(ChosenHolders):
 
 
 def of_parties(server_of: ServerOf) -> list[Deviation]:
-    """Give the lies to parties of a secure sum."""
+    """Return the lies to parties of a secure sum."""
     return [
         PartyDeviation(name, server_of, story, threshold=least)
         for name, story, least in stories_of()
@@ -150,5 +146,5 @@ def of_parties(server_of: ServerOf) -> list[Deviation]:
 
 
 def of_proved_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:
-    """Give the lies to parties that align their identities."""
+    """Return the lies to parties that align their identities."""
     return [OwnProvedAnswers(parts_of, held), ChosenParties(parts_of)]

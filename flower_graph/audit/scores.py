@@ -1,4 +1,4 @@
-"""How well an attack does, against a guess; means over seeds, as JSON and as a table."""
+"""An attack's success, compared with a guess; means over seeds, as JSON and as a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVERYWHERE = (
 
 @dataclass
 class Finding:
-    """What one attack reached."""
+    """The result of one attack."""
 
     attack: str  # What was tried to find out
     # AUC: how often something true is ranked above something false. precision: share of the guesses
@@ -39,7 +39,7 @@ class Finding:
 
 
 def ranking(attack: str, scores: ArrayLike, truth: ArrayLike, **detail: float) -> Finding:
-    """Judge scores that are to be higher where something is true."""
+    """Judge scores that should be higher where ``truth`` holds."""
     # scores, truth [n]
     hits = np.asarray(truth, bool).ravel()
     return Finding(
@@ -106,7 +106,6 @@ def findings_of(setting: str, seeds: Sequence[Sequence[Finding]]) -> list[dict[s
 
 
 def _joined(setting: str, same: Sequence[Finding]) -> dict[str, object]:
-    """Join one attack's findings: means over the seeds, and cases of all of them together."""
     values = [one.success for one in same]
     mean, chance = float(np.mean(values)), float(np.mean([one.chance for one in same]))
     # Two standard deviations of a guess's mean, as if cases were independent
@@ -156,7 +155,6 @@ def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
 
 
 def _noise(settings: Sequence[Tree]) -> list[str]:
-    """Say what the noise is, where a setting has some."""
     budgets = [one["config"]["privacy"] for one in settings]
     noisy = [budget for budget in budgets if budget["epsilon"] is not None]
     if not noisy:

@@ -1,11 +1,9 @@
 """Adaptor from a ``NumPyClient`` to a Flower ``ClientApp`` for message-based strategies.
 
-Flower's own ``ClientApp(client_fn)`` speaks the older protocol: a message-based strategy loses
-the client's metrics, evaluation fails on a missing key, and named actions (``train.align``) are
-refused. This file routes ``train``, ``evaluate``, ``query`` and named actions to the methods of a
-``NumPyClient`` and writes replies exactly as ``flwr.serverapp.strategy.FedAvg`` reads them.
-Mods (``LocalDpMod``, ``message_size_mod``) work around it as around any ``ClientApp``. A mod of our
-own keeps a client's context for a SuperNode that is started anew.
+Flower's own ``ClientApp(client_fn)`` speaks the older protocol: a message-based strategy loses the
+client's metrics, evaluation fails on a missing key, and named actions (``train.align``) are
+refused. This adaptor calls the methods of a ``NumPyClient`` and writes replies exactly as
+``flwr.serverapp.strategy.FedAvg`` reads them. Mods work as with any ``ClientApp``.
 """
 
 from __future__ import annotations
@@ -80,23 +78,22 @@ def make_client_app(
     """Build a ``ClientApp`` that answers messages with the methods of a ``NumPyClient``.
 
     ``train`` calls ``fit``, ``evaluate`` calls ``evaluate``, ``query`` calls ``get_properties``.
-    ``train.<action>`` calls the method ``<action>``, which takes and returns what ``fit`` does, if
-    the client's attribute ``actions``, a tuple of names, has it. Of a client that stands
-    for several, ``fit_each`` is called instead where each of these is to answer for itself; it
-    returns ``Rows``. ``parameters`` are the arrays of
-    all array records in order, writable and the client's own; ``config`` holds the entries of all
-    config records. On ``query.keep`` its ``outputs``, a ``ClientOutputs``, write what its
-    ``snapshot`` returns, if it has both.
+    ``train.<action>`` calls the method ``<action>``, with the signature of ``fit``, if the tuple
+    ``client.actions`` names it. If the server asks for a reply of each client, ``fit_each`` is
+    called instead of ``fit``; it returns ``Rows``. ``parameters`` are writable copies of the arrays
+    of all array records, in order; ``config`` has the entries of all config records. On
+    ``query.keep`` the client's ``outputs``, a ``ClientOutputs``, write the result of ``snapshot``,
+    if it has both.
 
     Parameters
     ----------
     client_fn : Callable[[Context], NumPyClient]
-        Makes the client for one message; its memory may not last until the next.
+        Makes the client for one message. Its memory may not last until the next message.
     mods : list[Mod] or None
         Flower mods around every message.
     train_mods : list[Mod] or None
-        Mods around ``train`` and the actions only, inside `mods`. ``LocalDpMod`` belongs here:
-        it answers messages whose reply has no arrays (``evaluate``, ``query``) with an error.
+        Mods around ``train`` and the actions only, inside `mods`. ``LocalDpMod`` belongs here: it
+        turns replies without arrays (``evaluate``, ``query``) into errors.
 
     Returns
     -------
@@ -116,7 +113,7 @@ def make_client_app(
 
 
 class _ActingClientApp(ClientApp):
-    """Registers each action when it is first asked for: only the client knows which it has."""
+    """Registers each action at its first call: only the client knows its actions."""
 
     act: Callable[[str], object]  # registers the function for a named action
 
@@ -141,8 +138,6 @@ class _ActingClientApp(ClientApp):
 def _handler(
     client_fn: Callable[[Context], NumPyClient], answer: Callable[[NumPyClient, Message], Message]
 ) -> ClientAppCallable:
-    """Make the function that Flower calls for one kind of message."""
-
     def handle(message: Message, context: Context) -> Message:
         client = client_fn(context)
         if not isinstance(client, NumPyClient):
@@ -159,17 +154,8 @@ def _handler(
 def _refuse_less(client: NumPyClient, context: Context) -> None:
     """Refuse the message if the node config has a key, but the client trusts the server.
 
-    Parameters
-    ----------
-    client : NumPyClient
-        Made for the message; if it does not trust the server it has ``trust``, a `TrustSettings`.
-    context : Context
-        Its node config decides, not the run's config, which the server may have written.
-
-    Raises
-    ------
-    RefusedError
-        Before the client has seen the message.
+    The node config decides: the server may have written the run's config. The client has not seen
+    the message yet.
     """
     given = [key for key in context.node_config if key in TRUST_KEYS or key.startswith("trust-")]
     if not given or getattr(client, "trust", None) is not None:
@@ -192,7 +178,6 @@ def _refuse_less(client: NumPyClient, context: Context) -> None:
 
 
 def _train(method: str, client: NumPyClient, message: Message) -> Message:
-    """Answer a ``train`` message with ``fit`` or the method that an action names."""
     slots, parameters = arrays_of(message)
     config = config_of(message)
     if method == "fit" and config.get(ROW_EACH):
@@ -216,14 +201,13 @@ def _train(method: str, client: NumPyClient, message: Message) -> Message:
 
 
 def _act(action: str, client: NumPyClient, message: Message) -> Message:
-    """Answer a named action; a server may call none of the client's other methods."""
+    """Answer a named action; the server cannot call the client's other methods."""
     if action not in getattr(client, "actions", ()):
         raise ValueError(f"{type(client).__name__} does not name {action!r} in its actions")
     return _train(action, client, message)
 
 
 def _evaluate(client: NumPyClient, message: Message) -> Message:
-    """Answer an ``evaluate`` message."""
     _, parameters = arrays_of(message)
     result = client.evaluate(parameters, config_of(message))
     loss, num_examples, metrics = _checked_result("evaluate", "loss", result)
@@ -234,12 +218,10 @@ def _evaluate(client: NumPyClient, message: Message) -> Message:
 
 
 def _query(client: NumPyClient, message: Message) -> Message:
-    """Answer a ``query`` message."""
     return _properties(client.get_properties(config_of(message)), message)
 
 
 def _keep(client: NumPyClient, message: Message) -> Message:
-    """Answer a ``query.keep`` message."""
     outputs, snapshot = (getattr(client, name, None) for name in ("outputs", "snapshot"))
     if not isinstance(outputs, ClientOutputs) or snapshot is None:
         raise TypeError(f"{type(client).__name__} keeps nothing: it has no outputs and snapshot")
@@ -248,7 +230,6 @@ def _keep(client: NumPyClient, message: Message) -> Message:
 
 
 def _properties(properties: Mapping[str, object], message: Message) -> Message:
-    """Answer a ``query`` with the client's properties and the version of this package."""
     stamp: dict[str, Any] = {VERSION: __version__, MESSAGE_FORMAT: FORMAT}
     plain = {key: plain_value(key, value) for key, value in properties.items()}
     record = ConfigRecord(stamp | plain)
@@ -258,7 +239,6 @@ def _properties(properties: Mapping[str, object], message: Message) -> Message:
 def _checked_result(
     method: str, first: str, result: object
 ) -> tuple[object, int, Mapping[str, object]]:
-    """Check the triple that a client's method returns."""
     wanted = f"{method} must return ({first}, num_examples, metrics)"
     if not (isinstance(result, (tuple, list)) and len(result) == 3):
         raise TypeError(f"{wanted}, got {type(result).__name__}")
@@ -273,7 +253,7 @@ def _checked_result(
 
 
 def servers_time(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Make a reply expire together with its message, by the server's clock."""
+    """Make a reply expire with its message, by the server's clock."""
     # Flower computes how long a reply is valid from the message's time (the server's clock) and the
     # client's clock. A client whose clock is ahead by more than the message's lifetime would
     # answer with what has expired already, and the SuperLink would drop it.
@@ -297,7 +277,7 @@ def servers_time(message: Message, context: Context, call_next: ClientAppCallabl
 
 
 def keep_state(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Load the context's state if the file is newer; save it before the reply leaves."""
+    """Load the context's state if the file is newer. Save it before the reply leaves."""
     file, key = state_file(context), state_key(context)
     if file is None:
         return call_next(message, context)
@@ -338,7 +318,7 @@ def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | Non
 
 
 def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:
-    """Read what ``write_state`` wrote: the state, and how many messages were handled before."""
+    """Read the output of ``write_state``: the state, and the number of messages handled before."""
     data = read_bytes(file, MOST_TENSORS)
     if key is not None:
         data = key.open(data, file)
@@ -353,7 +333,6 @@ def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int
 
 
 def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
-    """Put the file's state into the context if Flower's state is older or gone."""
     in_memory = messages_handled(context)
     try:
         state, handled = read_state(file, key)

@@ -1,4 +1,4 @@
-"""The state of one SuperNode's clients: changed whole or not at all, saved and restored."""
+"""The state of one SuperNode's clients. A message changes all of it or nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
 
 
 class Makers(NamedTuple, Generic[T]):
-    """Two functions that make a cohort; the settings that they use may come with a message."""
+    """Two functions that make a cohort; their settings may come with a message."""
 
     start: Callable[[], Tensors]  # returns the tensors of new clients
     build: Callable[
@@ -50,10 +50,10 @@ class Makers(NamedTuple, Generic[T]):
 
 
 class CohortState(Generic[T]):
-    """Keeps an object and its tensors behind the ClientApp's context.
+    """Keeps an object and its tensors between messages.
 
-    ``numbers`` are the clients', under the name ``key`` in a checkpoint. Without ``copies``, as for
-    millions of users, a message that fails leaves their state lost.
+    A checkpoint has the clients' numbers, ``numbers``, under the name ``key``. Without ``copies``,
+    for millions of users, a failed message loses the clients' state.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class CohortState(Generic[T]):
 
     @contextmanager
     def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
-        """Work with the object; keep its changes only if the block ends without an error."""
+        """Yield the object. Keep its changes only if the block ends without an error."""
         if follows:  # the server says that there were earlier messages
             self.store.expect()
         live, tensors = self._open(makers)
@@ -97,13 +97,12 @@ class CohortState(Generic[T]):
         self.store.commit((live, tensors), tensors)
 
     def look(self, makers: Makers[T]) -> T:
-        """Return the object as it is, for reading only."""
         return self._open(makers)[0]
 
     def save(
         self, server_round: int, run: str, makers: Makers[T], more: Tensors | None = None
     ) -> str:
-        """Write a round's checkpoint; return why it cannot be written, or an empty string."""
+        """Write a round's checkpoint; return an error message, or an empty string."""
         opened = self._open(makers)
         if not self.store.version:  # not known before the first message
             self.store.commit(opened, opened[1])
@@ -114,7 +113,6 @@ class CohortState(Generic[T]):
     def save_if_asked(
         self, config: Config, answer: Measurements, makers: Makers[T]
     ) -> Measurements:
-        """Write a checkpoint, if the server asks for one, before measurements are sent."""
         if not config.get(CHECKPOINT):
             return answer
         loss, weight, metrics = answer
@@ -124,7 +122,6 @@ class CohortState(Generic[T]):
     def restore(
         self, resume: Resume, makers: Makers[T], adopt: Adopt | None = None
     ) -> Tensors | None:
-        """Restore a round's checkpoint; return its other tensors, or None if none is due."""
         # A resumed server names one; a client loads it once.
         if not self.store.is_due(resume):
             return None
@@ -147,13 +144,13 @@ class CohortState(Generic[T]):
         return tensors
 
     def begin(self, resume: Resume) -> None:
-        """Begin anew although the server resumes a run: the clients joined after its checkpoint."""
+        """Start fresh in a resumed run: the clients joined after its checkpoint."""
         if self.store.is_due(resume):
             self.store.drop()
             self.store.note(resume)
 
     def processed(self, makers: Makers[T]) -> int:
-        """Return how many messages the clients have handled; 0 if their state is lost."""
+        """Return the number of messages handled; 0 if the state is lost."""
         try:
             if self.store.version:
                 self._open(makers)
@@ -163,7 +160,6 @@ class CohortState(Generic[T]):
         return self.store.version
 
     def drop(self) -> None:
-        """Forget the run."""
         self.store.drop()
 
     def _collect(self, live: T, tensors: Tensors) -> None:
@@ -218,11 +214,9 @@ class ClientCheckpoints:
         self._file_name = f"client-{node_name(context)}.safetensors"
 
     def path(self, server_round: int, run: str) -> Path:
-        """Return the file of a round; ``CheckpointError`` if there is no folder for it."""
         return checkpoint.round_folder(self._folder(run), server_round) / self._file_name
 
     def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
-        """Write a round's tensors."""
         path = self.path(server_round, run)
         try:
             if self._own is not None:
@@ -245,7 +239,6 @@ class ClientCheckpoints:
         return ""
 
     def load(self, server_round: int, run: str) -> dict[str, Tensor]:
-        """Read a round's tensors; ``CheckpointError`` if they are not there or not of this run."""
         return checkpoint.load_client(self.path(server_round, run), run, self._sealed)
 
     def _folder(self, run: str) -> Path:

@@ -53,7 +53,7 @@ def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:
-    """Return what a module is called with: features, edges and, if it takes them, weights."""
+    """Return the arguments of a module: features, edges and, if it takes them, weights."""
     if graph.edge_weight is None:
         return graph.x, graph.edge_index
     if not takes_weights(module):
@@ -63,7 +63,7 @@ def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:
 
 
 def asked(module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
-    """Return the pairs that a module is asked for, if it is; ``ConfigError`` if it takes none."""
+    """Return the pairs that the module must decode, if any; ``ConfigError`` if it takes none."""
     if graph.pairs is None:
         return {}
     if "pairs" not in inspect.signature(module.forward).parameters:
@@ -100,7 +100,7 @@ def placed_on(graph: LocalGraph, device: torch.device) -> GraphOnDevice:
 
 
 def is_finite(module: nn.Module, sent: Mapping[str, NDArray[np.generic]]) -> bool:
-    """Whether what a client sends, and what its module keeps, are numbers."""
+    """Whether all numbers that a client sends, and those that its module keeps, are finite."""
     kept = all(bool(one.isfinite().all()) for one in module.parameters())
     return kept and all(np.isfinite(values).all() for values in sent.values())
 

@@ -1,4 +1,4 @@
-"""A client for any torch module on a client's graph, for strategies that average weights."""
+"""A client that trains any torch module on its graph, for strategies that average weights."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # Adam's names
 
 
 class ModuleSettings(NamedTuple):
-    """How clients train a module; server and clients have the same settings.
+    """How clients train a module. Server and clients have the same settings.
 
     Attributes
     ----------
@@ -64,9 +64,9 @@ class ModuleSettings(NamedTuple):
     keep_optimiser : bool
         Whether Adam's moments stay from round to round.
     local : tuple of str
-        Entries of the module's state that never leave a client, as patterns such as ``"mask.*"``.
+        Patterns such as ``"mask.*"`` of the module's entries that never leave a client.
     seed : int
-        Seed of the first weights and, with client and round, of all that a module draws (dropout).
+        Seed of the first weights and, with client and round, of the module's dropout.
     """
 
     learning_rate: float = 0.01
@@ -77,22 +77,21 @@ class ModuleSettings(NamedTuple):
     seed: int = 0
 
     def is_shared(self, name: str) -> bool:
-        """Whether an entry of the module's state is sent."""
         return not any(fnmatch(name, pattern) for pattern in self.local)
 
 
 class ModuleClient(NumPyClient):
-    """The clients of one SuperNode, each with a module on a graph of its own.
+    """The clients of one SuperNode, each with a module on its own graph.
 
-    The server asks some of them to train, or all. Each answers for itself, or they together: with
-    the mean of their arrays, weighted by ``examples``, and the sum of their weights, where the
-    server needs no more (``ReportedFedAvg.weighted_sum``). So nothing depends on who hosts whom.
+    The server asks some or all clients to train. The reply has each client's arrays, or, if the
+    server needs no more (``ReportedFedAvg.weighted_sum``), their mean weighted by ``examples`` and
+    the sum of the weights. So the result does not depend on which SuperNode hosts a client.
 
-    A subclass may override how a module is called (``logits``), its loss (``loss``), its optimiser
+    A subclass may override the call of a module (``logits``), its loss (``loss``), its optimiser
     and the graph of each step (``optimiser``, ``steps``), a preparation (``prepare``), the arrays
-    that are taken over and sent (``arrays``, ``sent``, ``extras``), a client's weight
-    (``examples``), and the module that is saved (``exported``). In a round ``received`` has what
-    the server sent, by the names of ``arrays``.
+    that are received and sent (``arrays``, ``sent``, ``extras``), a client's weight (``examples``),
+    and the module that is saved (``exported``). In a round ``received`` has the server's arrays, by
+    the names of ``arrays``.
 
     Parameters
     ----------
@@ -101,21 +100,21 @@ class ModuleClient(NumPyClient):
     graphs : sequence of ClientGraph or EgoNetwork
         The clients' data.
     make_module : callable
-        Makes a module, of the same form at all clients and the server. The seed determines its
+        Makes a module of the same form at all clients and the server; the seed determines its
         initial values.
     settings : ModuleSettings
         How they train.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir, output_dir : Path, optional
-        Where checkpoints and outputs are saved, if the SuperNode has no folder of its own
+        Folders of checkpoints and outputs, if the SuperNode has no folder of its own
         (``state-dir``).
     how : optional
         The config's section ``strategy``, for a subclass.
     classes : sequence of str, optional
         Names of the classes, for predictions.
     task : NodeTask
-        What is learnt: by default the classes of nodes.
+        What the clients learn: by default the classes of nodes.
 
     Raises
     ------
@@ -158,12 +157,12 @@ class ModuleClient(NumPyClient):
     # What a method may override
 
     def logits(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return the module's logits, ``[n, k]`` for the graph's nodes or ``[m]`` for its pairs."""
+        """Return logits ``[n, k]`` for the graph's nodes or ``[m]`` for its pairs."""
         result: Tensor = module(*weighed(module, graph), **asked(module, graph))
         return result
 
     def loss(self, module: nn.Module, graph: GraphOnDevice) -> Tensor:
-        """Return the loss of a step: the task's, by default the training nodes' cross-entropy."""
+        """Return the loss of a step: by default the cross-entropy of the training nodes."""
         return self.task.loss(partial(self.logits, module), graph)
 
     def optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
@@ -178,17 +177,13 @@ class ModuleClient(NumPyClient):
         return repeat(graph, self.settings.local_epochs)
 
     def prepare(self, learner: Learner) -> None:
-        """Prepare a client before it trains or measures; do nothing by default."""
+        """Prepare a client before it trains or measures; by default nothing."""
 
     def distance(self, module: nn.Module, prefix: str = "") -> Tensor:
-        """Return the squared distance of a module's parameters to those that came.
+        """Return the squared distance between a module's parameters and the server's.
 
-        Parameters
-        ----------
-        module : Module
-            The client's, or a part of it. Parameters that did not come are left out.
-        prefix : str
-            What stands before its parameters' names in ``received``.
+        ``prefix`` stands before the parameters' names in ``received``. Parameters that the server
+        did not send are left out.
         """
         pairs = [
             (parameter, self.received[prefix + name])
@@ -203,7 +198,7 @@ class ModuleClient(NumPyClient):
         return {name: value for name, value in state if self.settings.is_shared(name)}
 
     def sent(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
-        """Return what is sent after training, under the names of ``arrays``: by default these."""
+        """Return the arrays to send after training; by default those of ``arrays``."""
         return self.arrays(module)
 
     def extras(self, module: nn.Module, graph: GraphOnDevice) -> dict[str, Tensor]:
@@ -211,24 +206,23 @@ class ModuleClient(NumPyClient):
         return {}
 
     def examples(self, graph: LocalGraph) -> int:
-        """Return a client's weight: the number of examples that it trains on."""
+        """Return a client's weight: the number of its training examples."""
         return self.task.weight(graph)
 
     def exported(self, module: nn.Module) -> nn.Module:
-        """Return the module to save after the run; it has the same outputs as this one."""
+        """Return the module to save after the run; its outputs equal this module's."""
         return module
 
     # Answers
 
     def get_properties(self, config: Config) -> Config:
-        """Return the clients here; load a checkpoint if the run is resumed."""
         self._state.restore(Resume.from_config(config), self._makers)
         processed = self._state.processed(self._makers)
         weight = sum(map(self.examples, self.graphs))
         return Enrolment(self._clients, processed, weight).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Train those who are asked, and answer for all, without those that have diverged."""
+        """Train the clients that are asked. Send their mean, without clients that diverged."""
         learners = self._trained(parameters, config)
         # Outside the block: clients keep their state even if nobody is left to average.
         weight, arrays, left_out = 0, dict[str, NDArray[Any]](), dict[int, str]()
@@ -241,7 +235,7 @@ class ModuleClient(NumPyClient):
         return _answered(means, weight, parameters, trained)
 
     def fit_each(self, parameters: Parameters, config: Config) -> Rows:
-        """Train those who are asked, and let each answer for itself."""
+        """Train the clients that are asked. Send a row for each."""
         learners, left_out = self._trained(parameters, config), dict[int, str]()
         rows = {
             client: _answered(sent, examples, parameters, Trained(clients=1))
@@ -250,7 +244,6 @@ class ModuleClient(NumPyClient):
         return Rows(rows, left_out)
 
     def _trained(self, parameters: Parameters, config: Config) -> list[Learner]:
-        """Train those who are asked, each from the server's arrays for it."""
         request = RoundRequest.from_config(config)
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
@@ -265,7 +258,6 @@ class ModuleClient(NumPyClient):
         return chosen
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
-        """Measure the server's arrays on every client."""
         request, judged = RoundRequest.from_config(config), list[Judged]()
         begun = Asked.from_config(config).arrays_for(parameters, self._clients)
         with self._state.opened(self._makers) as learners, one_thread(len(self.graphs) > 1):
@@ -288,7 +280,6 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def snapshot(self) -> Snapshot:
-        """Return predictions and models of all clients as they are now."""
         learners = self._state.look(self._makers)
         models = [
             form_of(self.exported(one.module), self._make_module, one.graph.client)
@@ -299,7 +290,6 @@ class ModuleClient(NumPyClient):
         return self.task.snapshot(good, SavedModels.join(models), self._classes)
 
     def _seen(self, learner: Learner) -> Seen:
-        """Return a client's graph with what its module gives for it."""
         local, judged = self._graph_of[learner.graph.client], self._judged(learner)
         return Seen(local, learner.graph, judged, partial(self.logits, learner.module))
 
@@ -342,7 +332,7 @@ class ModuleClient(NumPyClient):
     def _sent_by(
         self, learners: Sequence[Learner], left_out: dict[int, str]
     ) -> Iterator[tuple[int, int, dict[str, NDArray[np.generic]]]]:
-        """Yield client, weight and what is sent; note who sends nothing, and why."""
+        """Yield client, weight and arrays; record clients that send nothing, and why."""
         for learner in learners:
             client, examples = learner.graph.client, self._examples_of(learner)
             if not examples:
@@ -361,7 +351,6 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def _numbers_of(self, learner: Learner) -> dict[str, NDArray[np.generic]]:
-        """Return what one client sends, in double precision."""
         learner.module.eval()
         more = self.extras(learner.module, learner.graph)
         own = self.sent(learner.module, learner.graph)
@@ -370,14 +359,12 @@ class ModuleClient(NumPyClient):
 
     @torch.no_grad()
     def _judged(self, learner: Learner) -> Judged:
-        """Return what a client is measured by."""
         learner.module.eval()
         return self.task.judge(partial(self.logits, learner.module), learner.graph)
 
     # The clients' state
 
     def _start(self) -> Tensors:
-        """Return the clients' tensors before their first message."""
         module, device = first_module(self._make_module, self.settings.seed), self.device
         tensors: Tensors = {}
         for client in self._clients:
@@ -392,7 +379,6 @@ class ModuleClient(NumPyClient):
         return tensors
 
     def _build(self, tensors: Tensors) -> tuple[list[Learner], Tensors]:
-        """Make modules on these tensors, which training changes in place."""
         placed = {n: t if n.endswith("/step") else t.to(self.device) for n, t in tensors.items()}
         how, learners = self.settings, list[Learner]()
         for graph in self.graphs:
@@ -415,7 +401,7 @@ def _answered(
     came: Parameters,
     trained: Trained,
 ) -> Answer:
-    """Write an answer, with the types that came: a mean of whole numbers is not whole."""
+    """Write an answer in the types of the server's arrays: a mean of integers is no integer."""
     dtypes = [values.dtype for values in came]
     dtypes += [np.dtype(np.float32)] * (len(sent) - len(dtypes))
     arrays = [_typed(values, dtype) for values, dtype in zip(sent.values(), dtypes, strict=True)]
@@ -424,7 +410,7 @@ def _answered(
 
 @contextmanager
 def _fitting(graph: GraphOnDevice) -> Iterator[None]:
-    """Say of a client in one line that its features are not as many as the module takes."""
+    """Name the client if its number of features does not fit the module."""
     try:
         yield
     except RuntimeError as error:

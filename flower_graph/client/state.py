@@ -1,21 +1,20 @@
 """Keeps a client's tensors between two messages.
 
-Flower keeps state in ``Context.state``, but sends a context with every message: through Ray,
-or to and from the process that runs the ClientApp. So, by size and by the node's config:
+Flower keeps state in ``Context.state``, but sends a context with every message: through Ray, or to
+and from the process that runs the ClientApp. So the place depends on size and node config:
 
 * up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
-``flower_graph.client.adaptor`` saves if the SuperNode has a folder of its own;
+  ``flower_graph.client.adaptor`` saves if the SuperNode has a folder of its own;
 * larger, with ``state-dir`` or ``data-folder``: in a file there, replaced as a whole after each
-message, so that a SuperNode that is killed and restarted finds the state after the last message;
-* larger, without: in a file that is mapped into memory and changed in place, so that another
-  process takes the next message without a copy being made. It does not outlast the machine, and a
-  killed process leaves it half changed; this is for simulations, which Ray ends as a whole;
+  message, so that a killed SuperNode continues from its last message;
+* larger, without a folder: in a file that is mapped into memory and changed in place. Another
+  process can take the next message without a copy, but a killed process leaves the file half
+  changed. This is for simulations, which Ray ends as a whole;
 * ``state-dir = ":memory:"`` (the in-process engine): in this process.
 
-The version is the number of messages handled; ``Context.state`` has it. Tensors of an older
-version, or those that a dead process left half changed, are refused: ``StateLostError``. Newer ones
-are accepted: Flower restores the old context when something fails after the message was handled (a
-mod, a full disk), which for the server is only a lost reply.
+The version, in ``Context.state``, is the number of messages handled. Older or half-changed tensors
+raise ``StateLostError``. Newer tensors are accepted: Flower restores the old context if a step
+after the handling fails (a mod, a full disk), which the server sees as a lost reply.
 """
 
 from __future__ import annotations
@@ -94,12 +93,10 @@ class StateStore:
 
     @property
     def version(self) -> int:
-        """Messages handled so far; 0 before the first."""
         record = self._context.state.config_records.get(self._name)
         return 0 if record is None else int(record["version"])  # type: ignore[arg-type]
 
     def expect(self) -> None:
-        """Raise ``StateLostError`` if the state of earlier messages is missing."""
         if not self.version:
             raise StateLostError(
                 f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
@@ -114,7 +111,6 @@ class StateStore:
         return bool(resume.server_round) and loaded != resume.to_config()
 
     def note(self, resume: Resume) -> None:
-        """Record that a checkpoint was loaded."""
         from flwr.app import ConfigRecord
 
         self._context.state[f"{self._name}-resumed"] = ConfigRecord(resume.to_config())
@@ -179,7 +175,7 @@ class StateStore:
             self._write_version(self._found)
 
     def create(self, tensors: Tensors) -> Tensors:
-        """Move a new client's tensors to where they are kept, and return them."""
+        """Move a new client's tensors to their storage, and return them there."""
         self.begin()
         if self._kind(tensors) != "file":
             return tensors
@@ -197,7 +193,6 @@ class StateStore:
         return mapped
 
     def commit(self, live: object, tensors: Tensors) -> None:
-        """Record that one more message has been handled."""
         from flwr.app import ArrayRecord, ConfigRecord
 
         from flower_graph.wire.arrays import encode_array
@@ -221,7 +216,6 @@ class StateStore:
         _LIVE[self._key] = (version, live)
 
     def drop(self) -> None:
-        """Forget everything: the run is over."""
         for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
             kept.pop(self._key, None)
         for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
@@ -269,7 +263,6 @@ class StateStore:
         return result
 
     def _saved(self) -> Tensors:
-        """Read the file that is replaced after every message."""
         try:
             tensors = load_client(self._file, f"{self._key[0]}", self._sealed)
         except CheckpointError as error:

@@ -40,7 +40,7 @@ Forward = Callable[[GraphOnDevice], Tensor]  # what a module gives for a graph's
 
 
 class Judged(NamedTuple):
-    """What is said of examples, nodes or pairs of nodes, and what is true."""
+    """Predictions for examples (nodes or pairs of nodes), and the true values."""
 
     logits: Tensor  # [m, k]
     y: Tensor  # [m]
@@ -48,7 +48,7 @@ class Judged(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """A client's graph, what is said of its examples, and what its module makes of a graph."""
+    """A client's graph, the predictions of its examples, and its module's outputs."""
 
     local: LocalGraph
     graph: GraphOnDevice
@@ -62,43 +62,38 @@ class NodeTask:
     needs_training_nodes = True
 
     def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
-        """Move a client's graph to its module's device."""
         return placed_on(graph, device)
 
     def weight(self, graph: LocalGraph) -> int:
-        """Return how many examples a client trains on."""
         return int(graph.train_mask.sum())
 
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
-        """Return the loss of a step."""
         out, mask = forward(graph), graph.masks["train"]
         return functional.cross_entropy(out[mask], graph.y[mask])
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
-        """Return what is said of all examples."""
         return Judged(forward(graph), graph.y, graph.masks)
 
     def training_loss(self, judged: Judged) -> Tensor:
-        """Return the mean loss of the training examples; NaN without any."""
+        """NaN without training examples."""
         mask = judged.masks["train"]
         return functional.cross_entropy(judged.logits[mask], judged.y[mask])
 
     def shares(self, judged: Judged) -> list[Tensor]:
-        """Return the accuracy by role; NaN without such examples."""
+        """Return the accuracy by role; NaN without examples."""
         right = (judged.logits.argmax(1) == judged.y).double()
         return [right[judged.masks[role]].mean() for role in ROLES]
 
     def count(self, judged: Judged, counting: str) -> Counts | Errors | None:
-        """Count one client's predictions, as is asked for."""
         return counted(judged.logits, judged.y, judged.masks, counting)
 
     def measure(self, judged: Judged) -> Tensor:
-        """Return loss and accuracy by role; NaN if a client has no such examples."""
+        """Return loss and accuracy by role; NaN without examples."""
         result = torch.stack([self.training_loss(judged).double(), *self.shares(judged)]).cpu()
         return torch.full_like(result, torch.nan) if self.has_diverged(judged) else result
 
     def count_all(self, judged: Sequence[Judged], counting: str) -> Counts | Errors | None:
-        """Count clients' predictions together, if that is asked for; none of one that diverged."""
+        """Count the predictions of all clients, except diverged ones, if counts are asked for."""
         parts = []
         for one in judged if counting else ():
             good = not self.has_diverged(one)
@@ -107,14 +102,13 @@ class NodeTask:
         return added(parts)
 
     def has_diverged(self, judged: Judged) -> bool:
-        """Whether the loss on the training examples, if there are any, is no number."""
+        """Whether there is a training loss that is not finite."""
         is_lost = not bool(self.training_loss(judged).isfinite())
         return is_lost and bool(judged.masks["train"].any())
 
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
     ) -> Snapshot:
-        """Return what stays after the run: predictions of all nodes, and the models."""
         parts = [predictions_from([one.local], one.judged.logits, classes) for one in seen]
         return Snapshot(Predictions.join(parts) if parts else None, models)
 
@@ -132,7 +126,6 @@ class ValueTask(NodeTask):
     scale: Scale = field(default_factory=Scale)
 
     def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
-        """Move the graph with its numbers standardised."""
         targets = graph.targets if isinstance(graph, ClientGraph) else None
         if targets is None:
             raise DataError(
@@ -143,23 +136,20 @@ class ValueTask(NodeTask):
         return placed._replace(y=torch.full_like(placed.y, -1), targets=scaled)
 
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
-        """Return the mean squared error of the standardised numbers."""
         assert graph.targets is not None
         out, mask = forward(graph), graph.masks["train"]
         return functional.mse_loss(out[mask, 0], graph.targets[mask])
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
-        """Return what is said of all nodes, and what is true, standardised."""
         assert graph.targets is not None
         return Judged(forward(graph), graph.targets, graph.masks)
 
     def training_loss(self, judged: Judged) -> Tensor:
-        """Return the mean squared error of the training nodes."""
         mask = judged.masks["train"]
         return functional.mse_loss(judged.logits[mask, 0], judged.y[mask])
 
     def shares(self, judged: Judged) -> list[Tensor]:
-        """Return NaN: numbers are near or far, not right."""
+        """Return NaN: a regression has no accuracy."""
         return [torch.full((), torch.nan, dtype=torch.float64, device=judged.y.device)] * len(ROLES)
 
     def count(self, judged: Judged, counting: str) -> Errors:
@@ -170,7 +160,6 @@ class ValueTask(NodeTask):
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
     ) -> Snapshot:
-        """Return the numbers that are predicted of all nodes, and the models."""
         parts = [
             values_from(one.local, self.scale.undo(one.judged.logits[:, 0].double()))
             for one in seen
@@ -181,16 +170,16 @@ class ValueTask(NodeTask):
 
 @dataclass
 class LinkTask(NodeTask):
-    """Learns which nodes are linked, by the two rows of a pair.
+    """Learns which nodes are linked, from the two rows of a pair.
 
     Parameters
     ----------
     val, test : float
         Shares of each client's edges that are held out.
     seed : int
-        Of the draw of these and of pairs without an edge, one for each edge; with the client.
+        Seed, with the client, of the held-out edges and of as many pairs without an edge.
     decoder : str
-        Whether the logit of a pair is the rows' product, ``dot``, or the module's own, ``mlp``.
+        ``dot``: the logit of a pair is the rows' product. ``mlp``: the module computes it.
     """
 
     val: float = 0.1
@@ -202,7 +191,7 @@ class LinkTask(NodeTask):
     _weights: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # edges, and theirs
 
     def split(self, graph: LocalGraph) -> LinkSplit:
-        """Return which edges of a client are held out, always the same."""
+        """Return the client's held-out edges, always the same."""
         if graph.client not in self._splits:
             edges = graph.edge_index
             if edges is None or not edges.shape[1]:
@@ -214,7 +203,7 @@ class LinkTask(NodeTask):
         return self._splits[graph.client]
 
     def place(self, graph: LocalGraph, device: torch.device) -> GraphOnDevice:
-        """Move the graph without the edges that are held out, and without labels."""
+        """Move the graph without its held-out edges and labels."""
         split, placed = self.split(graph), placed_on(graph, device)
         if placed.edge_weight is not None:
             self._weights[graph.client] = placed.edge_index, placed.edge_weight
@@ -226,18 +215,16 @@ class LinkTask(NodeTask):
         )
 
     def over(self, graph: GraphOnDevice, edges: Tensor) -> GraphOnDevice:
-        """Return the graph with some of the client's edges, and their weights."""
         if graph.client not in self._weights:
             return graph._replace(edge_index=edges)
         weight = values_at(edges, *self._weights[graph.client], graph.y.numel())
         return graph._replace(edge_index=edges, edge_weight=weight)
 
     def weight(self, graph: LocalGraph) -> int:
-        """Return how many edges train."""
         return self.split(graph).messages.shape[1] // 2
 
     def loss(self, forward: Forward, graph: GraphOnDevice) -> Tensor:
-        """Return the cross-entropy of the training edges and of as many drawn pairs without one."""
+        """Return the cross-entropy of training edges and as many drawn pairs without an edge."""
         rows = None if self.decoder == MLP else forward(graph)  # whose dropout is drawn first
         n, edges = graph.y.numel(), graph.edge_index
         own = undirected(edges.cpu(), n)
@@ -249,13 +236,12 @@ class LinkTask(NodeTask):
         return functional.binary_cross_entropy_with_logits(score, truth)
 
     def scores(self, forward: Forward, graph: GraphOnDevice, pairs: Tensor) -> Tensor:
-        """Return the logits of pairs ``[2, m]``."""
         if self.decoder == MLP:
             return forward(graph._replace(pairs=pairs))
         return dot_products(forward(graph), pairs)
 
     def judge(self, forward: Forward, graph: GraphOnDevice) -> Judged:
-        """Return what is said of pairs; those for test by the edges for validation, too."""
+        """Return the logits of all pairs; test pairs use the validation edges too."""
         split = graph.links
         assert split is not None
         early = self.scores(forward, graph, split.pairs)
@@ -268,7 +254,6 @@ class LinkTask(NodeTask):
     def snapshot(
         self, seen: Sequence[Seen], models: list[SavedModels], classes: Sequence[str] | None
     ) -> Snapshot:
-        """Return the nodes' rows, by all edges; these edges; and the models."""
         rows, known = [], []
         for local, graph, _, forward in seen:
             assert graph.links is not None
@@ -286,13 +271,12 @@ class LinkTask(NodeTask):
 
 
 def _named(graph: LocalGraph) -> NDArray[np.generic]:
-    """Return the names of a client's nodes, or their numbers."""
     names = called([graph])
     return names.numpy() if isinstance(names, Tensor) else np.asarray(names)
 
 
 def all_edges(split: LinkSplit) -> Tensor:
-    """Return all edges of a split in both directions, those held out with them."""
+    """Return all edges of a split in both directions, held-out edges included."""
     return both_directions(split.pairs[:, split.is_edge])
 
 

@@ -1,8 +1,8 @@
-"""A SuperNode's trust settings: from its node config, or with a simulation's throw-away key.
+"""A SuperNode's trust settings: from its node config, or with a simulation's temporary key.
 
-A simulation's SuperNodes are on the server's own machine, without keys that somebody handed out. So
-a run that is started without a registry makes a key for each (``throwaway_parties``), in a folder
-of that machine that is removed after the run; a SuperNode elsewhere finds none and refuses.
+A simulation's SuperNodes run on the server's machine and have no keys. Without a registry,
+``throwaway_parties`` makes a key for each, in a folder of that machine that is removed after the
+run. A SuperNode on another machine finds no key and refuses.
 """
 
 from __future__ import annotations
@@ -53,10 +53,11 @@ def trust_of(context: Context, *, hides: bool = False) -> TrustSettings:
     Parameters
     ----------
     context : Context
-        Its node config has them; in a simulation the keys that were made for its partition.
+        Its node config has the settings; in a simulation, the keys of its partition.
     hides : bool
-        Whether two sums tell the server nothing of a single vector, as every one has the noise that
-        the node config asks for, or sums are under pads: they may then differ by one SuperNode.
+        Whether two sums reveal nothing about a single vector, because every vector has the noise
+        that the node config asks for, or sums are under pads. Two sums may then differ by one
+        SuperNode.
 
     Raises
     ------

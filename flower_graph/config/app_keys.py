@@ -1,4 +1,4 @@
-"""Keys of the run config of this project's Flower apps; who starts an app imports no more."""
+"""Run-config keys of this project's Flower apps; starting an app imports no more than these."""
 
 from __future__ import annotations
 

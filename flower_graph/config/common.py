@@ -141,7 +141,6 @@ class DataConfig:
         return seed if self.split_seed is None else self.split_seed
 
     def validate(self) -> None:
-        """Refuse graphs that cannot be made; ``ConfigError`` names key and value."""
         if Path(self.name).is_dir():
             allowed = "0 where clients have their own graphs"
             require(not self.feature_noise, "data.feature_noise", self.feature_noise, allowed)
@@ -187,17 +186,14 @@ class PrivacyConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a privacy budget."""
         return self.epsilon is not None
 
     @property
     def is_central(self) -> bool:
-        """Whether the server clips and adds noise."""
         return self.is_on and self.form == CENTRAL_FORM
 
     @property
     def is_local(self) -> bool:
-        """Whether each client adds noise to what it sends."""
         return self.is_on and self.form == LOCAL_FORM
 
     @property
@@ -206,7 +202,7 @@ class PrivacyConfig:
         return self.is_on and self.measurements == WITHHOLD
 
     def refuse_checkpoints(self, checkpoint_every: int) -> None:
-        """Refuse checkpoints: rounds that are run again would be released a second time."""
+        """Refuse checkpoints: repeated rounds would release data a second time."""
         if self.is_on and checkpoint_every:
             raise ConfigError(
                 f"checkpoint_every: {checkpoint_every} is not allowed with privacy.epsilon="
@@ -223,7 +219,7 @@ class PrivacyConfig:
             )
 
     def require_averaging(self, name: str, averaging: Sequence[str]) -> None:
-        """Refuse the central form with a method whose clients send no weights to be averaged."""
+        """Refuse the central form for a method whose clients send no weights to average."""
         if self.is_central and name not in averaging:
             raise ConfigError(
                 f"privacy.form: {CENTRAL_FORM} is not allowed with strategy.name={name}: the "
@@ -256,7 +252,7 @@ class RobustSection:
 
     @property
     def average(self) -> Robust:
-        """The average that is used instead of the mean of the clients' weights."""
+        """The average that replaces the mean of the clients' weights."""
         return Robust(self.robust, self.num_malicious, self.beta)
 
     def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
@@ -268,7 +264,7 @@ class RobustSection:
             )
 
     def refuse_noise(self, privacy: PrivacyConfig) -> None:
-        """Refuse the server's noise beside another average than the mean, which it is for."""
+        """Refuse the server's noise, which is for the mean, beside another average."""
         if self.robust != NO_DEFENCE and privacy.is_central:
             why = "the noise is for a mean, and one client can move this average further"
             privacy.refuse_with(f"strategy.robust={self.robust}", why)
@@ -288,11 +284,9 @@ class StrategySection:
 
     @property
     def distrusts(self) -> bool:
-        """Whether clients expect that the server may deviate from the protocol."""
         return False
 
     def with_registry(self, make: Callable[[], Path]) -> Self:
-        """Set a registry of throw-away keys if one is needed and none is named."""
         return self
 
 
@@ -345,16 +339,15 @@ class RunConfig:
 
     @property
     def masks_sums(self) -> bool:
-        """Whether clients hide what they send under masks."""
+        """Whether clients hide their values under masks."""
         return False
 
     @property
     def sends_singly(self) -> bool:
-        """Whether the server reads what a single SuperNode sends of its data."""
+        """Whether the server reads the values of a single SuperNode."""
         return not self.masks_sums
 
     def validate(self) -> None:
-        """Refuse values that no run can have; ``ConfigError`` names key and value."""
         if own := type(self).app:
             choice(own).check("app", self.app)
         check_settings(self)

@@ -1,9 +1,9 @@
-"""Which code the files of a run may name: one rule for all that reads a run.
+"""The code that a run's files may name: one rule for all readers of a run.
 
 A run's folder may come from anybody, so its files may name only classes of this package and methods
 that the user has: those of this package, those that installed packages announce, those given by
-file (``--app FILE``), and those that the process has imported already. Anything else needs trust in
-the whole folder, and its import is announced first.
+file (``--app FILE``), and those that the process has imported already. Any other code needs trust
+in the whole folder, and its import is announced first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Trust:
     code : bool
         Whether they may.
     say : callable
-        Called with a message before something is imported.
+        Called with a message before each import.
     reads : bool
         Whether the settings are only read: no data are then loaded by them.
     """

@@ -1,6 +1,6 @@
 """Names of the methods that the user has, and the modules of their code.
 
-Names and module strings only, apart from what is given by file or imported already.
+Only names and module strings, except for methods given by file or imported already.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def has_method(app: str) -> bool:
 
 
 def code_of_methods(module: str) -> ModuleType | None:
-    """Import a module of a method that the user has and that is not of this package; else None.
+    """Import a module of the user's methods that is not of this package; else None.
 
     For an announced method any module of its package; for a given or imported one its module only.
     """

@@ -1,4 +1,4 @@
-"""Which metrics a run reports, and what must be counted for them."""
+"""The metrics that a run reports, and the counts that they need."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WITHHELD = (
 
 
 def counting_of(metrics: Sequence[str]) -> str:
-    """Return what must be counted for some metrics: nothing for the accuracy alone."""
+    """Return the kind of counts for some metrics: none for the accuracy alone."""
     if set(VALUE_SCORES) & set(metrics):
         return ERRORS
     if set(RANKED) & set(metrics):

@@ -33,7 +33,7 @@ TASK_HELP = (
 
 @dataclass
 class LinksSection:
-    """Which edges are held out where links are learnt (``task: links``)."""
+    """The held-out edges of link prediction (``task: links``)."""
 
     val: float = setting(
         0.1, BELOW_ONE, help="share of the edges for validation, as in PyG's `RandomLinkSplit`"
@@ -47,7 +47,6 @@ class LinksSection:
     )
 
     def validate(self) -> None:
-        """Refuse shares that leave no edge to train on; ``ConfigError`` names key and value."""
         require(self.val + self.test < 1, "links.test", self.test, "below 1 with links.val")
 
 
@@ -90,7 +89,6 @@ class ModuleRunConfig(CutRunConfig):
     strategy: TrainingSection = section(TrainingSection)
 
     def validate(self) -> None:
-        """Refuse ways of cutting that a task does not allow; ``ConfigError`` names the key."""
         super().validate()
         good = self.task != LINKS or self.partition.method in DISJOINT
         allowed = f"one of {', '.join(DISJOINT)} with task={LINKS}: no two clients share an edge"

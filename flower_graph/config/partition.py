@@ -28,7 +28,7 @@ PUBLIC = ("random", "degree", "cover")
 
 @dataclass
 class EgoSection:
-    """Which ego-networks are the clients, and of what their training nodes are a share."""
+    """The clients' ego-networks, and the whole of which training nodes are a share."""
 
     hops: int = setting(
         2, at_least(1), help="distance from the ego up to which nodes belong to its network"
@@ -43,7 +43,7 @@ class EgoSection:
 
 @dataclass
 class OverlapSection:
-    """Which nodes all clients hold, and how many are each one's own."""
+    """The nodes that all clients hold, and the number of each client's own."""
 
     public: str = setting(
         "random", choice(*PUBLIC), help="how nodes are chosen that all clients hold"
@@ -59,7 +59,6 @@ class OverlapSection:
     )
 
     def refuse_shares(self, clients: int) -> None:
-        """Refuse shares that make more than the graph; ``ConfigError`` names key and value."""
         whole = self.public_share + clients * self.private_share
         if whole > 1 + 1e-9:
             raise ConfigError(
@@ -71,7 +70,7 @@ class OverlapSection:
 
 @dataclass
 class DrawnSection:
-    """Which nodes of METIS parts are a client's, where clients share some."""
+    """The nodes of METIS parts that a client holds, if clients share some."""
 
     draws: int = setting(
         5,
@@ -125,7 +124,6 @@ class PartitionSection(OverlapSection, EgoSection, DrawnSection, CutSection):
     )
 
     def validate(self) -> None:
-        """Refuse clients that a way does not give; ``ConfigError`` names key and value."""
         if self.train_share is not None:
             good, most = self.train_share <= self.ratios[0], f"{self.ratios[0]:g}"
             allowed = f"at most {most} (the first of partition.ratios)"
@@ -139,7 +137,7 @@ class PartitionSection(OverlapSection, EgoSection, DrawnSection, CutSection):
 
 
 def keys_of_others(method: object) -> set[str]:
-    """Name the keys of ``partition`` that play no part where a graph is cut so."""
+    """Name the keys of ``partition`` that have no effect with this method."""
     return {key for way, keys in _KEYS.items() if way != method for key in keys}
 
 

@@ -1,8 +1,7 @@
-"""Rules of settings: what a value must be, in words for errors and documentation.
+"""Rules of settings: the allowed values, in words for errors and documentation.
 
-A schema names them in its fields (``flower_graph.config.schema``); a constructor that takes the
-same value may ask the same rule. An error names key, value and what is allowed, or the nearest
-allowed word.
+A schema names them in its fields (``flower_graph.config.schema``); a constructor may ask the same
+rule. An error names key, value and what is allowed, or the nearest allowed word.
 """
 
 from __future__ import annotations
@@ -35,22 +34,21 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be.
+    """The allowed values of a setting.
 
     Parameters
     ----------
     words : str
         What is allowed, such as ``"at least 1"``: "it must be ...".
     admits : callable
-        Whether a value of the setting's type is allowed. It must say what is good, not what is bad,
-        so that NaN fails.
+        Whether a value of the setting's type is allowed. It must test for good values, not bad
+        ones, so that NaN fails.
     """
 
     words: str
     admits: Callable[[Any], bool]  # Left open: each rule takes values of its settings' type
 
     def check(self, key: str, value: object) -> None:
-        """Refuse what is not admitted; ``ConfigError`` names key, value and what is allowed."""
         require(self.admits(value), key, value, self.words)
 
 
@@ -64,7 +62,6 @@ class Choice(Rule):
     allowed: tuple[str, ...]
 
     def check(self, key: str, value: object) -> None:
-        """Refuse what is not admitted; ``ConfigError`` names key, value and what is allowed."""
         if self.admits(value):
             return
         word = str(value)
@@ -77,17 +74,7 @@ class Choice(Rule):
 def choice(*allowed: str, also: str = "", pattern: str = "") -> Choice:
     """Make the rule of a setting that is one of several words.
 
-    Parameters
-    ----------
-    *allowed : str
-        The words.
-    also, pattern : str
-        What else is allowed, in words and as a regular expression.
-
-    Returns
-    -------
-    Choice
-        The rule.
+    ``also`` and ``pattern`` are further allowed values, in words and as a regular expression.
     """
 
     def admits(value: str) -> bool:
@@ -162,7 +149,7 @@ def show(value: object) -> str:
 
 
 def message_of(error: Exception) -> str:
-    """Give an error's message without OmegaConf's details and YAML's line breaks."""
+    """Return an error's message without OmegaConf's details and YAML's line breaks."""
     if isinstance(error, MarkedYAMLError) and (mark := error.problem_mark) is not None:
         return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
     return " ".join(str(error).split("\n    full_key")[0].split())

@@ -13,8 +13,8 @@ A method's schema is a ``RunConfig`` with sections of its own, each a dataclass:
         model: ModelConfig = section(ModelConfig)
 
 A subclass that only gives another default, ``rounds: int = 400``, keeps rules and meaning. Loading
-checks the rules of all fields. What concerns several settings together stands in a
-section's ``validate(self) -> None``, or in that of the whole schema.
+checks the rules of all fields. Rules on several settings together are in a section's
+``validate(self) -> None``, or in that of the whole schema.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WANTED = {
 
 @dataclass(frozen=True)
 class Setting:
-    """What a schema says about one key: its type in words, default, rules and meaning."""
+    """A schema's information on one key: its type in words, default, rules and meaning."""
 
     key: str
     wanted: str
@@ -63,17 +63,12 @@ def setting(default: object, *rules: Rule, help: str) -> Any:
     Parameters
     ----------
     default : object
-        The value that holds where no file and no override gives one; a list is copied.
+        The value without a file and an override; a list is copied.
     *rules : Rule
-        What values are allowed, in the order in which they are asked. ``None`` passes all of them
-        where the field's type has it.
+        The rules, in the order of the checks. ``None`` passes all of them if the field's type has
+        it.
     help : str
         The setting's meaning in a few words: a line of the documentation's table.
-
-    Returns
-    -------
-    dataclasses.Field
-        Typed as what the field wants it to be.
     """
     about = {_RULES: rules, _HELP: help}
     if isinstance(default, list):
@@ -85,30 +80,16 @@ def setting(default: object, *rules: Rule, help: str) -> Any:
 def section(kind: type, **changed: object) -> Any:
     """Declare a field of a schema that has keys of its own.
 
-    Parameters
-    ----------
-    kind : type
-        The section's dataclass.
-    **changed : object
-        Defaults that are others than the section's own.
-
-    Returns
-    -------
-    dataclasses.Field
-        Typed as what the field wants it to be.
+    ``kind`` is the section's dataclass, ``changed`` are defaults that differ from its own.
     """
     return field(default_factory=lambda: kind(**deepcopy(changed)))
 
 
 def check_settings(settings: DataclassInstance, prefix: str = "") -> None:
-    """Refuse values against the rules of their fields; ``ConfigError`` names key and value.
+    """Check values against the rules of their fields; ``ConfigError`` names key and value.
 
-    Parameters
-    ----------
-    settings : dataclass
-        A schema or a section of one. A section's own ``validate`` is called after its fields.
-    prefix : str
-        What stands before its keys, such as ``"strategy."``.
+    A section's own ``validate`` is called after its fields. ``prefix`` stands before the keys, such
+    as ``"strategy."``.
     """
     for name, hint, about in _fields(type(settings)):
         value = getattr(settings, name)
@@ -123,12 +104,12 @@ def check_settings(settings: DataclassInstance, prefix: str = "") -> None:
 
 
 def known_keys(schema: type) -> dict[str, str]:
-    """Give every dotted key of a schema and, in words, the type that its value must have."""
+    """Return every dotted key of a schema with its value's type in words."""
     return {result.key: result.wanted for result in settings_of(schema)}
 
 
 def settings_of(schema: type) -> list[Setting]:
-    """Give all that a schema says about its keys, in the order of its fields."""
+    """Return a schema's settings, in the order of its fields."""
     return list(_leaves(schema(), ""))
 
 
@@ -145,7 +126,6 @@ def _leaves(settings: object, prefix: str) -> Iterator[Setting]:
 # Cached: resolving the types takes longer than all else, and a table loads hundreds of configs.
 @cache
 def _fields(schema: type) -> list[tuple[str, object, Mapping[str, Any]]]:
-    """Give name, type, and rules and meaning of each field."""
     hints = get_type_hints(schema)
     # The common part declares `strategy` early; it is shown after a method's other sections.
     names = sorted((one.name for one in fields(schema)), key=lambda name: name == LAST)
@@ -163,7 +143,6 @@ def _is_optional(hint: object) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """Describe the values of a type in words."""
     if _is_optional(hint):
         kept = [kind for kind in get_args(hint) if kind is not type(None)]
         return " or ".join(_words(kind) for kind in kept) + " or null"

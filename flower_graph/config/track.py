@@ -1,4 +1,4 @@
-"""Which trackers a run reports to, and what must be installed for each."""
+"""The trackers that a run reports to, and the packages that each needs."""
 
 from __future__ import annotations
 

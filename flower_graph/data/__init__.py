@@ -1,7 +1,6 @@
 """Data sets: names, raw files, splits, checks and a generator.
 
-Importing this package imports nothing else. PyTorch Geometric is imported when a data set is built
-that needs it.
+PyTorch Geometric is imported only when a data set that needs it is built.
 """
 
 from __future__ import annotations

@@ -4,19 +4,18 @@ They are measured as the methods are: the accuracy on each client's labelled nod
 the clients that have such nodes (one graph counts as one client):
 
 * ``majority``: the commonest class of all training nodes;
-* ``majority-per-client``: each client's own commonest class; for a client without training nodes
-that of all;
+* ``majority-per-client``: each client's own commonest class; without training nodes, that of all;
 * ``logistic-regression``: on the features alone, trained on all clients' training nodes, or on a
   sample of them where that would take long;
 * ``label-propagation``: each client's training labels spread over its own edges, features unused;
-  nodes that no label reaches get the client's commonest class, as above. In nFedGNN the server has
-  the one graph's edges and these labels, so it needs no user. It also has the validation labels, by
-  which it takes its best round: ``propagate_all_labels`` spreads these too.
+  nodes that no label reaches get the client's commonest class, as above. In nFedGNN the server can
+  compute it alone: it has the graph's edges and these labels. It also has the validation labels,
+  which choose its best round: ``propagate_all_labels`` spreads these too.
 
-A node that trains at one client and is tested at another is predicted by a regression that was
-fitted without it: nodes are divided into ``FOLDS`` parts then, and each part is predicted by a fit
-to the others. Where nobody has training nodes (DeepWalk), ``majority`` is the commonest class of
-the tested nodes, on which the classifiers are trained, and there is no regression.
+A node may train at one client and be tested at another. Then nodes are divided into ``FOLDS``
+parts, and each part is predicted by a regression fitted to the others. Without any training nodes
+(DeepWalk), ``majority`` is the commonest class of the tested nodes, on which the classifiers are
+trained, and there is no regression.
 """
 
 from __future__ import annotations
@@ -67,7 +66,6 @@ class Labelled(NamedTuple):
 
     @classmethod
     def of(cls, graph: Graph | HeldGraph) -> Labelled:
-        """Return the labelled nodes of a graph."""
         y, masks = graph.y, {}
         for role in ("train", *JUDGED):
             mask = getattr(graph, f"{role}_mask", None)
@@ -101,7 +99,7 @@ def graph_baselines(graph: Graph | HeldGraph) -> Figures:
 
 
 def propagate_all_labels(graph: Graph | HeldGraph) -> dict[str, float]:
-    """Spread validation labels too; ``val`` is of training labels alone, which chose the share."""
+    """Spread validation labels too; ``val`` uses training labels alone, which chose the share."""
     part = Labelled.of(graph)
     known = part._replace(masks=part.masks | {"train": part.masks["train"] | part.masks["val"]})
     rows = zip(_propagated([part]), _propagated([known]), strict=True)
@@ -121,7 +119,7 @@ def says_one_class(baselines: Figures) -> str:
 
 
 def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
-    """Return baselines of clients by themselves: means over the clients here."""
+    """Return each client's baselines on its own data, as means over the clients here."""
     each = [graph_baselines(graph) for graph in graphs]
     return {
         name: {role: _mean([one[name][role] for one in each]) for role in JUDGED}
@@ -130,7 +128,6 @@ def own_baselines(graphs: Sequence[HeldGraph]) -> Figures:
 
 
 def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
-    """Predict one class for all nodes, or one for each client's nodes."""
     result = {}
     for role in JUDGED:
         # If nobody trains on labels, classifiers are trained on the tested nodes.
@@ -147,13 +144,12 @@ def _majority(parts: Sequence[Labelled], *, is_own: bool) -> dict[str, float]:
 
 
 def _commonest(parts: Sequence[Labelled], role: str) -> int | None:
-    """Return the commonest class of some nodes (the first of equals); None without nodes."""
     y = torch.cat([(p.train_y if role == "train" else p.y)[p.masks[role]] for p in parts])
     return int(y.bincount().argmax()) if y.numel() else None
 
 
 def _regression(parts: Sequence[Labelled]) -> dict[str, object]:
-    """Fit and evaluate the regressions; choose the better of two strengths by validation."""
+    """Fit the regressions; choose the better of two strengths by validation."""
     train = torch.cat([part.masks["train"] for part in parts])
     y = torch.cat([part.train_y for part in parts])
     names, sizes = y[train].unique(), [part.y.numel() for part in parts]
@@ -179,14 +175,12 @@ def _regression(parts: Sequence[Labelled]) -> dict[str, object]:
 
 
 def _sample(mask: Tensor, count: int) -> Tensor:
-    """Draw some of the marked nodes, always the same."""
     among = mask.nonzero().flatten()
     drawn = torch.randperm(among.numel(), generator=generator(0, "regression-sample"))[:count]
     return torch.zeros_like(mask).index_fill_(0, among[drawn], True)
 
 
 def _propagation(parts: Sequence[Labelled]) -> dict[str, object]:
-    """Spread each client's training labels over its edges; choose the share by validation."""
     nothing: dict[str, object] = dict.fromkeys(JUDGED, math.nan)
     if _commonest(parts, "train") is None:
         return nothing
@@ -198,7 +192,6 @@ def _propagation(parts: Sequence[Labelled]) -> dict[str, object]:
 
 
 def _propagated(parts: Sequence[Labelled]) -> list[dict[str, float]]:
-    """Spread the training labels with each share of the neighbours."""
     whole, sizes = _commonest(parts, "train"), [part.y.numel() for part in parts]
     own = [_commonest([part], "train") for part in parts]
     guesses = torch.tensor([whole if guess is None else guess for guess in own])
@@ -218,7 +211,6 @@ def _propagated(parts: Sequence[Labelled]) -> list[dict[str, float]]:
 
 
 def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
-    """Propagate rows over a graph, with each share of the neighbours."""
     result = []  # [n, k] each
     for kept in KEPT:
         rows = start
@@ -229,7 +221,6 @@ def _spread(start: Tensor, matrix: Tensor) -> list[Tensor]:
 
 
 def _best(accuracies: Sequence[dict[str, float]]) -> dict[str, object]:
-    """Return the best by validation; the first of equals, or without validation."""
     best = max(accuracies, key=lambda one: -1.0 if math.isnan(one["val"]) else one["val"])
     return dict(best)
 
@@ -250,7 +241,6 @@ def _predicted(x: Tensor, y: Tensor, train: Tensor, fold: Tensor, classes: int) 
 
 
 def _folds(parts: Sequence[Labelled]) -> Tensor:
-    """Divide the nodes into folds, if some train at one client and are tested at another."""
     # The first by name in the order of the clients goes to fold 0, the next to 1, and so on.
     numbers: dict[int | str, int] = {}
     sizes = [part.y.numel() for part in parts]
@@ -266,7 +256,6 @@ def _folds(parts: Sequence[Labelled]) -> Tensor:
 
 
 def _pooled(matrices: Sequence[Tensor]) -> Tensor:
-    """Put the rows of all clients in one matrix, CSR if most entries are 0, of variance 1."""
     rows, columns = sum(x.size(0) for x in matrices), matrices[0].size(1)
     used = sum(_used(x) for x in matrices)
     if 3 * used > rows * columns and all(x.layout == torch.strided for x in matrices):
@@ -284,14 +273,12 @@ def _pooled(matrices: Sequence[Tensor]) -> Tensor:
 
 
 def _deviation(values: Tensor, mean: Tensor, rows: int) -> float:
-    """Return the root of the rows' mean squared distance to their mean; 1 if all are equal."""
     square = float(values.double().square().sum()) / rows
     variance = square - float(mean.double().square().sum())
     return math.sqrt(variance) if variance > 1e-9 * square else 1.0
 
 
 def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """List rows, columns and values of the entries that are not 0."""
     if x.layout == torch.strided:
         row, column = x.nonzero(as_tuple=True)
         return row, column, x[row, column].float()
@@ -300,7 +287,6 @@ def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _used(x: Tensor, mask: Tensor | None = None) -> int:
-    """Count the entries that are not 0, of some rows or all."""
     if x.layout == torch.strided:
         return int((x if mask is None else x[mask]).count_nonzero())
     used = x.crow_indices().diff()
@@ -308,7 +294,6 @@ def _used(x: Tensor, mask: Tensor | None = None) -> int:
 
 
 def _accuracy(parts: Sequence[Labelled], role: str, right: Sequence[Tensor]) -> float:
-    """Average the clients' accuracies; NaN if nobody has such nodes."""
     tested = [(one, part.masks[role]) for one, part in zip(right, parts, strict=True)]
     return _mean([float(one[mask].double().mean()) for one, mask in tested])
 

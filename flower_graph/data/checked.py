@@ -1,7 +1,7 @@
 """Checks of data that constructors are given, with the errors of ``description``.
 
 Clients are built anew for every message, so data that passed are remembered: by their tensors'
-memory, as long as it exists and nothing is written into it.
+memory, as long as it exists and is not written.
 """
 
 from __future__ import annotations
@@ -113,7 +113,6 @@ def _check_client(graph: HeldGraph) -> None:
 
 
 def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
-    """Return whether these are the wanted edges, in any order."""
     if edges.shape != wanted.shape:
         return False
     n = 1 + int(edges.max()) if edges.numel() else 1
@@ -121,7 +120,6 @@ def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
 
 
 def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, torch.UntypedStorage]]:
-    """List tensors with the memory of their numbers."""
     parts = []
     for one in tensors:
         if one is None:
@@ -143,7 +141,6 @@ def _key(parts: list[tuple[Tensor, torch.UntypedStorage]]) -> tuple[object, ...]
 
 
 def _is_fit(tensors: Iterable[Tensor | None]) -> bool:
-    """Return whether the same numbers have passed before."""
     return _key(_memory(tensors)) in _fit
 
 

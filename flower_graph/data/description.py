@@ -1,8 +1,8 @@
-"""From any object with features, edges, labels and masks to canonical tensors.
+"""Turns any object with features, edges, labels and masks into canonical tensors.
 
-Files, folders of clients, constructors and Python all use it. Each change to the data is a note, a
-phrase for users; data that cannot be understood raise a ``DataError`` with place, index, value and
-remedy. The table of what is accepted is in ``docs/own-data.md``.
+Files, folders of clients, constructors and Python all use it. Each change to the data gives a note
+for users. Data that cannot be understood raise a ``DataError`` with place, index, value and remedy.
+``docs/own-data.md`` has the table of accepted data.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Caution(str):
 
 @dataclass(frozen=True)
 class Described:
-    """One graph in canonical form, its classes not yet numbered."""
+    """One graph in canonical form, before its classes are numbered."""
 
     x: Tensor  # features [n, f], dense; float64 if they have more digits than float32
     # Both directions of every edge once, no self-loops, int64 [2, e], sorted
@@ -60,7 +60,7 @@ class Described:
     names: tuple[str, ...] | None = None  # of the nodes
     notes: list[str] = field(default_factory=list)  # what was done to the data
     columns: Columns | None = None  # of the features, where these have names
-    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels then say who has one
+    targets: Tensor | None = None  # numbers to learn, float32 [n]; labels mark the nodes with one
     edge_weight: Tensor | None = None  # of the edges, float32 [e]
 
 
@@ -95,18 +95,17 @@ def as_graph(
     targets: bool = False,
     weights: bool = False,
 ) -> Graph:
-    """Make a graph of anything with ``x``, ``edge_index``, ``y`` and, if it has them, masks.
+    """Make a graph from anything with ``x``, ``edge_index``, ``y`` and, perhaps, masks.
 
     Parameters
     ----------
     data
-        A PyG ``Data``, a ``Graph`` or another object with these attributes, and with
-        ``num_classes``, ``classes`` (names of the classes) and ``names`` (of the nodes) if it
-        has them.
+        A PyG ``Data``, a ``Graph`` or another object with these attributes, and perhaps with
+        ``num_classes``, ``classes`` (their names) and ``names`` (of the nodes).
     num_classes
         Number of classes, where labels are numbers below it and stay as they are.
     no_features
-        The features of a graph that has none: ``refuse``, ``degree`` or ``one-hot``.
+        Features of a graph without any: ``refuse``, ``degree`` or ``one-hot``.
     targets
         Whether ``y`` has numbers to learn instead of classes (``task: values``).
     weights
@@ -115,7 +114,7 @@ def as_graph(
     Returns
     -------
     Graph
-        In canonical form, with notes of what was done; ``y`` is -1 without a label.
+        In canonical form, with notes; ``y`` is -1 without a label.
 
     Raises
     ------
@@ -130,7 +129,7 @@ def as_graph(
 def read_graph(
     data: object, *, num_classes: int | None = None, gaps: Gaps, uses: Uses = PLAIN
 ) -> Graph:
-    """Do what :func:`as_graph` does; features are untreated: float64 perhaps, NaN where missing."""
+    """As :func:`as_graph`, with untreated features: float64 perhaps, NaN where missing."""
     described, targets = describe_graph(data, gaps=gaps, uses=uses), uses.targets
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
     named = None if targets else getattr(data, "classes", None)
@@ -155,7 +154,7 @@ def read_graph(
 
 
 def trainable(data: object) -> Graph:
-    """Do what :func:`as_graph` does, and refuse masks with which nothing can be trained."""
+    """As :func:`as_graph`; refuse masks with which nothing can be trained."""
     graph = as_graph(data)
     check_masks(graph)
     return graph
@@ -164,17 +163,8 @@ def trainable(data: object) -> Graph:
 def check_data(data: object) -> None:
     """Check that a graph can be trained on. Isolated and unlabelled nodes are allowed.
 
-    Parameters
-    ----------
-    data
-        A PyG ``Data`` or a :class:`~flower_graph.data.Graph`, as for :func:`as_graph`, with three
-        masks ``[n]``.
-
-    Raises
-    ------
-    DataError
-        If something is missing or cannot be understood, or a mask is empty, has a node without a
-        label, or overlaps with another.
+    ``DataError`` if something is missing or cannot be understood, or if one of the three masks
+    ``[n]`` is empty, has a node without a label, or overlaps with another.
     """
     trainable(data)
 
@@ -269,7 +259,6 @@ def describe_graph(
 def _with_weights(
     data: object, n: int, notes: list[str], uses: Uses
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Read edges and their weights; None of a graph without."""
     given = getattr(data, "edge_index", None)
     if given is None:
         return None, None
@@ -373,7 +362,6 @@ def read_mask(part: str, mask: object, n: int, notes: list[str]) -> Tensor | Non
 
 
 def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> Tensor:
-    """Make features of a graph that has none."""
     if how == "degree":
         degrees = (
             torch.zeros(n, dtype=torch.int64) if edges is None else edges[0].bincount(minlength=n)
@@ -393,7 +381,6 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
 
 
 def _names(names: object, n: int) -> tuple[str, ...] | None:
-    """Check the nodes' names."""
     if names is None:
         return None
     result = tuple(str(name) for name in listed("names", names))

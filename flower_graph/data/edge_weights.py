@@ -1,4 +1,4 @@
-"""Weights of edges: from any form to one for each edge, in the edges' order."""
+"""Weights of edges: from any form to one weight for each edge, in the edges' order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_edges(data: object) -> object:
 
 # Any: what a user's graph holds
 def of_edges(data: object, count: int) -> dict[str, Any]:
-    """Return what a graph says of its edges, of which there are so many."""
+    """Return a graph's attributes of its edges, of which there are ``count``."""
     given: dict[str, Any] = {key: getattr(data, key, None) for key in EDGE_VALUES}
     if given[NAMED] is not None and len(given[NAMED]) != count:
         del given[NAMED]  # of the nodes
@@ -45,13 +45,13 @@ def of_edges(data: object, count: int) -> dict[str, Any]:
 def read_weights(
     data: object, edges: Tensor, n: int, *, wanted: bool
 ) -> tuple[Tensor | None, list[str], list[str]]:
-    """Read the weights of edges, if there are some.
+    """Read the weights of edges, if there are any.
 
     Parameters
     ----------
     data
-        With ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or ``weight``, or
-        ``edge_attr`` of one column, which stand for it.
+        With ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or instead ``weight``
+        or ``edge_attr`` of one column.
     edges
         The same edges, both directions of each once, int64 ``[2, e]``.
     n
@@ -62,7 +62,7 @@ def read_weights(
     Returns
     -------
     tuple
-        float32 ``[e]``, or None; what was done; what is left out, of which a warning is due.
+        float32 ``[e]``, or None; notes; warnings of what is left out.
 
     Raises
     ------
@@ -94,7 +94,6 @@ def _ignored(keys: list[str]) -> list[str]:
 
 
 def _why_unfit(column: Tensor, count: int) -> str:
-    """Return why these are no weights; empty if they are."""
     if column.dim() != 1 or column.numel() != count or column.is_complex():
         form = f"{column.dtype} {list(column.shape)}"
         return f"is {form}: must be one number for each edge, [{count}]"
@@ -106,7 +105,7 @@ def _why_unfit(column: Tensor, count: int) -> str:
 
 
 def _by_edge(given: Tensor, weight: Tensor, edges: Tensor, n: int) -> tuple[Tensor, int]:
-    """Return the mean weight of each edge, whichever way it was given, and how many differ."""
+    """Return each edge's mean weight over its directions, and how many of these differ."""
     keys = given.amin(0) * n + given.amax(0)
     pairs, place = keys.unique(return_inverse=True)
     times = torch.bincount(place, minlength=len(pairs))

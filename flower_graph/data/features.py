@@ -69,26 +69,10 @@ def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
 
 
 def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:
-    """Move each non-zero entry to another feature with some probability: noise.
+    """Move each non-zero entry to another feature with probability ``chance``, as noise.
 
-    Parameters
-    ----------
-    x
-        Features ``[n, f]``, dense or CSR.
-    chance
-        Probability of each entry; if two meet, one of them is lost.
-    generator
-        CPU generator; the only source of randomness.
-
-    Returns
-    -------
-    Tensor
-        The same in a new matrix of the same layout.
-
-    Raises
-    ------
-    DataError
-        If there is no other feature.
+    Features are ``[n, f]``, dense or CSR, and the result has the same layout; if two entries meet,
+    one is lost. ``DataError`` if there is no other feature.
     """
     n, f = x.shape
     if f < 2:
@@ -111,8 +95,6 @@ def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tenso
 
 
 class _Look:
-    """Properties of features before any treatment."""
-
     def __init__(self, features: Sequence[Tensor]) -> None:
         self.entries = sum(x.numel() for x in features)
         self.share = sum(int(x.count_nonzero()) for x in features) / self.entries
@@ -129,7 +111,6 @@ class _Look:
 
     @property
     def is_binary(self) -> bool:
-        """Whether all entries are 0 or 1."""
         if self.least < 0 or self.most > 1:
             return False
         parts = (part for x in self._features for part in x.split(ROWS))
@@ -152,7 +133,6 @@ class _Look:
         return PRESENCE, why
 
     def check_presence(self) -> None:
-        """Refuse to turn values into 0 and 1 if that would lose information."""
         if self.least >= 0 and (self.share <= SPARSE or self.is_binary):
             return
         why = "negative" if self.least < 0 else "dense"

@@ -1,8 +1,8 @@
-"""How files are read: which columns are what, and what stands for what nodes lack.
+"""How files are read: the columns' meanings, and the values for missing ones.
 
 A missing number is NaN until all nodes of a run are known. Features have the names of their
-columns, by which those of another table find their place. A column of words is one feature for each
-word that any node has, and these are the same features at all clients.
+columns, which match them with another table's. A column of words becomes one feature for each word
+that any node has; these features are the same at all clients.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ class Gaps(NamedTuple):
 
     @classmethod
     def of(cls, config: DataConfig) -> Gaps:
-        """Return those of a config."""
         return cls(**{name: getattr(config, name) for name in cls._fields})
 
     @property
     def has_comma(self) -> bool:
-        """Whether numbers have a decimal comma."""
         return self.decimal == COMMA
 
 
@@ -51,7 +49,7 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, given: object, width: int) -> Columns | None:
-        """Return what a graph says of its features' names; None if it names another number."""
+        """Return a graph's names of its features; None if there are not ``width``."""
         if isinstance(given, Columns):
             return given
         if not isinstance(given, list | tuple) or len(given) != width:
@@ -61,12 +59,10 @@ class Columns(NamedTuple):
         return cls.from_json(pairs) if all(is_pair) else None
 
     def to_json(self) -> list[list[str | None]]:
-        """Return a pair for each feature."""
         return [[name, word] for name, word in zip(self.names, self.words, strict=True)]
 
     @classmethod
     def from_json(cls, pairs: Sequence[Sequence[str | None]]) -> Columns:
-        """Read the result of :meth:`to_json`."""
         words = tuple(None if word is None else str(word) for _, word in pairs)
         return cls(tuple(str(name) for name, _ in pairs), words)
 
@@ -90,19 +86,15 @@ def encode_words(numbers: Tensor, words: Mapping[int, str]) -> tuple[Tensor, lis
     Parameters
     ----------
     numbers
-        The column ``[n]``, NaN where it has a word or nothing.
+        The column ``[n]``, NaN for a word or a missing value.
     words
         The word of each node that has one.
 
     Returns
     -------
     tuple of Tensor and list of str
-        ``[n, k]``, 1 for a node's own word and NaN where it has none; the k words, sorted.
-
-    Raises
-    ------
-    DataError
-        If there are more than ``MOST_WORDS`` words.
+        ``[n, k]``, 1 for a node's own word and NaN if it has none; the k words, sorted. More than
+        ``MOST_WORDS`` words are a ``DataError``.
     """
     known = sorted(set(words.values()))
     if len(known) > MOST_WORDS:
@@ -127,12 +119,9 @@ def common_columns(clients: Sequence[Columns]) -> Columns:
 
 
 def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
-    """Bring features ``[n, f]`` with columns of their own to the columns of a run.
+    """Reorder features ``[n, f]`` with columns of their own into the columns of a run.
 
-    Raises
-    ------
-    DataError
-        If a column or a word is not in both, or one has words and the other numbers.
+    ``DataError`` if a column or a word is not in both, or one has words and the other numbers.
     """
     if own == common:
         return x
@@ -154,7 +143,6 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
 
 
 def _check_columns(own: Columns, common: Columns) -> None:
-    """Refuse a column or a word that is not in both."""
     for name in sorted({*own.names} ^ {*common.names}):
         problem = "is missing here" if name in common.names else "is not among the others'"
         raise DataError(f"column {name} {problem}; they are {', '.join({}.fromkeys(common.names))}")
@@ -166,7 +154,7 @@ def _check_columns(own: Columns, common: Columns) -> None:
 
 
 def fill_missing(features: Sequence[Tensor], missing: str, columns: Columns | None) -> Filled:
-    """Put each feature's mean over all nodes of all clients where a node lacks it."""
+    """Replace missing values by the feature's mean over all nodes of all clients."""
     if missing != MEAN or any(x.layout != torch.strided for x in features):
         return Filled(list(features), None, ())
     nothing = [torch.isnan(x) for x in features]
@@ -183,5 +171,5 @@ def fill_missing(features: Sequence[Tensor], missing: str, columns: Columns | No
 
 
 def fill_gaps(x: Tensor, fill: Tensor) -> Tensor:
-    """Put each feature's fill where it is NaN."""
+    """Replace NaN by the feature's fill value."""
     return torch.where(torch.isnan(x), fill.to(x.dtype), x)

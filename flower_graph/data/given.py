@@ -1,4 +1,4 @@
-"""Saves graphs that are given to ``fg.run`` for ``data.name``, as files that a run reads."""
+"""Saves graphs that are passed to ``fg.run`` as ``data.name``, as files that a run reads."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str,
 
 
 def _named(key: str, value: object, folder: Path, label: object) -> object:
-    """Save a graph; leave any other value as it is."""
     if key != KEY or isinstance(value, str | Path):
         return value
     with saying("data.name"):
@@ -91,7 +90,7 @@ def _listed(graph: Any) -> dict[str, object] | None:
 
 
 def _id(node: object) -> object:
-    """Return a node as JSON has it; a tuple, such as a place on a grid, as a word."""
+    """Return a node as a JSON value; a tuple, such as a grid position, as a word."""
     return node if isinstance(node, int | float) else str(node)
 
 
@@ -141,7 +140,6 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
 
 
 def _is_column(key: str, value: object, n: int | None) -> bool:
-    """Whether an entry is a feature: one or more numbers for each node."""
     is_rows = isinstance(value, Tensor) and value.dim() in (1, 2) and value.size(0) == n
     is_edges = key in EDGE_VALUES or key.startswith("edge_")
     return is_rows and key not in NO_FEATURES and not is_edges

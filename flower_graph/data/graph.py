@@ -34,7 +34,6 @@ class Treatment(NamedTuple):
     columns: Columns | None = None  # of the features, where these have names
 
     def apply(self, x: Tensor) -> Tensor:
-        """Apply the treatment of the training features to features ``[n, f]``."""
         if x.size(1) != self.width:
             raise DataError(f"x has {x.size(1)} features: must be the {self.width} of the run")
         if self.fill is not None:
@@ -64,7 +63,6 @@ class Treatment(NamedTuple):
 
     @classmethod
     def from_json(cls, record: Tree) -> Treatment:
-        """Read the result of :meth:`to_json`."""
         mean, scale = (
             None
             if record.get(name) is None
@@ -95,8 +93,8 @@ class Graph:
     edge_index
         Both directions of every edge, int64 ``[2, E]``.
     y
-        Class of each node, int64 ``[n]``; -1 for a node without a label, which is in no mask. Where
-        numbers are learnt, 0 for each node that has one.
+        Class of each node, int64 ``[n]``; -1 for a node without a label, which is in no mask. With
+        ``targets``, 0 for each node that has one.
     num_classes
         Number of classes.
     train_mask, val_mask, test_mask
@@ -106,15 +104,15 @@ class Graph:
     names
         Name of each node; None if the row numbers are the names.
     notes
-        Notes on what was done to the data when they were read.
+        Notes on changes to the data during reading.
     treatment
-        The treatment of the features, for those of other nodes; None before it is applied.
+        The treatment of the features, for other nodes; None before it is applied.
     columns
-        The columns of the features, where these have names, as those of a table.
+        The columns of the features, if they have names, as in a table.
     targets
-        Number that each node is to learn, float32 ``[n]``, NaN for none; None where classes are.
+        Number that each node is to learn, float32 ``[n]``, NaN for none; None for classes.
     edge_weight
-        Weight of each edge, float32 ``[E]``, in the order of ``edge_index``; None: all count alike.
+        Weight of each edge, float32 ``[E]``, in the order of ``edge_index``; None: all equal.
     """
 
     x: Tensor
@@ -134,11 +132,9 @@ class Graph:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
         return self.x.size(0)
 
     def to_data(self) -> Data:
-        """Return the same as a PyG ``Data`` with the attribute ``num_classes``, without notes."""
         # Imported here, because it takes seconds and not every process needs it.
         from torch_geometric.data import Data
 
@@ -163,8 +159,7 @@ class HeldGraph(Protocol):
     """One client's graph: the attributes that all methods' graphs have."""
 
     @property
-    def client(self) -> int:
-        """Number of the client."""
+    def client(self) -> int: ...
 
     @property
     def nodes(self) -> Tensor:
@@ -206,7 +201,7 @@ def names_in(data: object, nodes: Tensor) -> tuple[str, ...] | None:
 def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
     """Return the users' names of the nodes of some clients' graphs, concatenated.
 
-    Names if the data of any of these clients have names, else numbers.
+    Numbers if none of these clients' data have names.
     """
     if all(graph.called is None for graph in graphs):
         return torch.cat([graph.nodes for graph in graphs])
@@ -215,19 +210,10 @@ def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
 
 
 def to_undirected(edge_index: Tensor, num_nodes: int) -> Tensor:
-    """Return every edge in both directions, once, sorted, without self-loops.
+    """Return every edge in both directions, once, without self-loops, sorted as PyG sorts.
 
-    Parameters
-    ----------
-    edge_index
-        int64 ``[2, E]``, every entry in ``[0, num_nodes)``.
-    num_nodes
-        Number of nodes.
-
-    Returns
-    -------
-    Tensor
-        int64 ``[2, E']``, sorted by source, then by target, as PyG sorts it.
+    ``edge_index`` is int64 ``[2, E]``, every entry in ``[0, num_nodes)``; the result is ``[2,
+    E']``.
     """
     source, target = edge_index[:, edge_index[0] != edge_index[1]]
     keys = torch.cat([source * num_nodes + target, target * num_nodes + source])
@@ -274,12 +260,10 @@ class Neighbours(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
         return self.start.numel() - 1
 
     @classmethod
     def of(cls, edge_index: Tensor, num_nodes: int) -> Neighbours:
-        """Make them from edges that ``to_undirected`` returned."""
         return cls(pointers(edge_index[0], num_nodes).long(), edge_index[1])
 
     def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,19 +282,9 @@ class Neighbours(NamedTuple):
 def normalize_rows(x: Tensor) -> Tensor:
     """Divide each row by the sum of its absolute values; a zero row stays zero.
 
-    For non-negative features this is what PyG's ``NormalizeFeatures`` gives, as long
-    as some entry is 0 and no row sum lies between 0 and 1 (PyG shifts by the smallest
-    entry, and never divides by less than 1). That holds for Cora, CiteSeer and PubMed.
-
-    Parameters
-    ----------
-    x
-        Features, float ``[n, f]``.
-
-    Returns
-    -------
-    Tensor
-        A new tensor of the same shape.
+    For non-negative features this is what PyG's ``NormalizeFeatures`` gives, as long as some entry
+    is 0 and no row sum lies between 0 and 1 (PyG shifts by the smallest entry, and never divides by
+    less than 1). That holds for Cora, CiteSeer and PubMed.
     """
     norm = torch.linalg.vector_norm(x, ord=1, dim=1, keepdim=True)
     return x / torch.where(norm > 0, norm, torch.ones_like(norm))

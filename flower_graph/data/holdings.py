@@ -1,4 +1,4 @@
-"""One line of text about what the clients of a run hold."""
+"""One line of text on the data of a run's clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> st
 
 
 def _edges(graphs: Sequence[HeldGraph], is_cut: bool) -> str:
-    """Count the edges that any client has; those of one whole graph count once."""
     linked = [(g.nodes, g.edge_index) for g in graphs if g.edge_index is not None]
     if not linked or not is_cut:
         return f"{sum(edges.size(1) for _, edges in linked) // 2:,} edges"

@@ -98,7 +98,7 @@ def _check_number(count: int) -> None:
 
 
 def _check_captions(labelled: int, different: int, declared: int | None = None) -> None:
-    """Refuse labels of which each node has one of its own, unless a graph declares its classes."""
+    """Refuse labels that are different at each node, unless a graph declares its classes."""
     if different == labelled > CAPTIONS and declared is None:
         raise DataError(
             f"y has {different} labels, all different, so these are names or captions: data.label "
@@ -157,7 +157,6 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
 
 
 def _words(labels: Sequence[object]) -> list[str | None]:
-    """Return labels as words; None for a missing one."""
     words = []
     for node, one in enumerate(labels):
         try:
@@ -171,7 +170,6 @@ def _words(labels: Sequence[object]) -> list[str | None]:
 
 
 def _whole(y: Tensor, notes: list[str]) -> Tensor:
-    """Return labels as int64."""
     if y.is_complex():
         raise DataError(f"y is {y.dtype}: must be whole numbers or words")
     if not y.is_floating_point():
@@ -186,7 +184,6 @@ def _whole(y: Tensor, notes: list[str]) -> Tensor:
 
 
 def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
-    """Turn words into numbers if all of them are whole numbers."""
     if all(word is None or WHOLE.fullmatch(word) for word in words):
         with suppress(RuntimeError):  # one has more digits than int64
             return torch.tensor([-1 if word is None else int(word) for word in words])
@@ -195,7 +192,6 @@ def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
 
 
 def _refuse_fractions(words: Sequence[str | None]) -> None:
-    """Refuse words all of which are numbers, if one of them is not whole."""
     try:
         numbers = [0.0 if word is None else float(word) for word in words]
     except ValueError:
@@ -231,7 +227,6 @@ def read_targets(y: object, n: int | None) -> Tensor:
 
 
 def _number(node: int, value: Any) -> float:
-    """Return a number of a list, which may be written as a word; NaN for none."""
     number = number_of(value)
     if number is None:
         advice = advice_of(value) or "with task=values it is a number"
@@ -240,7 +235,6 @@ def _number(node: int, value: Any) -> float:
 
 
 def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
-    """Check that there is one label for each node."""
     kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else f"{len(y)} words"
     if isinstance(y, Tensor) and y.dim() != 1:
         raise DataError(

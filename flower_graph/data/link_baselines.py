@@ -1,4 +1,4 @@
-"""What is reached without a network where links are learnt: by structure alone, features alone.
+"""Baselines of link prediction without a network: by structure alone, by features alone.
 
 Each client's pairs are scored by its own graph, and judged as the methods' are: AUC and average
 precision of all clients' pairs together, ranks of an edge among its own client's pairs.
@@ -51,19 +51,10 @@ SCORES: dict[str, Score] = {
 
 
 def link_baselines(graphs: Sequence[Held], metric: str) -> Figures:
-    """Return what each baseline reaches: a metric by role, and all by ``scores``.
+    """Return each baseline's figures by name: a metric by role, and all by ``scores``.
 
-    Parameters
-    ----------
-    graphs : sequence of pairs
-        Features and edges of each client.
-    metric : str
-        The one that decides; without a baseline's figure, as the accuracy is, there is none.
-
-    Returns
-    -------
-    dict
-        By the baseline's name.
+    ``graphs`` are features and edges of each client. ``metric`` decides; a metric that a baseline
+    lacks, such as the accuracy, is left out.
     """
     if metric not in (AUC, AP, *RANKED):
         return {}

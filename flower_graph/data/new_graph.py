@@ -55,7 +55,6 @@ class DataForm(NamedTuple):
         return self.given._replace(categories=known, missing=missing)
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of the file ``data.json``."""
         more: dict[str, object] = {} if self.scale is None else {SCALE: [*self.scale]}
         more |= {WEIGHTS: True} if self.weights else {}
         own = {name: getattr(self.given, name) for name in COLUMNS}
@@ -69,7 +68,6 @@ class DataForm(NamedTuple):
 
     @classmethod
     def from_json(cls, record: Tree) -> DataForm:
-        """Read the content of ``data.json``."""
         classes, scale = record["classes"], record.get(SCALE)
         if scale is not None:
             scale = Scale(*map(float, scale))
@@ -138,7 +136,6 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
 
 
 def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
-    """Turn labels into the numbers of the run's classes."""
     if isinstance(labels, Tensor) and not _are_names(labels, of.classes):
         if (labels >= of.num_classes).any():
             node = int((labels >= of.num_classes).nonzero()[0])

@@ -1,4 +1,4 @@
-"""The scale of the numbers that nodes learn, which all clients of a run have in common."""
+"""The scale of the numbers that nodes learn, common to all clients of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Scale(NamedTuple):
 
     @classmethod
     def of(cls, parts: Iterable[Tensor]) -> Scale:
-        """Return that of several clients' numbers ``[n]``; the deviation is 1 if all are alike."""
+        """Return the scale of several clients' numbers; the deviation is 1 if all are equal."""
         numbers = torch.cat([part.double() for part in parts])
         if not numbers.numel():
             return cls()
@@ -26,14 +26,11 @@ class Scale(NamedTuple):
         return cls(float(numbers.mean()), deviation if deviation > 0 else 1.0)
 
     def apply(self, numbers: Tensor) -> Tensor:
-        """Standardise numbers in their own unit."""
         return (numbers - self.mean) / self.deviation
 
     def undo(self, numbers: Tensor) -> Tensor:
-        """Return standardised numbers in their own unit."""
         return numbers * self.deviation + self.mean
 
     def check(self) -> None:
-        """Refuse what is no scale: ``ValueError``."""
         if not (math.isfinite(self.mean) and 0 < self.deviation < math.inf):
             raise ValueError(f"scale {[*self]}: a mean, and a deviation above 0, must be finite")

@@ -1,4 +1,4 @@
-"""Feature hashing: vectors of any length as vectors of few numbers, with about the same products.
+"""Feature hashing: short vectors with about the same products as long ones.
 
 Weinberger and others, "Feature Hashing for Large Scale Multitask Learning", ICML 2009.
 """
@@ -12,21 +12,9 @@ from flower_graph.rng import chances
 
 
 def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
-    """Add up features by signed buckets, which the seed and a feature's number decide.
+    """Add up features ``[n, f]``, dense or CSR, by signed buckets, to dense ``[n, buckets]``.
 
-    Parameters
-    ----------
-    x : Tensor
-        ``[n, f]`` features, dense or sparse CSR.
-    buckets : int
-        Numbers that stand for them, ``b``.
-    seed : int
-        Whoever has the same hashes alike.
-
-    Returns
-    -------
-    Tensor
-        ``[n, b]``, dense.
+    The seed and a feature's number decide its bucket: parties with the same seed hash alike.
     """
     number = torch.arange(x.shape[1])
     bucket = (chances(number, seed, "sketch-bucket") * buckets).long()

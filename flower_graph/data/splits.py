@@ -52,15 +52,10 @@ def random_split(
     generator
         CPU generator; the only source of randomness.
 
-    Returns
-    -------
-    Masks
-        Three disjoint masks.
-
     Raises
     ------
     DataError
-        If a class, or what is left after training nodes, has too few nodes.
+        If a class, or the rest after the training nodes, has too few nodes.
     """
     counts = {"train_per_class": train_per_class, "num_val": num_val, "num_test": num_test}
     for key, count in counts.items():
@@ -95,26 +90,9 @@ def _of_each_class(y: Tensor, num_classes: int, count: int, generator: torch.Gen
 
 
 def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
-    """Draw three shares of all nodes, whatever their class.
+    """Draw three shares of all nodes, whatever their class: ``round(share * num_nodes)`` each.
 
-    Parameters
-    ----------
-    num_nodes
-        Number of nodes.
-    ratios
-        Shares for training, validation and test; above 0, in sum at most 1.
-    generator
-        CPU generator; the only source of randomness.
-
-    Returns
-    -------
-    Masks
-        Three disjoint masks of ``round(share * num_nodes)`` nodes.
-
-    Raises
-    ------
-    DataError
-        If the shares are impossible, or one of them is less than one node.
+    Shares are above 0, in sum at most 1. ``DataError`` if not, or if a share is less than one node.
     """
     shares = [float(share) for share in ratios]
     # `not > 0` rather than `<= 0`, so that NaN is refused too.
@@ -129,7 +107,7 @@ def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Gen
 
 
 def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
-    """Whether there are so many labels that ``labelled_split`` has one for each share."""
+    """Whether there are enough labels for ``labelled_split`` to fill each share."""
     return all(map(len, cut_by_shares((y >= 0).nonzero(), ratios)))
 
 
@@ -180,26 +158,10 @@ def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
 
 
 def select_column(masks: Masks, index: int | None, seed: int) -> Masks:
-    """Choose one split where a data set has several; masks ``[n]`` stay as they are.
+    """Choose one split where a data set has several.
 
-    Parameters
-    ----------
-    masks
-        Masks ``[n]`` or ``[n, k]``; both kinds may occur in one data set.
-    index
-        Which of the k splits; None stands for ``seed % k``.
-    seed
-        Seed of the run.
-
-    Returns
-    -------
-    Masks
-        Boolean masks ``[n]``.
-
-    Raises
-    ------
-    DataError
-        If there is no split ``index``.
+    Masks ``[n]`` stay as they are; of masks ``[n, k]`` the column ``index``, by default ``seed %
+    k``. ``DataError`` if there is no such column.
     """
     columns = {mask.size(1) for mask in masks if mask.dim() == 2}
     if not columns:
@@ -222,22 +184,8 @@ def split_number(count: int, index: int | None, seed: int) -> int:
 def geom_gcn_split(path: Path, num_nodes: int) -> Masks:
     """Read one split file of geom-gcn; some of them leave nodes out.
 
-    Parameters
-    ----------
-    path
-        An npz file with ``train_mask``, ``val_mask`` and ``test_mask``.
-    num_nodes
-        Nodes that each mask must have.
-
-    Returns
-    -------
-    Masks
-        Boolean masks ``[n]``.
-
-    Raises
-    ------
-    DataError
-        If the file cannot be read or does not fit the graph.
+    The file is an npz with ``train_mask``, ``val_mask`` and ``test_mask``. ``DataError`` if it
+    cannot be read or does not fit the graph.
     """
     why = "cannot be read: it is damaged or no npz file; copy it again"
     with reading(f"split file {path}", DataError, why):

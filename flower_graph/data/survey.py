@@ -73,7 +73,7 @@ def survey_graph(graph: Graph) -> Survey:
     labelled = graph.y >= 0
     sizes = torch.bincount(graph.y[labelled], minlength=graph.num_classes)
     names = graph.classes or tuple(map(str, range(graph.num_classes)))
-    # Numbers are no classes: of these there is one then, which says who has a number
+    # For a regression, there is one class, which marks the nodes that have a number
     has_classes = graph.targets is None
     both = labelled[source] & labelled[target] & has_classes
     same = (graph.y[source] == graph.y[target])[both]
@@ -113,7 +113,7 @@ def survey_graph(graph: Graph) -> Survey:
 
 
 def _of_targets(graph: Graph) -> Tree:
-    """Return figures of the numbers that nodes are to learn, if they are."""
+    """Return figures of the numbers that nodes are to learn, if there are any."""
     if graph.targets is None:
         return {}
     source, target = graph.targets.double()[graph.edge_index]
@@ -195,7 +195,6 @@ def lines(survey: Survey) -> list[str]:
 
 
 def _value_lines(f: Tree) -> list[str]:
-    """Describe the numbers that nodes are to learn."""
     v, alike = f["values"], f["values"]["correlation-of-neighbours"]
     said = "no edge has two ends that differ" if alike is None else f"correlated by {alike:.2f}"
     return [
@@ -210,7 +209,6 @@ def _percent(share: float) -> str:
 
 
 def _warnings(f: Tree, x: Tensor) -> list[str]:
-    """Return the warnings."""
     labelled = f["labelled"] / f["nodes"]
     warnings = {
         f"{_percent(1 - labelled)} of the nodes have no label: they are neither trained on nor "
@@ -225,7 +223,6 @@ def _warnings(f: Tree, x: Tensor) -> list[str]:
 
 
 def _of_classes(f: Tree) -> dict[str, bool]:
-    """Return warnings about classes, and whether they are due."""
     name, most = max(f["classes"].items(), key=lambda one: one[1])
     share = most / max(1, f["labelled"])
     alike, chance = f["homophily"], f["homophily-by-chance"]

@@ -1,4 +1,4 @@
-"""What a run uses of a graph besides features, edges and classes."""
+"""The parts of a graph that a run uses besides features, edges and classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flower_graph.config.metrics import learns_values
 
 
 class Uses(NamedTuple):
-    """Which parts of a graph are read in another way, or at all."""
+    """Which parts of a graph a run reads in another way, or at all."""
 
     targets: bool = False  # labels are numbers to learn
     weights: bool = False  # weights of edges count
@@ -17,7 +17,6 @@ class Uses(NamedTuple):
 
     @classmethod
     def of(cls, config: RunConfig) -> Uses:
-        """Return those of a run."""
         return cls(learns_values(config), config.takes_edge_weights, config.takes_sparse)
 
 

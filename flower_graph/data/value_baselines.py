@@ -1,4 +1,4 @@
-"""What is reached without a network where numbers of nodes are learnt.
+"""Baselines of regression without a network.
 
 Errors are over all clients' nodes together, as the methods' are:
 
@@ -28,19 +28,9 @@ WIDEST = 4000  # features of which the matrix of products is made
 
 
 def value_baselines(graphs: Sequence[ClientGraph], metric: str) -> Figures:
-    """Return what each baseline reaches: a metric by role, and both by ``scores``.
+    """Return each baseline's figures by name: a metric by role, and both by ``scores``.
 
-    Parameters
-    ----------
-    graphs : sequence of ClientGraph
-        With ``targets``.
-    metric : str
-        The one that decides.
-
-    Returns
-    -------
-    dict
-        By the baseline's name.
+    ``graphs`` have ``targets``; ``metric`` decides.
     """
     y = torch.cat([_targets(graph) for graph in graphs]).double()
     roles = {
@@ -84,7 +74,6 @@ def _ridge(x: Tensor, y: Tensor, train: Tensor) -> list[Tensor]:
 
 
 def _figures(errors: Tensor, roles: dict[str, Tensor], metric: str) -> Tree:
-    """Return a metric by role, and both metrics."""
     sums = Errors.of(errors, {role: roles[role] for role in JUDGED})
     scores = {
         name: {role: sums.mean(place, squared=name == MSE) for place, role in enumerate(JUDGED)}

@@ -1,7 +1,7 @@
-"""What cells of tables, attributes and entries of lists say: one rule for words, one for numbers.
+"""The values of table cells, attributes and list entries: one rule for words, one for numbers.
 
 A word is a label, a name, an identity or a client. Whole numbers that are written as floats are
-these numbers, missing is missing, and all else stays as it is written: ``007`` is not ``7``.
+whole numbers, missing is missing, and all else stays as written: ``007`` is not ``7``.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def number_of(value: object, *, comma: bool = False) -> float | None:
 
 
 def advice_of(value: object, *, comma: bool = False) -> str:
-    """Return the remedy where the decimal sign is why a value is no number; else nothing."""
+    """Return a remedy if the decimal sign is the reason that a value is no number."""
     text = str(value).strip(BLANK)
     if comma and "." in text and number_of(text) is not None:
         return "it has a decimal point, but data.decimal=comma is set"

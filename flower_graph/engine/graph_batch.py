@@ -1,13 +1,11 @@
 """The graphs of several clients as one block-diagonal graph; dropout; accuracy of each client.
 
-Nothing in a batch mixes clients: any assignment of clients to batches gives the same numbers. The
+Nothing in a batch mixes clients: any division of clients into batches gives the same numbers. The
 first layer's weights are stored by active rows: a client keeps row ``k`` of its matrix only if one
 of its nodes has feature ``k``; the other rows never touch its output.
 
-A graph without edges has the identity as its normalised adjacency: two graph convolutions over it
-are an MLP of two layers.
-
-This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+A graph without edges has the identity as its normalised adjacency, so two graph convolutions are an
+MLP of two layers.
 """
 
 from __future__ import annotations
@@ -30,36 +28,29 @@ class Nodes(Protocol):
     """A client's nodes, with or without edges."""
 
     @property
-    def client(self) -> int:
-        """The client's number; several graphs may belong to one client."""
+    def client(self) -> int: ...
 
     @property
-    def x(self) -> Tensor:
-        """``[n, f]`` features, dense or sparse CSR."""
+    def x(self) -> Tensor: ...
 
     @property
-    def y(self) -> Tensor:
-        """``[n]`` classes; below 0 for a node without a label."""
+    def y(self) -> Tensor: ...
 
 
 class Graph(Nodes, Protocol):
     """The parts of a client's graph that a batch needs."""
 
     @property
-    def edge_index(self) -> Tensor:
-        """``[2, e]`` edges in both directions, without self-loops; ``e`` may be 0."""
+    def edge_index(self) -> Tensor: ...
 
     @property
-    def train_mask(self) -> Tensor:
-        """``[n]`` which nodes train."""
+    def train_mask(self) -> Tensor: ...
 
     @property
-    def val_mask(self) -> Tensor:
-        """``[n]`` which nodes validate."""
+    def val_mask(self) -> Tensor: ...
 
     @property
-    def test_mask(self) -> Tensor:
-        """``[n]`` which nodes test."""
+    def test_mask(self) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -81,7 +72,6 @@ class GraphBatch:
 
     @property
     def size(self) -> int:
-        """Number of clients."""
         return len(self.clients)
 
 
@@ -139,7 +129,7 @@ def mean_shares(chosen: Tensor, ptr: list[int]) -> Tensor:
 
 
 def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:
-    """Cut some clients out of a batch, which is much cheaper than packing them again."""
+    """Cut some clients out of a batch, much cheaper than packing them again."""
     ptr, row_ptr = _bounds(batch.ptr, places), _bounds(batch.row_ptr, places)
     nodes, rows = (batch.ptr, ptr), (batch.row_ptr, row_ptr)
     return GraphBatch(
@@ -162,17 +152,14 @@ def take_graphs(batch: GraphBatch, places: Sequence[int]) -> GraphBatch:
 
 
 def _owners(ptr: list[int]) -> Tensor:
-    """Return the index of each row's client."""
     return torch.arange(len(ptr) - 1).repeat_interleave(torch.tensor(group_sizes(ptr)))
 
 
 def _bounds(ptr: list[int], places: Sequence[int]) -> list[int]:
-    """Return the bounds of some groups after concatenation."""
     return list(accumulate((ptr[index + 1] - ptr[index] for index in places), initial=0))
 
 
 def _take(values: Tensor, ptr: list[int], places: Sequence[int]) -> Tensor:
-    """Concatenate some groups of rows."""
     return torch.cat([values[ptr[index] : ptr[index + 1]] for index in places])
 
 
@@ -182,7 +169,6 @@ def _take_blocks(
     columns: tuple[list[int], list[int]],
     places: Sequence[int],
 ) -> Tensor:
-    """Cut some clients' blocks out of a block-diagonal CSR matrix."""
     # matrix [n, m]
     start = matrix.crow_indices()
     entries = start[torch.tensor(rows[0], device=start.device)].tolist()
@@ -219,7 +205,7 @@ def _active_features(
 
 
 def _entries(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return node, feature and value of every entry that is not zero, node by node."""
+    """Return node, feature and value of every non-zero entry, node by node."""
     if x.layout == torch.sparse_csr:
         count = x.crow_indices().diff()
         node = torch.arange(x.shape[0]).repeat_interleave(count)
@@ -294,7 +280,7 @@ def with_dropout(x: Adjacency, turn: Tensor, kept: Tensor) -> Adjacency:
 
 
 def turn_of(x: Adjacency) -> Tensor:
-    """Return the matrix's entry for each entry of the transpose, ``[z]``."""
+    """Return the index into the matrix's entries of each entry of the transpose, ``[z]``."""
     return x.matrix.col_indices().argsort(stable=True)
 
 
@@ -304,7 +290,7 @@ def turn_of(x: Adjacency) -> Tensor:
 
 @dataclass
 class Epoch:
-    """Training loss and accuracies after one epoch of a network that is trained in one place."""
+    """Training loss and accuracies after one epoch of training in one place."""
 
     cross_entropy: float
     val_accuracy: float
@@ -324,7 +310,7 @@ def node_losses(batch: GraphBatch, logits: Tensor) -> Tensor:
 
 
 def log_shares(logits: Tensor) -> Tensor:
-    """Return the logarithm of each class's share, ``[n, k]`` to ``[k, n]``."""
+    """Return log-probabilities of classes: ``[n, k]`` to ``[k, n]``."""
     # A log-softmax over a few neighbouring numbers takes PyTorch ten times as long.
     return logits.T.contiguous().log_softmax(0)
 
@@ -342,7 +328,7 @@ def evaluate(batch: GraphBatch, logits: Tensor) -> Metrics:
 
 
 def count_batch(batch: GraphBatch, logits: Tensor, good: Tensor, counting: str) -> Counts | None:
-    """Count the predictions of the clients that are good, together, if that is asked for."""
+    """Count the predictions of the clients in ``good`` together, if counts are asked for."""
     # logits [n, k]; good [c] of the first c networks
     if not counting:
         return None

@@ -1,4 +1,4 @@
-"""What the code needs of its machine: device, memory, threads and processor."""
+"""Properties of this machine: device, memory, threads and processor."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees, for what it allocates next."""
+    """Let this process keep freed memory for its next allocations."""
     # A round makes and frees the same tensors again and again. By default glibc returns every block
     # of more than 32 MiB to the system at once, and the system clears each page when it is touched
     # anew: with a million users, a third of a round.

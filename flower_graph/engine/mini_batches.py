@@ -1,10 +1,8 @@
 """Mini-batches: each step of an epoch uses some of each client's nodes.
 
-The order of a client's nodes depends on what its generator was made for, never on who shares its
-cohort. Step ``s`` of all clients is one tensor program; a client that has fewer batches than others
+The order of a client's nodes depends on its own generator only, not on the other clients of its
+cohort. Step ``s`` of all clients is one tensor program; a client with fewer batches than others
 skips the last steps.
-
-This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 """
 
 from __future__ import annotations
@@ -41,20 +39,20 @@ class BatchOrder(NamedTuple):
 def epochs_of(
     among: Tensor, ptr: list[int], clients: Sequence[int], order: BatchOrder, *, epochs: int
 ) -> Iterator[list[MiniBatch]]:
-    """Divide the nodes that take part into batches, anew in every epoch.
+    """Divide nodes into batches, anew in every epoch.
 
     Parameters
     ----------
     among : Tensor
-        ``[n]`` which nodes are to be in a batch.
+        ``[n]`` bool, the nodes to divide.
     ptr : list of int
         ``c + 1`` bounds of the clients' nodes.
     clients : sequence of int
-        Their numbers, ``c``.
+        The clients' numbers, ``c``.
     order : BatchOrder
-        Size of a batch, and what its draw is for.
+        Size and seeds.
     epochs : int
-        How often every node is in a batch.
+        Number of epochs; each has every node once.
 
     Yields
     ------

@@ -1,14 +1,11 @@
 """Weights and Adam's moments of many clients' models, stacked in a few tensors.
 
 A network is one model on one graph of a batch. Its first layer's matrix is stored by active rows
-(``graph_batch.py``), its other parameters are one row of ``rest``. All networks have the same
-shapes. They may be of several *kinds*: networks of one kind share a model, such as a GNN or a
-feature encoder.
+(``graph_batch.py``); its other parameters are one row of ``rest``. All networks have the same
+shapes. Networks of one *kind* share a model, such as a GNN or a feature encoder.
 
-An inactive row has no gradient, and stays what it was when the round began. In a dense model weight
-decay alone would move it by Adam's full step, against those who do have the feature.
-
-This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+An inactive row has no gradient, and stays as it was when the round began. In a dense model weight
+decay alone would move it by Adam's full step, against the clients that have the feature.
 """
 
 from __future__ import annotations
@@ -112,7 +109,7 @@ class StackedWeights:
                 self._put(f"weight.{name}", value)
 
     def inactive_rows(self, kind: int = 0) -> Tensor:
-        """Return the first layer's rows at networks that do not have their feature, ``[f, h]``."""
+        """Return the first layer's rows of networks that lack the rows' feature, ``[f, h]``."""
         assert self._start, "only with shared models: start_from comes first"
         return self._start[kind].first
 
@@ -125,7 +122,7 @@ class StackedWeights:
         proximal: float = 0.0,
         moves: Tensor | None = None,
     ) -> Tensor:
-        """Take one Adam step: every network, or those that move, each with its count of steps."""
+        """Take an Adam step of all networks, or of those in ``moves``; each counts its steps."""
         # moves [c]
         parts = self.leaves()
         value = loss(*parts)
@@ -163,7 +160,6 @@ class StackedWeights:
             self._state[f"{moment}.rest"][indices.to(self._device)] = 0
 
     def restart(self, places: Sequence[int], *models: ModelWeights) -> None:
-        """Reset networks, weights and Adam's moments."""
         rows = rows_of(self.batch, places).to(self._device)
         indices = torch.tensor(places, device=self._device)
         fresh = _spread(models, self.kind, self._sources)
@@ -199,7 +195,6 @@ class StackedWeights:
         return ModelWeights((total / divisor).float(), (others / divisor).float())
 
     def _anchors(self) -> tuple[Tensor, Tensor]:
-        """Return the networks' weights at the beginning of the round, in the same layout."""
         return _spread(self._start, self.kind, self._sources)
 
     def _index(self, key: str) -> Tensor:
@@ -219,7 +214,6 @@ class StackedWeights:
 
 
 def _kinds(kinds: Sequence[int] | None, batch: GraphBatch) -> Tensor:
-    """Return each network's kind, ``[c]``."""
     if kinds is None:
         return torch.zeros(batch.size, dtype=torch.long, device=batch.y.device)
     if len(kinds) != batch.size:
@@ -233,7 +227,7 @@ def _sources(kind: Tensor, batch: GraphBatch) -> Tensor:
 
 
 def _spread(models: Sequence[ModelWeights], kind: Tensor, sources: Tensor) -> tuple[Tensor, Tensor]:
-    """Give every network its kind's model: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
+    """Return each network's model by kind: ``[r, h]`` active rows and ``[c, D]`` the rest."""
     first = torch.cat([model.first.to(kind.device) for model in models])
     rest = torch.stack([model.rest.to(kind.device) for model in models])
     return first[sources], rest[kind]

@@ -1,8 +1,8 @@
-"""What a method is to the rest of the project.
+"""The interface between a method and the rest of the project.
 
-A method is one object, ``METHOD`` in its module: a ``Method``, or a ``GraphMethod`` where each
-client holds a graph of its own. Commands, Flower apps, reports and the audit ask it; nothing else
-in the project knows which methods there are (``flower_graph.method.registry`` finds them).
+A method is one object, ``METHOD`` in its module: a ``Method``, or a ``GraphMethod`` if each client
+holds a graph of its own. Commands, Flower apps, reports and the audit use this interface; nothing
+else in the project knows which methods there are (``flower_graph.method.registry`` finds them).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Partition(NamedTuple):
     note : str
         A remark about these folders, printed after their number.
     baselines : dict or None
-        As ``Method.baselines`` gives them.
+        As from ``Method.baselines``.
     """
 
     statistics: PartitionStatistics
@@ -76,46 +76,39 @@ class Partition(NamedTuple):
 
 
 class Left(Protocol[C_co]):
-    """The part of a ``Run`` that a method uses, with the method's own schema."""
+    """A finished run as a method reads it: a ``Run`` with the method's own schema."""
 
     @property
-    def config(self) -> C_co:
-        """The run's settings."""
+    def config(self) -> C_co: ...
 
     @property
-    def data(self) -> DataForm:
-        """What a new graph must be like."""
+    def data(self) -> DataForm: ...
 
     @property
     def clients(self) -> list[int]:
         """Clients whose models are here; -1 is the server."""
 
     @property
-    def are_own(self) -> bool:
-        """Whether clients have models of their own."""
+    def are_own(self) -> bool: ...
 
     def saved(self, client: int | None = None) -> tuple[SavedModels, int]:
-        """Return the models among which the client's is."""
+        """Return the saved models that include the client's, and their client number."""
 
-    def all_saved(self) -> list[SavedModels]:
-        """Return the models of all clients."""
+    def all_saved(self) -> list[SavedModels]: ...
 
-    def embeddings(self, client: int | None = None) -> Embeddings:
-        """Return the embeddings."""
+    def embeddings(self, client: int | None = None) -> Embeddings: ...
 
-    def predictions(self, client: int | None = None) -> Predictions:
-        """Return the predictions for the nodes."""
+    def predictions(self, client: int | None = None) -> Predictions: ...
 
 
 class Method(Generic[C, S]):
-    """A method: its settings, its two halves, and what commands need of it.
+    """A method: its settings, its two halves, and its answers to commands.
 
-    A method is a subclass of ``Method[C, S]``, which overrides what differs from the defaults:
-    ``config`` is
-    always of the method's own schema ``C``, and ``build_strategy`` gives an ``S``.
-    ``build_strategy``, ``build_client``, ``num_clients`` and ``partition`` have no default here.
-    ``folder`` is the server's data folder, or None if the process loads the run's data itself. With
-    a folder the server reads no other data.
+    A method is a subclass of ``Method[C, S]`` that overrides defaults: ``config`` is always of the
+    method's own schema ``C``, and ``build_strategy`` returns an ``S``. ``build_strategy``,
+    ``build_client``, ``num_clients`` and ``partition`` have no default. ``folder`` is the server's
+    data folder, or None if the process loads the run's data itself. With a folder the server reads
+    no other data; ``out`` is the output folder, if there is one.
 
     Attributes
     ----------
@@ -146,18 +139,12 @@ class Method(Generic[C, S]):
     tables: Sequence[str] = ()
 
     def build_strategy(self, config: C, out: Path | None, folder: RunFolder | None = None) -> S:
-        """Build the server's half, with ``start`` and ``weights``.
-
-        ``out`` is the output folder, if there is one.
-        """
         raise NotImplementedError
 
     def build_client(self, config: C, context: Context, out: Path | None) -> NumPyClient:
-        """Build the client of one SuperNode, for all clients that it hosts."""
         raise NotImplementedError
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        """Return the number of clients on all SuperNodes together."""
         raise NotImplementedError
 
     def local_steps(self, config: C) -> float:
@@ -167,7 +154,7 @@ class Method(Generic[C, S]):
     def caveat(self, baselines: Figures) -> str:
         """Return a warning if clients may do better alone, given the baselines; empty by default.
 
-        ``flower-graph check`` prints it; ``docs/results/own-graph.md`` has where it was measured.
+        ``flower-graph check`` prints it; ``docs/results/own-graph.md`` has the measurements.
         """
         return ""
 
@@ -184,7 +171,6 @@ class Method(Generic[C, S]):
         return ""
 
     def default_supernodes(self, config: C) -> int | None:
-        """Return the default number of SuperNodes; None for any number."""
         return None
 
     def least_memory(self, config: C) -> int:
@@ -230,14 +216,10 @@ class Method(Generic[C, S]):
     def baselines(self, config: C) -> Figures:
         """Return the baselines' accuracies, in a simulation.
 
-        By default those on the whole graph and its masks.
-
-        Returns
-        -------
-        dict
-            By name (``majority``, ``majority-per-client``, ``logistic-regression``,
-            ``label-propagation``) and role (``test``, ``val``): accuracies, averaged as the
-            method's own; NaN without labels. ``flower_graph.data.baselines`` defines them.
+        By name (``majority``, ``majority-per-client``, ``logistic-regression``,
+        ``label-propagation``) and role (``test``, ``val``), averaged as the method's own; NaN
+        without labels; by default those on the whole graph and its masks.
+        ``flower_graph.data.baselines`` defines them.
         """
         return graph_baselines(cached_data(config))
 
@@ -256,17 +238,17 @@ class Method(Generic[C, S]):
     def predict(self, config: C, models: SavedModels, graph: NewGraph, client: int) -> Tensor:
         """Predict the classes of nodes that the run has not seen, by one client's saved model.
 
-        By default the model is called with features and edges; a method whose newcomers first learn
-        a graph or align embeddings overrides this.
+        By default calls the model with features and edges. A method whose newcomers first learn a
+        graph or align embeddings overrides this.
 
         Parameters
         ----------
         models : SavedModels
-            The models among which the client's is; ``build_module`` builds it.
+            Models that include the client's; ``build_module`` builds it.
         graph : NewGraph
             Features treated as the run's, edges if there are any.
         client : int
-            Whose model; -1 for a server's.
+            The client; -1 for a server's model.
 
         Returns
         -------
@@ -278,7 +260,6 @@ class Method(Generic[C, S]):
             return called(build_module(models, client), graph, edges).softmax(1)
 
     def edges_of(self, config: C, graph: NewGraph) -> Tensor:
-        """Return a new graph's edges; ``DataError`` if it has none."""
         edges = graph.edge_index
         if edges is None or not edges.numel():
             raise DataError(f"the graph has no edges, which the models of {config.app} need")
@@ -287,7 +268,7 @@ class Method(Generic[C, S]):
     def predict_beside(self, run: Left[C], graph: NewGraph, client: int | None) -> Tensor:
         """Predict the nodes of a new graph from the outputs of a ``Run``.
 
-        By default by the client's model, or by the only one; a method whose newcomers need more
+        By default by the client's model, or by the only one. A method whose newcomers need more
         than a model overrides this.
         """
         saved, chosen = run.saved(client)
@@ -305,7 +286,6 @@ class Method(Generic[C, S]):
         """Draw pictures of a run besides ``curves.png`` and ``participation.png`` into a folder."""
 
     def audit(self) -> Audit[C, Self] | None:
-        """Return the attacks on the method's messages; None if there are none."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Reads runs to be compared, and tests their differences, paired by seed."""
+"""Compares runs, and tests their differences, paired by seed."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def compare(*runs: Run | Path | str, by: str | None = None) -> Comparison:
     Parameters
     ----------
     *runs : Run, Path or str
-        Runs, or folders that have runs in them. Runs in one folder whose settings differ by the
-        seed alone are one row; so are the seeds of one run.
+        Runs, or folders that contain runs. Runs in one folder whose settings differ by the seed
+        alone are one row; so are the seeds of one run.
     by : str, optional
-        What rows are sorted by: ``test`` or ``val`` (of the metric that decides the best round; the
-        best first), another figure such as ``seconds``, ``run``, ``app``, or a setting such as
-        ``model.hidden``. Default: as they were named; those of one folder by ``val``.
+        Order of the rows: ``test`` or ``val`` (of the metric that decides the best round; the best
+        first), another figure such as ``seconds``, ``run``, ``app``, or a setting such as
+        ``model.hidden``. Default: as named; those of one folder by ``val``.
 
     Returns
     -------
     Comparison
-        A row for each run; the first one named, or the best by validation of the first folder, is
-        what the others are held against.
+        A row for each run. The reference is the first one named, or the best by validation of the
+        first folder.
 
     Raises
     ------
@@ -65,7 +65,6 @@ def compare(*runs: Run | Path | str, by: str | None = None) -> Comparison:
 
 
 def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
-    """Make the rows of a run, or of all runs in a folder."""
     if not path.is_dir():
         raise OutputError(f"{path}: no run; there is no such folder")
     folders = list(_runs_in(path, DEPTH))
@@ -87,7 +86,6 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
-    """Find the folders of runs, not those of the seeds in them."""
     run = Run(folder)
     if run.each != [run] or any((folder / one).is_file() for one in (RESULT, METRICS)):
         yield folder
@@ -98,7 +96,6 @@ def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _results(folder: Path, left_out: list[str]) -> dict[int, Tree]:
-    """Read the result of each seed; name what cannot be used."""
     results = {}
     for run in Run(folder).each:
         try:
@@ -122,7 +119,6 @@ def _settings(result: Tree) -> dict[str, object]:
 
 
 def _same(result: Tree) -> str:
-    """Return what runs of one row have in common."""
     return json.dumps([_settings(result), result.get("versions", {})], sort_keys=True)
 
 
@@ -146,7 +142,6 @@ def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
 
 
 def _figures(result: Tree) -> dict[str, float]:
-    """Return the figures of one seed, those of its best round by validation."""
     figures = dict[str, float]()
     metrics = metrics_of(result["config"])
     figures[f"val-{metrics[0]}"] = _number(result.get(f"best-val-{metrics[0]}"))
@@ -161,7 +156,6 @@ def _figures(result: Tree) -> dict[str, float]:
 
 
 def _baselines(results: Sequence[Tree], metric: str) -> dict[str, float]:
-    """Return the mean test metric of each baseline, where all seeds have it."""
     given = [result.get("baselines") or {} for result in results]
     means = {}
     for key in given[0]:
@@ -201,7 +195,6 @@ def _test(rows: Sequence[Tree]) -> None:
 
 
 def _judged(row: Tree) -> dict[int, object]:
-    """Return what a run is judged on, and by which metric, by seed."""
     settings = row["settings"]
     sections = ("links.",) if settings.get("task") == LINKS else ()
     result = dict[int, object]()

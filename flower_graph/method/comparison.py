@@ -47,7 +47,6 @@ class Comparison:
 
     @property
     def differing(self) -> list[str]:
-        """Settings that differ between runs that have them."""
         keys = dict.fromkeys(key for row in self.rows for key in row["settings"])
         values = {key: {_word(row["settings"].get(key, ...)) for row in self.rows} for key in keys}
         return [key for key, given in values.items() if len(given - {_word(...)}) > 1]
@@ -59,7 +58,7 @@ class Comparison:
         return [*(name for name in names if name not in COSTS), *COSTS]
 
     def sorted(self, by: str) -> Comparison:
-        """Return the same with rows in another order."""
+        """Return a copy with rows in another order."""
         words = ("run", "app", *self.differing)
         if by not in ("test", "val", *self.figures, *words):
             refuse_key(by, ["test", "val", *self.figures, *words], " (to sort by)")
@@ -71,11 +70,9 @@ class Comparison:
         return Comparison(ordered, self.left_out)
 
     def __repr__(self) -> str:
-        """Return the table as text."""
         return self.to_text()
 
     def _repr_html_(self) -> str | None:
-        """Show a table in a notebook, if pandas is there."""
         return html_of(self)
 
     @property
@@ -94,7 +91,7 @@ class Comparison:
     def to_text(self, *, all_settings: bool = False) -> str:
         """Return a table: a column for each run, or, from four runs on, a line for each.
 
-        Then at most eight settings that differ have a column, unless all are asked for.
+        A table of lines has at most eight of the settings that differ, unless all are asked for.
         """
         table = self.table(all_settings=all_settings)
         lines = table if self.is_wide else [*zip(*table, strict=True)]
@@ -104,12 +101,10 @@ class Comparison:
         return "\n".join([*(line.rstrip() for line in text), *([""] if words else []), *words])
 
     def to_json(self) -> str:
-        """Return all rows, settings and values of seeds as JSON."""
         whole = {"differing": self.differing, "runs": self.rows, "left-out": self.left_out}
         return json.dumps(plain(whole), indent=2, allow_nan=False)
 
     def to_csv(self) -> str:
-        """Return a line for each run, with means and deviations as numbers."""
         text, lines = io.StringIO(), [self._flat(row) for row in self.rows]
         writer = csv.DictWriter(text, [*dict.fromkeys(key for one in lines for key in one)])
         writer.writeheader()
@@ -117,11 +112,9 @@ class Comparison:
         return text.getvalue()
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
-        """Return a data frame with the columns of the CSV."""
         return pandas_module().DataFrame([self._flat(row) for row in self.rows])
 
     def save_picture(self, path: Path | str) -> None:
-        """Draw each run's test metric as a PNG: mean and deviation, a panel for each data set."""
         from flower_graph.report.plots.compared import Interval, plot_intervals
 
         if Path(path).suffix != ".png":
@@ -159,7 +152,7 @@ class Comparison:
         return [one_line(cell) for cell in cells]
 
     def about(self, *, all_settings: bool = False) -> list[str]:
-        """Say what the table leaves out, and what `difference` and `p` are; nothing of one run."""
+        """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""
         if len(self.rows) == 1:
             return []
         only = {k for row in self.rows for k in row["settings"]}
@@ -210,7 +203,7 @@ def _cell(value: object) -> object:
 
 
 def order(row: Tree, by: str, otherwise: float = -math.inf) -> float:
-    """Return a row's mean of a figure, or of the metric that decides; of errors less is more."""
+    """Return a row's sort key by a figure, or by the deciding metric; of errors less is more."""
     name = f"{by}-{row['metric']}" if by in ("test", "val") else by
     mean = row["figures"].get(name, {}).get("mean", math.nan)
     return merit(name.partition("-")[2], mean) if math.isfinite(mean) else otherwise
@@ -221,7 +214,6 @@ def _is_error(row: Tree) -> bool:
 
 
 def _place(values: Tree, key: str) -> tuple[bool, bool, object]:
-    """Order numbers before words, and what is missing last."""
     value = values.get(key)
     is_number = isinstance(value, int | float)
     return value is None, not is_number, value if is_number else _word(value)
@@ -232,7 +224,6 @@ def _word(value: object) -> str:
 
 
 def _short(value: object) -> str:
-    """Write a setting; of a path its last part."""
     text = value if isinstance(value, str) else _word(value)
     return Path(text).name if text.startswith("/") else text
 
@@ -251,7 +242,6 @@ def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
 
 
 def _beaten(row: Tree) -> str:
-    """Say how many baselines a run beats; name these or the others, whichever are fewer."""
     beaten, rest = row["beaten"], [key for key in row["baselines"] if key not in row["beaten"]]
     if not row["baselines"]:
         return NONE

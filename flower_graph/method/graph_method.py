@@ -52,7 +52,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         raise NotImplementedError
 
     def statistics(self, config: C, graphs: list[G]) -> PartitionStatistics:
-        """Describe the clients' graphs."""
         raise NotImplementedError
 
     def graphs(self, config: C) -> list[G]:
@@ -60,7 +59,6 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return cached_clients(self.load_graphs, config)
 
     def hosted(self, config: C, context: Context) -> tuple[list[G], RunFolder | None]:
-        """Return the graphs of one SuperNode, and their data folder, if there is one."""
         folder = client_folder(config, context)
         if folder is not None:
             return graphs_of(folder, self.graph), folder
@@ -68,22 +66,18 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return everyone[share(context, len(everyone))], None
 
     def default_supernodes(self, config: C) -> int | None:
-        """Return one SuperNode for each client if replies get noise."""
         fewest = FEWEST_PARTIES if config.strategy.distrusts else None
         return self.num_clients(config) if config.privacy.is_on else fewest
 
     def num_clients(self, config: C, folder: RunFolder | None = None) -> int:
-        """Return the number of clients."""
         return len(self.graphs(config)) if folder is None else folder.manifest.num_clients
 
     def num_classes(self, config: C, folder: RunFolder | None = None) -> int:
-        """Return the number of classes of the whole run; a client may lack one."""
         if folder is not None:
             return folder.manifest.classes
         return Clients.of(self.graphs(config)).num_classes
 
     def class_names(self, config: C, folder: RunFolder | None = None) -> Sequence[str] | None:
-        """Name the run's classes, by their numbers; None where the numbers are their names."""
         return Clients.of(self.graphs(config)).classes if folder is None else folder.class_names
 
     def as_graph(self, config: C) -> Graph:
@@ -91,28 +85,23 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return Clients.of(self.graphs(config)).as_graph()
 
     def class_counts(self, config: C) -> list[list[int]]:
-        """Count each client's labelled nodes by class, in the order of the clients' numbers."""
         from flower_graph.data.partition.statistics import class_counts
 
         return class_counts(self.graphs(config))
 
     def holdings(self, config: C) -> str:
-        """Describe in one line what the clients hold, and how many nodes train and evaluate."""
         graphs = Clients.of(self.graphs(config))
         return graphs_held(graphs, self.clients, is_cut=graphs.whole is not None)
 
     def data_form(self, config: C) -> DataForm | None:
-        """Return the form of a new graph: that of the whole graph, or of the clients' own."""
         return form_of(Clients.of(cached_clients(self.load_graphs, config)), config)
 
     def num_features(self, config: C, folder: RunFolder | None = None) -> int:
-        """Return the number of features."""
         if folder is not None:
             return folder.manifest.features
         return int(self.graphs(config)[0].x.shape[1])
 
     def baselines(self, config: C) -> Figures:
-        """Return the baselines' figures on the clients' graphs."""
         return self.baselines_of(config, self.graphs(config))
 
     def baselines_of(self, config: C, graphs: Sequence[G]) -> Figures:
@@ -120,11 +109,9 @@ class OwnGraphMethod(Method[C, S], Generic[C, S, G]):
         return client_baselines(graphs)
 
     def own_baselines(self, config: C, folder: RunFolder) -> Figures:
-        """Return the baselines of a party's clients."""
         return own_baselines(graphs_of(folder, self.graph))
 
     def partition(self, config: C, *, true_edges: bool = False) -> Partition:
-        """Partition the data into one graph for each client."""
         graphs = Clients.of(cached_clients(self.load_graphs, config))
         data = graph_data(graphs, graphs.num_classes, class_names=graphs.classes)
         figures = self.baselines_of(config, graphs)
@@ -143,8 +130,8 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
     def load_graphs(self, config: P) -> list[ClientGraph]:
         """Cut the clients' graphs out of the config's data, or read them.
 
-        By default by the config's section ``partition``, a ``PartitionSection``; if ``data.name``
-        is a folder, it has a file for each client.
+        By default by the config's section ``partition``, a ``PartitionSection``; a folder as
+        ``data.name`` has a file for each client.
         """
         folder, how = clients_path(config.data), config.partition
         ratio = self.graphless_ratio(config)
@@ -163,7 +150,6 @@ class GraphMethod(OwnGraphMethod[P, S, ClientGraph]):
         )
 
     def statistics(self, config: P, graphs: list[ClientGraph]) -> PartitionStatistics:
-        """Describe the clients' graphs."""
         # Imported here, since clients do not need it.
         from flower_graph.data.partition.statistics import client_statistics
 

@@ -1,9 +1,9 @@
 """Settings of a run, from a method's schema, YAML files and overrides.
 
-Settings come from three layers: the defaults of the method's schema
-(``config.py`` in its folder), one YAML file (and the parent that it names), and overrides such as
-``strategy.reg_weight=10``. The key ``app`` chooses the method. Keys and values that are unknown, of
-the wrong type or impossible are refused here, before data are read or a client is asked.
+Settings come from three layers: the defaults of the method's schema (``config.py`` in its folder),
+one YAML file (and the parent that it names), and overrides such as ``strategy.reg_weight=10``. The
+key ``app`` chooses the method. Keys and values that are unknown, of the wrong type or impossible
+are refused here, before data are read or a client is asked.
 """
 
 from __future__ import annotations
@@ -119,7 +119,6 @@ def load_config(
 # Cached: building takes six times as long as copying the result.
 @cache
 def _defaults(schema: type[RunConfig]) -> DictConfig:
-    """Build OmegaConf's tree of a schema, with the defaults."""
     tree: DictConfig = OmegaConf.structured(schema)
     return tree
 
@@ -181,7 +180,6 @@ def _located(settings: Tree, source: str) -> dict[str, object]:
 def _schema(
     layers: Iterable[dict[str, object]], allowed: Collection[str] | None
 ) -> type[RunConfig]:
-    """Choose the schema by the last layer that names an app."""
     app = next((layer["app"] for layer in reversed(list(layers)) if "app" in layer), DEFAULT)
     if not isinstance(app, str):
         raise ConfigError(f"app: {show(app)} is not text")
@@ -189,7 +187,6 @@ def _schema(
 
 
 def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
-    """Put the settings of the task beneath those of the layer that names it."""
     places = [place for place, (settings, _) in enumerate(layers) if "task" in settings]
     if not places:
         return [*layers]
@@ -203,7 +200,6 @@ def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
 def _lay_over(
     tree: DictConfig, settings: dict[str, object], known: dict[str, str], where: str
 ) -> None:
-    """Set values, given by dotted key, in the typed tree."""
     for key, value in settings.items():
         if key == "task" and key not in known:
             words = "this method learns the classes of nodes alone, and has no such key"
@@ -250,7 +246,7 @@ def _quickly_read(name: str) -> Tree:
 
 
 def title_of(name_or_path: str) -> str:
-    """Return a config's title; for a run's own file, the config that it was run with."""
+    """Return a config's title; for a run's own file, that of the config it was run with."""
     if not is_file_name(name_or_path):
         return name_or_path
     try:
@@ -313,23 +309,7 @@ def as_overrides(given: Mapping[str, object] | Sequence[str] | None) -> list[str
 
 
 def parse_overrides(text: str) -> list[str]:
-    """Split one string of overrides as a shell would.
-
-    Parameters
-    ----------
-    text : str
-        Such as ``"model.name=gat data.name='my graph.pt'"``.
-
-    Returns
-    -------
-    list of str
-        One ``key=value`` each; `shlex.join` is the way back.
-
-    Raises
-    ------
-    ConfigError
-        If a quotation mark is left open.
-    """
+    """Split one string such as ``"model.name=gat data.name='my graph.pt'"`` as a shell would."""
     try:
         return shlex.split(text)
     except ValueError as error:

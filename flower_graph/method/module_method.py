@@ -1,4 +1,4 @@
-"""Methods whose clients train torch modules on their own graphs, which a server combines."""
+"""Methods whose clients train torch modules on their own graphs, combined by a server."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ class ModuleFedAvg(ReportedFedAvg):
     make_module, settings
         As the clients have them.
     how, classes
-        The config's section ``strategy`` and how many numbers the module gives a node, which are
-        the classes where these are learnt, for a subclass.
+        For a subclass: the config's section ``strategy``, and how many numbers the module gives a
+        node (the classes, if classes are learnt).
     kinds
-        Classes of what is measured, if these are others: two of pairs of nodes.
+        Number of measured classes, if it differs: two for pairs of nodes.
     **more
         As for ``ReportedFedAvg``; the seed is the settings'.
     """
@@ -73,7 +73,6 @@ class ModuleFedAvg(ReportedFedAvg):
         self.how, self.classes, self.num_classes = how, classes, kinds or classes
 
     def first_arrays(self) -> ArrayRecord:
-        """Return the model of the first round."""
         state = first_module(self.make_module, self.settings.seed).state_dict()
         return ArrayRecord(
             {
@@ -84,11 +83,9 @@ class ModuleFedAvg(ReportedFedAvg):
         )
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         return super().fixed_settings() | self.settings._asdict()
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
-        """Turn Flower's means of what clients measured into the fields of a report."""
         return Measured.from_config(evaluated).to_report() | {"regulariser": math.nan}
 
 
@@ -124,7 +121,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     def build_strategy(
         self, config: M, out: Path | None, folder: RunFolder | None = None
     ) -> ModuleFedAvg:
-        """Build the server's half."""
         how = config.strategy
         strategy = self.strategy_class(
             self._module(config, folder),
@@ -140,7 +136,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return strategy
 
     def build_client(self, config: M, context: Context, out: Path | None) -> ModuleClient:
-        """Build the client of one SuperNode, for its share of the graphs."""
         graphs, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in graphs])
         return self.client_class(
@@ -163,7 +158,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
     def final_figures(
         self, config: M, strategy: ModuleFedAvg, folder: RunFolder | None = None
     ) -> dict[str, object]:
-        """Return the run's payload."""
         return {"bytes": strategy.payload}
 
     def _module(self, config: M, folder: RunFolder | None) -> Callable[[], nn.Module]:
@@ -174,7 +168,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return config.model.hidden if config.task == LINKS else self.num_classes(config, folder)
 
     def task(self, config: M, folder: RunFolder | None = None) -> NodeTask:
-        """Return what clients learn."""
         if config.task == VALUES:
             return ValueTask(self.scale(config, folder))
         if config.task != LINKS:
@@ -196,7 +189,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return form.scale
 
     def data_form(self, config: M) -> DataForm | None:
-        """Return the form of a new graph, with weights of edges and the scale of numbers."""
         form = super().data_form(config)
         if form is None:
             return None
@@ -217,7 +209,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return said if scale is None else scale.undo(said[:, 0])
 
     def baselines_of(self, config: M, graphs: Sequence[ClientGraph]) -> Figures:
-        """Return what baselines reach on some clients' graphs: accuracies, errors, or of links."""
         if config.task == VALUES:
             return value_baselines(graphs, config.metrics[0])
         if config.task != LINKS:
@@ -228,7 +219,6 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         return link_baselines(held, config.metrics[0])
 
     def own_baselines(self, config: M, folder: RunFolder) -> Figures:
-        """Return the baselines of a party's clients."""
         if config.task not in (LINKS, VALUES):
             return super().own_baselines(config, folder)
         return self.baselines_of(config, graphs_of(folder, self.graph))

@@ -108,8 +108,8 @@ def _no_path(key: str, instead: str) -> ConfigError:
 
 def allowed_methods(context: Context) -> frozenset[str] | None:
     """Return the modules of methods that a run may make this SuperNode import; None: any."""
-    # A run must not choose what a client's machine imports. Where Flower simulates, the machine is
-    # that of whoever started the run: clients are then actors of Ray, which no SuperNode is.
+    # A run must not choose the imports of a client's machine. In a simulation of Flower's, the
+    # clients are actors of Ray, on the machine of the person that started the run.
     given = context.node_config.get(METHODS, "")
     if not isinstance(given, str):
         raise ConfigError(
@@ -145,7 +145,6 @@ def _configuration(
 
 
 def _require_known(key: str, config: RunConfig) -> None:
-    """Refuse a key that is no setting of the method, and name those that are."""
     known, setting = known_keys(type(config)), SETTINGS[key]
     if setting in known:
         return

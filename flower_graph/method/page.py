@@ -59,24 +59,11 @@ summary { cursor: pointer; }
 
 
 def page(*runs: Run | Path | str, title: str = "") -> str:
-    """Write a page about runs.
+    """Write a page about runs, as HTML without paths of folders.
 
-    Parameters
-    ----------
-    *runs : Run, Path or str
-        As ``compare`` takes them; from two on the page begins with their comparison.
-    title : str
-        Its heading; default: the runs' names.
-
-    Returns
-    -------
-    str
-        HTML. Paths of folders are not in it.
-
-    Raises
-    ------
-    OutputError
-        If there is no finished run, or a file of one is damaged.
+    From two runs on, taken as by ``compare``, the page begins with their comparison. The default
+    title is the runs' names. ``OutputError`` if there is no finished run, or a file of one is
+    damaged.
     """
     compared = compare(*runs)
     names = [row["run"] for row in compared.rows]
@@ -137,7 +124,7 @@ def _comparison(compared: Comparison) -> list[str]:
 
 
 def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[str, ...]]:
-    """Order a comparison's columns: what came out, then settings; few runs have a column each."""
+    """Order a comparison's columns: figures, then settings; few runs have a column each."""
     settings = {*compared.differing}
     table = compared.table(all_settings=all_settings)
     columns = sorted(zip(*table, strict=True), key=lambda column: column[0] in settings)
@@ -385,7 +372,6 @@ def _results(row: Tree) -> list[Tree]:
 
 
 def _reports(row: Tree) -> list[list[RoundReport]]:
-    """Read the rounds of each seed."""
     each = [one.path / METRICS for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
     return [read_reports(path) for path in each]
 

@@ -1,8 +1,8 @@
 """The limits that a SuperNode sets to runs, whatever their config says.
 
 The run config comes from the server. So a SuperNode's own node config may set limits: the least
-noise, the fewest clients in a sum, whom it trusts, which data it reads. A run that does not keep
-them is refused by an error that names the limit; it is never answered with weaker protection.
+noise, the fewest clients in a sum, the trust in the server, the data that it reads. A run beyond a
+limit is refused by an error that names the limit; it is never answered with weaker protection.
 """
 
 from __future__ import annotations
@@ -139,13 +139,7 @@ class Permits:
         )
 
     def check(self, config: RunConfig) -> None:
-        """Refuse a run that does not keep a limit; ``RefusedError`` names the limit.
-
-        Parameters
-        ----------
-        config : RunConfig
-            The settings of the run, from the server.
-        """
+        """Refuse a run that does not keep a limit; ``RefusedError`` names the limit."""
         self._check_noise(config)
         form, how = PLAIN, config.strategy
         if not config.sends_singly:
@@ -170,7 +164,6 @@ class Permits:
         return USUAL_DELTA if self.most_delta is None and self.most_epsilon else self.most_delta
 
     def lines(self) -> list[str]:
-        """Describe the limits in words, a line for each key."""
         noise = {
             MOST_EPSILON: (self.most_epsilon, "a budget of at most {:g} for the whole run"),
             LEAST_NOISE: (self.least_noise, "noise of at least {:g} times the sensitivity"),

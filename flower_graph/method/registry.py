@@ -3,6 +3,7 @@
 ``app`` names, in this order, a method of this package, one whose file was given (``--app FILE``),
 one that an installed package announces by the entry-point group ``flower_graph.methods``, or a
 module of another package (``package.module``).
+
 Names and module strings only: a process that answers one message imports one method.
 """
 
@@ -34,7 +35,7 @@ def known_apps() -> tuple[str, ...]:
 
 
 def describe_app(app: str) -> str:
-    """Return the first sentence of a method's module; of one that is announced, its module."""
+    """Return the first sentence of a method's module; for an announced method, its module."""
     if app not in SHIPPED:
         return f"of an installed package: {announced()[app]}"
     # Read, not imported: importing all methods would take seconds.
@@ -103,13 +104,11 @@ def give_file(path: Path) -> str:
 
 
 def _shipped(app: str) -> tuple[str, str]:
-    """Return module and name of a shipped schema."""
     module, _, name = SHIPPED[app].partition(":")
     return f"flower_graph.strategies.{module}", name
 
 
 def _read(app: str, name: str, *, is_announced: bool) -> Method[RunConfig, RoundLoop]:
-    """Read METHOD of a foreign module."""
     from flower_graph.method.base import Method
 
     module = _import(app, name, is_announced=is_announced)
@@ -123,7 +122,6 @@ def _read(app: str, name: str, *, is_announced: bool) -> Method[RunConfig, Round
 
 
 def _import(app: str, name: str, *, is_announced: bool) -> ModuleType:
-    """Import a foreign module; raise if there is none."""
     if not is_announced and not all(part.isidentifier() for part in name.split(".")):
         raise _unknown(app)
     try:

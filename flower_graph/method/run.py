@@ -58,7 +58,7 @@ class Run:
         The folder.
     seeds : dict of int to Run
         The run of each seed, by the seed and not by its place: after ``seed=(3, 4)`` ``seeds[3]``
-        and ``seeds[4]``; of a single run this one by its own seed.
+        and ``seeds[4]``; a single run has itself by its own seed.
     """
 
     def __init__(self, path: Path | str, trust: Trust = NOBODY, *, is_one: bool = False) -> None:
@@ -68,12 +68,10 @@ class Run:
         self._several = {seed: Run(one, trust, is_one=True) for seed, one in folders.items()}
 
     def __repr__(self) -> str:
-        """Name the folder."""
         return f"Run({str(self.path)!r})"
 
     @property
     def seeds(self) -> dict[int, Run]:
-        """The run of each seed."""
         return self._several or {self.config.seed: self}
 
     @property
@@ -109,22 +107,10 @@ class Run:
     # What it left
 
     def predictions(self, client: int | None = None) -> Predictions:
-        """Return the predictions for the nodes.
+        """Return the predictions for the nodes, a row for each node of each client.
 
-        Parameters
-        ----------
-        client : int, optional
-            Of this client alone; default: of all that are here.
-
-        Returns
-        -------
-        Predictions
-            Arrays with a row for each node of each client.
-
-        Raises
-        ------
-        OutputError
-            If there are none, of this client none, or a file is damaged.
+        By default of all clients that are here. ``OutputError`` if there are none, of this client
+        none, or a file is damaged.
         """
         return self._rows(Predictions, read_predictions, client)
 
@@ -142,21 +128,9 @@ class Run:
     def model(self, client: int | None = None) -> nn.Module:
         """Build a client's model, a plain module of PyG's layers, in evaluation mode.
 
-        Parameters
-        ----------
-        client : int, optional
-            Whose; needed where models differ. A server that has a model is None.
-
-        Returns
-        -------
-        torch.nn.Module
-            Called as ``model(x, edge_index)``, with features as the run treated them
-            (``run.data.treatment.apply(x)``).
-
-        Raises
-        ------
-        OutputError
-            If there is none, of this client none, or a file is damaged.
+        ``client`` is needed if models differ; None for a server's model. The module is called as
+        ``model(x, edge_index)``, with features as the run treated them
+        (``run.data.treatment.apply(x)``). ``OutputError`` as of ``predictions``.
         """
         saved, client = self.saved(client)
         return build_module(saved, client)
@@ -194,7 +168,7 @@ class Run:
         edge_index : Tensor or ndarray, optional
             ``[2, e]`` edges, in one direction or both; None if they are not known.
         client : int, optional
-            Whose model; needed if models differ.
+            The client whose model predicts; needed if models differ.
         edge_weight : Tensor or ndarray, optional
             ``[e]``, if the run's edges have weights; by default 1.
 
@@ -228,14 +202,12 @@ class Run:
     # Helpers
 
     def _one(self) -> Run:
-        """Return this run; refuse to choose among several seeds."""
         if self._several:
             one = f"seed-{min(self._several)}"
             raise OutputError(f"{self.path}: runs of several seeds; name one, such as {one} in it")
         return self
 
     def _rows(self, kind: type[T], read: Callable[[Path], T | None], client: int | None) -> T:
-        """Read one kind of file, of all clients that are here or of one."""
         what = "links" if kind is KnownLinks else kind.__name__.lower()
         parts = [joined for one in self._places if (joined := read(one)) is not None]
         if not parts:
@@ -259,7 +231,7 @@ class Run:
 
     @cached_property
     def _places(self) -> list[Path]:
-        """List the folders with predictions or models: the server's and each SuperNode's."""
+        """The folders with predictions or models: the server's and each SuperNode's."""
         clients = self._one().path / CLIENTS
         return [self.path, *sorted(one for one in clients.glob("*") if one.is_dir())]
 
@@ -298,7 +270,6 @@ class Run:
 
     @property
     def clients(self) -> list[int]:
-        """Clients whose models are here; -1 is the server."""
         return [number for one in self._models for number in one.clients]
 
     @property
@@ -308,7 +279,6 @@ class Run:
 
     @property
     def _is_one_model(self) -> bool:
-        """Whether all clients have the same weights."""
         first = self._models[0].shared
         return all(
             not one.own
@@ -319,7 +289,6 @@ class Run:
         )
 
     def _why_none(self) -> str:
-        """Return why something is missing, as far as the settings tell."""
         try:
             save, task = self.config.save, getattr(self.config, "task", NODES)
         except (OutputError, ValueError):
@@ -334,20 +303,15 @@ class Run:
 
 
 def load_run(path: Path | str, *, trust: bool | Trust = False) -> Run:
-    """Read the outputs of a run.
+    """Read the outputs of a run; its files are read on demand.
 
     Parameters
     ----------
     path : Path or str
-        The output folder of a run, or of several seeds; or a folder in which a SuperNode keeps what
-        its clients have, such as ``<data-folder>/outputs/<run>``.
+        The output folder of a run, or of several seeds; or a folder of a SuperNode's outputs, such
+        as ``<data-folder>/outputs/<run>``.
     trust : bool
         Whether its files may name code that you do not have; each import is logged first.
-
-    Returns
-    -------
-    Run
-        Its files are read on demand.
 
     Raises
     ------

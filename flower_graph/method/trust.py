@@ -72,7 +72,7 @@ class TrustSection(StrategySection):
 
 @dataclass
 class OpenedSums(TrustSection):
-    """The section of those whose server opens the sums, and so could compare two of them."""
+    """The section for methods whose server opens the sums, and so could compare two of them."""
 
     least_holders: int = setting(
         LEAST_HOLDERS,
@@ -88,7 +88,6 @@ class OpenedSums(TrustSection):
     )
 
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
-        """Refuse settings with which a deviating server could read clients' data."""
         super().refuse_trust(readable)
         if self.differ_by != USUAL_DIFFERENCE and not self.distrusts:
             raise ConfigError(

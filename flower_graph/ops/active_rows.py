@@ -1,11 +1,10 @@
-"""Active rows: one linear map per user, stored only where the user's features are not zero.
+"""Active rows: a linear map a user, stored only where the user's features are not zero.
 
 A user's first layer is ``x_i W_i``. A row of ``W_i`` whose feature is zero in ``x_i`` never touches
-the output and receives no gradient from it, so leaving it out changes no output, for any optimiser
-that works element by element. On Cora this turns 2,708 matrices of 1433 x 16 into 49,216 rows.
+the output and gets no gradient, so leaving it out changes no output of any elementwise optimiser.
+On Cora this turns 2,708 matrices of 1433 x 16 into 49,216 rows.
 
-Rows of all users lie one behind the other, user by user. A bias is one more feature whose value
-is 1 for everybody.
+The users' rows are concatenated. A bias is a further feature with value 1 for every user.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class ActiveRows(NamedTuple):
 
     @property
     def num_users(self) -> int:
-        """Number of users."""
         return self.ptr.numel() - 1
 
     @property
@@ -46,14 +44,14 @@ class ActiveRows(NamedTuple):
         return self.owners(slice(0, self.num_users), self.feature.numel())
 
     def owners(self, users: slice, count: int) -> Tensor:
-        """Return the user that owns each row of some users, int32, who have so many rows."""
+        """Return the user that owns each row of ``users``, int32; ``count`` rows in all."""
         numbers = torch.arange(users.start, users.stop, dtype=torch.int32, device=self.ptr.device)
         counts = self.ptr[users.start : users.stop + 1].diff()
         # Without the size a GPU would have to be waited for.
         return numbers.repeat_interleave(counts, output_size=count)
 
     def blocks(self, most: int) -> list[tuple[slice, slice]]:
-        """Cut users into parts of about so many rows: give the users and the rows of each."""
+        """Cut users into parts of about ``most`` rows: the users and the rows of each part."""
         n, rows = self.num_users, self.feature.numel()
         if rows <= most:
             return [(slice(0, n), slice(0, rows))] if rows else []
@@ -63,7 +61,6 @@ class ActiveRows(NamedTuple):
         return [(local, part) for local, part in every if part.start < part.stop]
 
     def to(self, device: torch.device) -> ActiveRows:
-        """Return the same rows on another device."""
         ptr, feature, value = (tensor.to(device) for tensor in self[:3])
         return ActiveRows(ptr, feature, value, self.num_features)
 
@@ -178,7 +175,7 @@ def adam_(
 def _step(
     tensors: Sequence[Tensor], count: Tensor, learning_rate: float, weight_decay: float
 ) -> None:
-    """Take the same step to the bit, row by row with a count of each."""
+    """Take the bit-identical step row by row, with a step count of each row."""
     weight, grad, exp_avg, exp_avg_sq = tensors  # [r, h] each; count [r, 1]
     grad.add_(weight, alpha=weight_decay)
     exp_avg.lerp_(grad, 1 - BETAS[0])

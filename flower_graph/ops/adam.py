@@ -1,7 +1,6 @@
-"""Adam for a model's parameters, and for rows that many clients own with a step count of each.
+"""Adam for a model's parameters, and for rows of many clients with a step count each.
 
-``torch.optim.Adam`` does the same as the first, but it imports PyTorch's compiler, which takes
-longer than many a run.
+``torch.optim.Adam`` imports PyTorch's compiler, which takes longer than many a run.
 """
 
 from __future__ import annotations
@@ -79,12 +78,12 @@ def fused_step_(
 
 
 class Adam:
-    """``torch.optim.Adam`` with its defaults: the same numbers, and a state that either can load.
+    """``torch.optim.Adam`` with its defaults: the same numbers, and interchangeable states.
 
     Parameters
     ----------
     parameters : iterable of Tensor
-        What is trained.
+        The parameters to train.
     lr : float
         Step size; it may change between two steps.
     weight_decay : float
@@ -99,13 +98,11 @@ class Adam:
         self.state: dict[int, dict[str, Tensor]] = {}  # by the place of the parameter
 
     def zero_grad(self) -> None:
-        """Forget all gradients."""
         for parameter in self.parameters:
             parameter.grad = None
 
     @torch.no_grad()
     def step(self) -> None:
-        """Take one step for every parameter that has a gradient."""
         moved = {n: each for n, each in enumerate(self.parameters) if each.grad is not None}
         for number, parameter in moved.items():
             if number not in self.state:
@@ -124,14 +121,13 @@ class Adam:
         )
 
     def state_dict(self) -> dict[str, object]:
-        """Return everything that lasts between steps, as ``torch.optim.Adam`` does."""
+        """Return the state in the form of ``torch.optim.Adam``."""
         group = {"lr": self.lr, "betas": BETAS, "eps": EPS, "weight_decay": self.weight_decay}
         group |= _OPTIONS | {"params": list(range(len(self.parameters)))}
         return {"state": {n: dict(each) for n, each in self.state.items()}, "param_groups": [group]}
 
     # Any: as PyTorch's optimisers have it
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned."""
         (group,) = state["param_groups"]
         if len(group["params"]) != len(self.parameters):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Graph attention without its linear map: what the server of a split GAT computes.
+"""Graph attention without its linear map: the server's part of a split GAT.
 
 The users hold the map ``x'_i = W_i x_i``; scores, softmax and the weighted sum over neighbours
 need only ``x'`` and the graph (nFedGNN, appendix D; Velickovic et al., 2018, equations 1 to 4).
@@ -99,7 +99,6 @@ class _WeightedSum(torch.autograd.Function):
 
 
 def _per_head(ptr: Tensor, col: Tensor, alpha: Tensor, x: Tensor) -> Tensor:
-    """Multiply one sparse matrix per head, ``[n, heads, h]``."""
     n, heads, _ = x.shape
     col = col.to(torch.int32)
     out = torch.empty_like(x)

@@ -1,4 +1,4 @@
-"""What a formula's forward pass leaves to its backward pass."""
+"""The context between a formula's forward and backward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch.autograd.function import FunctionCtx
 
 
 class Saved(FunctionCtx):
-    """PyTorch's context, with the attributes that it gives the backward pass."""
+    """PyTorch's context, with the attributes of the backward pass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]

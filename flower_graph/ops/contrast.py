@@ -5,9 +5,9 @@ cosine similarity ``s`` (FedSCem, equation 9):
 
 ``l_j = -log(exp(s(z_j, z~_j) / tau) / sum_k exp(s(z_j, k) / tau))``
 
-where ``k`` runs over the client's local embeddings but ``z_j`` itself, and over all its shared
-ones, ``z~_j`` included. No client meets another one's nodes, and a large client's matrix of
-similarities is made a block at a time.
+where ``k`` runs over the client's local embeddings except ``z_j``, and over all its shared ones,
+including ``z~_j``. Clients are never compared with each other. A large client's similarities are
+computed block by block.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _by_gram(h: Tensor, gram: Tensor, ptr: list[int]) -> tuple[Tensor, Tensor, T
 
 
 class _Gram(torch.autograd.Function):
-    """``V V^T`` of a batch of matrices; autograd would take two products back where one does."""
+    """``V V^T`` of a batch of matrices; autograd would need two products back instead of one."""
 
     @staticmethod
     def forward(ctx: Saved, rows: Tensor) -> Tensor:
@@ -102,8 +102,6 @@ class _Lengths(Saved):
 
 
 class _NTXent(torch.autograd.Function):
-    """The losses and their gradients in one pass."""
-
     # Autograd would keep every client's matrix of similarities until the backward pass. Anchors
     # come apart from the local embeddings they belong to: with a Gram matrix, only they are times
     # ``G``.

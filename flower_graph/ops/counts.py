@@ -1,8 +1,7 @@
-"""Counts of right and wrong predictions, which add up over clients, and the metrics of their sums.
+"""Counts of right and wrong predictions, which add up over clients, and their metrics.
 
-Figures such as macro-F1 are no means of clients' figures: they need the counts of all clients
-together. A client counts once, sums of counts stay counts, and whoever has the sum of all knows the
-metric of the pooled predictions.
+Macro-F1 and similar figures are no means of the clients' figures: they need the counts of all
+clients. The sum of all clients' counts gives the metric of the pooled predictions.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOST_ODDS, FINEST = 30.0, 0.01
 
 @dataclass(frozen=True)
 class Counts:
-    """How often what was predicted, in ``r`` roles (training, validation, test) and ``k`` classes.
+    """Counts of predictions in ``r`` roles (training, validation, test) and ``k`` classes.
 
     Attributes
     ----------
@@ -36,7 +35,7 @@ class Counts:
         ``[r, k, 2, BINS]`` int64, nodes by role, class, whether the label is another or this one,
         and bin of the probability of this class.
     ranks : Tensor or None
-        ``[r, 4]`` int64, of pairs of nodes what ``ops.links.rank_counts`` counts.
+        ``[r, 4]`` int64, for pairs of nodes: the output of ``ops.links.rank_counts``.
     """
 
     confusion: Tensor
@@ -45,12 +44,10 @@ class Counts:
 
     @property
     def parts(self) -> list[Tensor]:
-        """What is counted."""
         every = self.confusion, self.histograms, self.ranks
         return [part for part in every if part is not None]
 
     def __add__(self, other: Counts) -> Counts:
-        """Add the counts of others, of whom the same is counted."""
         pairs = zip(self.parts, other.parts, strict=True)
         return Counts(*(one + two for one, two in pairs))
 
@@ -68,7 +65,7 @@ class Counts:
         ranks: bool = False,
         roles: int = 3,
     ) -> Counts:
-        """Read ``flat`` back; ``ValueError`` where these cannot be counts of one set of nodes."""
+        """Read the output of ``flat``; ``ValueError`` if no set of nodes can have these counts."""
         shapes = _shapes(classes, histograms, ranks, roles)
         sizes = [math.prod(shape) for shape in shapes]
         if values.numel() != sum(sizes) or bool((values < 0).any()):
@@ -86,7 +83,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Errors:
-    """How far numbers that were predicted are off, in ``r`` roles.
+    """Errors of predicted numbers, in ``r`` roles.
 
     Attributes
     ----------
@@ -97,7 +94,6 @@ class Errors:
     sums: Tensor
 
     def __add__(self, other: Errors) -> Errors:
-        """Add the errors of others."""
         return Errors(self.sums + other.sums)
 
     def flat(self) -> Tensor:
@@ -106,7 +102,7 @@ class Errors:
 
     @classmethod
     def of_flat(cls, values: Tensor, *, roles: int = 3) -> Errors:
-        """Read ``flat`` back; ``ValueError`` where these cannot be errors of some nodes."""
+        """Read the output of ``flat``; ``ValueError`` if no nodes can have these errors."""
         if values.numel() != roles * ERROR_SUMS:
             raise ValueError(f"errors: {values.numel()} numbers, not {roles * ERROR_SUMS}")
         sums = values.double().view(roles, ERROR_SUMS)
@@ -136,7 +132,6 @@ class Errors:
 
 
 def _shapes(classes: int, histograms: bool, ranks: bool, roles: int) -> list[tuple[int, ...]]:
-    """Return the shapes of what is counted; ranks come with histograms only."""
     every = [(roles, classes, classes), (roles, classes, 2, BINS), (roles, RANKS)]
     return every[: 1 + histograms + ranks]
 
@@ -154,18 +149,18 @@ def count(
     histograms: bool,
     ranks: bool = False,
 ) -> Counts:
-    """Count what was predicted.
+    """Count predictions.
 
     Parameters
     ----------
     logits : Tensor
         ``[n, k]``.
     y : Tensor
-        ``[n]`` labels; nodes without one are below 0 and not counted.
+        ``[n]`` labels; nodes without a label are below 0 and not counted.
     masks : mapping
         ``[n]`` bool, the nodes of each role, in the order of the roles.
     histograms, ranks : bool
-        Whether the AUC is asked for, too; and, of pairs of nodes, how edges (class 1) are ranked.
+        Whether to add the histograms for the AUC, and the ranks of edges (class 1) for pairs.
 
     Returns
     -------
@@ -192,7 +187,7 @@ def confusion_of(predicted: Tensor, y: Tensor, chosen: Sequence[Tensor], classes
 
 
 def bins_of(logits: Tensor) -> Tensor:
-    """Return the bin of each class's probability, ``[n, k]``; a higher one has a higher bin."""
+    """Return the bin of each class's probability, ``[n, k]``; higher for a higher probability."""
     classes = logits.shape[1]
     share = logits.double().log_softmax(1)
     # Odds against an even guess; rounding may bring a share to 1.
@@ -215,7 +210,8 @@ def macro_f1(confusion: Tensor) -> float:
     Parameters
     ----------
     confusion : Tensor
-        ``[k, k]`` nodes by label and prediction. A class that is neither is left out.
+        ``[k, k]`` nodes by label and prediction. Classes without a label or prediction are left
+        out.
     """
     right = confusion.diagonal().double()
     either = (confusion.sum(0) + confusion.sum(1)).double()
@@ -223,7 +219,7 @@ def macro_f1(confusion: Tensor) -> float:
 
 
 def balanced_accuracy(confusion: Tensor) -> float:
-    """Return the mean over the classes that are there of the share that is right."""
+    """Return the mean accuracy over the classes that occur."""
     # confusion [k, k]
     nodes = confusion.sum(1).double()
     return _mean_where(confusion.diagonal().double() / nodes, nodes > 0)
@@ -235,9 +231,8 @@ def auc(histograms: Tensor) -> float:
     Parameters
     ----------
     histograms : Tensor
-        ``[k, 2, BINS]`` nodes by class, whether the label is another or this one, and bin of the
-        probability of this class. Nodes of one bin count as tied; a class without nodes of one of
-        the two kinds is left out.
+        ``[k, 2, BINS]`` nodes by class, whether the label is another or this one, and bin of this
+        class's probability. Nodes of one bin are tied. A class with one kind of nodes is left out.
     """
     others, own = histograms.double().unbind(1)  # [k, BINS] each
     below = others.cumsum(1) - others

@@ -1,6 +1,7 @@
-"""Dropout of large matrices, to the bit as PyTorch's: it keeps bits where that keeps floats.
+"""Dropout of large matrices, bit-identical to PyTorch's, with less memory.
 
-On a CPU PyTorch leaves a float32 matrix of noise to the backward pass, for each dropout.
+On a CPU PyTorch keeps a float32 matrix for the backward pass of each dropout; this keeps one byte,
+or nothing, a number.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def relu_dropout_(x: Tensor, rate: float, *, training: bool) -> Tensor:
 
 
 class _Dropout(torch.autograd.Function):
-    """Leaves a bit of each number to the backward pass; a byte, since PyTorch has no bits."""
+    """Keeps a byte of each number for the backward pass, since PyTorch has no bits."""
 
     @staticmethod
     def forward(ctx: _Scaled, x: Tensor, rate: float) -> Tensor:
@@ -46,7 +47,7 @@ class _Dropout(torch.autograd.Function):
 
 
 class _ReluDropout(torch.autograd.Function):
-    """Leaves its result alone to the backward pass: above 0 is what neither of the two took."""
+    """Keeps only its result for the backward pass: positive entries passed both steps."""
 
     @staticmethod
     def forward(ctx: _Scaled, x: Tensor, rate: float) -> Tensor:
@@ -63,6 +64,6 @@ class _ReluDropout(torch.autograd.Function):
 
 
 def _drawn(x: Tensor, rate: float) -> tuple[Tensor, float]:
-    """Draw which numbers stay, from the global generator, and what they are multiplied by."""
+    """Draw the numbers that stay, from the global generator, and return their factor."""
     kept = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - rate)
     return kept, torch.ones((), dtype=x.dtype).div_(1 - rate).item()

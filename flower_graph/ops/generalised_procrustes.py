@@ -20,7 +20,7 @@ from flower_graph.ops.procrustes import (
 
 
 class Consensus(NamedTuple, Generic[Embeddings]):
-    """The reference space and each client's way to it and back.
+    """The reference space, and each client's map to it and back.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Consensus(NamedTuple, Generic[Embeddings]):
         ``[m, u, d]`` the reference in each client's space, ``X'_i = R W_i^T``; zero where a client
         does not hold the node.
     change : float
-        How far the reference of the shared nodes moved in the last iteration, relative to its size.
+        The last iteration's move of the reference of shared nodes, relative to its size.
     """
 
     reference: Embeddings
@@ -42,8 +42,6 @@ class Consensus(NamedTuple, Generic[Embeddings]):
 
 
 class _Clients(NamedTuple):
-    """All clients' embeddings, and what of them bears on the alignment."""
-
     side: Tensor  # [u, m * d] as ``columns`` gives it
     given: Tensor  # the same in the dtype of what was given
     held: Tensor  # [m, u] float64
@@ -65,10 +63,10 @@ def consensus(
     """Bring all clients' embeddings to one reference space, with one map for each client.
 
     The reference begins as the embeddings of the client with the most nodes, the first of several.
-    Then, again and again, every client is mapped to the reference, and the reference becomes the
-    mean: ``sum_i ||X_i W_i - R||^2`` over the nodes held never grows. A node that one client alone
-    holds bears on no map. Clients that no chain of common nodes connects have references of their
-    own, which share the array and no space. Time and memory grow with ``m``.
+    Each iteration maps every client to the reference, and makes the reference their mean:
+    ``sum_i ||X_i W_i - R||^2`` over the nodes held never grows. Nodes of a single client affect no
+    map. Groups of clients without a chain of common nodes have separate references, which share the
+    array but no space. Time and memory grow with ``m``.
 
     Parameters
     ----------
@@ -79,9 +77,9 @@ def consensus(
     rotations_only : bool
         Whether to leave out reflections.
     iterations : int
-        How often the reference moves at most, at least 1.
+        The most iterations, at least 1.
     tolerance : float
-        The change, relative to the reference's size, at which it has settled, at least 0.
+        The change, relative to the reference's size, at which to stop, at least 0.
 
     Returns
     -------
@@ -112,7 +110,7 @@ def consensus(
 
 
 def _settled(clients: _Clients, iterations: int, tolerance: float) -> tuple[Tensor, Tensor, float]:
-    """Move the reference until it has settled; give it, the maps to it, and its last change."""
+    """Iterate until the reference settles; return it, the maps to it, and its last change."""
     before = _first_reference(clients)
     product = _products(before, clients, clients.side)
     maps = _maps_to(before, product, clients)
@@ -132,7 +130,7 @@ def _settled(clients: _Clients, iterations: int, tolerance: float) -> tuple[Tens
 
 
 def _lengths(move: Tensor, reference: Tensor, clients: _Clients) -> tuple[float, float]:
-    """Return how far the reference moved and how long it is, over the shared nodes."""
+    """Return the move and the length of the reference, over the shared nodes."""
     moved, size = (float((part * clients.shared).norm()) for part in (move, reference))
     return moved, size
 
@@ -163,7 +161,7 @@ def _mean(maps: Tensor, clients: _Clients, side: Tensor, joined: Tensor | None =
 
 
 def _first_reference(clients: _Clients) -> Tensor:
-    """Build a reference from one client, those who share nodes with it, with these, and so on."""
+    """Build a reference from one client, then the clients that share nodes with it, and so on."""
     held, dimension = clients.held, clients.side.shape[1] // len(clients.held)
     maps = torch.eye(dimension).to(held).repeat(len(held), 1, 1)
     joined, nodes = held.new_zeros(len(held)), held.sum(1)
@@ -175,7 +173,7 @@ def _first_reference(clients: _Clients) -> Tensor:
             maps[near] = _maps_to(reference, product, clients)[near]
             joined[near] = 1
             reference = _mean(maps, clients, clients.side, joined)
-        else:  # at the beginning, and where nobody is left who shares a node
+        else:  # at the beginning, and if no client is left that shares a node
             first = int((nodes * (1 - joined)).argmax())
             joined[first] = 1
             reference = reference + clients.side.view(len(reference), -1, dimension)[:, first]

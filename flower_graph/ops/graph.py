@@ -29,7 +29,7 @@ class Adjacency(NamedTuple):
 
 
 class SortedEdges(NamedTuple):
-    """Edges of an undirected graph by source, then by target, in 32 bits: each in both directions.
+    """Edges of an undirected graph in both directions, by source, then target, in 32 bits.
 
     The matrices of such a graph are symmetric, and are built without sorting.
     """
@@ -39,7 +39,6 @@ class SortedEdges(NamedTuple):
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes."""
         return self.ptr.numel() - 1
 
     @property
@@ -49,7 +48,6 @@ class SortedEdges(NamedTuple):
         return torch.stack([node.repeat_interleave(self.ptr.diff()), self.other.long()])
 
     def to(self, device: torch.device) -> SortedEdges:
-        """Return the same edges on another device."""
         return SortedEdges(self.ptr.to(device), self.other.to(device))
 
     def among(self, kept: Tensor) -> SortedEdges:
@@ -70,7 +68,7 @@ class SortedEdges(NamedTuple):
 
 
 def sorted_edges(edge_index: Tensor, n: int) -> SortedEdges | None:
-    """Bring an undirected graph's edges into 32 bits, if they are sorted; else return None."""
+    """Return an undirected graph's edges in 32 bits; None if they are not sorted."""
     # edge_index [2, e]
     source, target = edge_index
     same, ascends = source[1:] == source[:-1], target[1:] > target[:-1]
@@ -109,12 +107,12 @@ def adjacency(edge_index: Tensor, value: Tensor, n: int) -> Adjacency:
 
 
 def values_at(edges: Tensor, known: Tensor, value: Tensor, n: int) -> Tensor:
-    """Look up the values of some edges among those of all.
+    """Look up the values of some edges among all edges.
 
     Parameters
     ----------
     edges
-        int64 ``[2, m]``, each among the known ones.
+        int64 ``[2, m]``, each among the known edges.
     known, value
         ``[2, e]`` in any order, and ``[e]``.
     n
@@ -179,7 +177,7 @@ def _replace(matrix: Tensor, first: int, block: Tensor) -> Tensor:
 
 
 def leading_block(graph: Adjacency, n: int) -> Adjacency:
-    """Return the first block of a block-diagonal graph, of as many nodes."""
+    """Return the first block, of ``n`` nodes, of a block-diagonal graph."""
 
     def cut(matrix: Tensor) -> Tensor:
         ptr = matrix.crow_indices()[: n + 1]
@@ -211,7 +209,6 @@ def weighted_sums(index: Tensor, ptr: Tensor, value: Tensor, rows: Tensor) -> Te
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
-    """Return ``matrix @ x``."""
     if x.shape[1] >= WIDE and x.device.type == "cpu" and x.dtype == torch.float32:
         return weighted_sums(matrix.col_indices(), matrix.crow_indices(), matrix.values(), x)
     # The operator would clear and copy the result first.
@@ -243,7 +240,7 @@ class _Parts(Saved):
 
 
 class _PartProduct(torch.autograd.Function):
-    """Some rows of ``A @ x``, to the bit those of the whole; the others are not to be used."""
+    """Some rows of ``A @ x``, bit-identical to the full product; the others are undefined."""
 
     @staticmethod
     def forward(ctx: _Parts, x: Tensor, matrix: Tensor, transpose: Tensor, rows: Tensor) -> Tensor:
@@ -261,7 +258,7 @@ class _PartProduct(torch.autograd.Function):
 
 
 def _part_of_product(matrix: Tensor, rows: Tensor, x: Tensor) -> Tensor:
-    """Compute some rows of ``matrix @ x``, zeros in the others; or all, if they are not few."""
+    """Compute some rows of ``matrix @ x``, zeros elsewhere; all rows if they are not few."""
     if not _is_few(matrix, rows):
         return _product(matrix, x)
     # rows [m]; every entry of a row counts, 0 or not: the order of its sum is the whole product's
@@ -273,7 +270,7 @@ def _part_of_product(matrix: Tensor, rows: Tensor, x: Tensor) -> Tensor:
 
 
 def _entries(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the places of some rows' entries, and where each row of them begins."""
+    """Return the positions of some rows' entries, and where each row begins among these."""
     first = matrix.crow_indices()
     count = (first[rows + 1] - first[rows]).long()
     ptr = torch.cat([count.new_zeros(1), count.cumsum(0)])
@@ -282,7 +279,7 @@ def _entries(matrix: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_few(matrix: Tensor, rows: Tensor) -> bool:
-    """Whether rows have a small part of a large matrix's entries."""
+    """Whether the rows have a small part of a large matrix's entries."""
     first, size = matrix.crow_indices(), matrix.values().numel()
     return size > SMALL and FEW * int((first[rows + 1] - first[rows]).sum()) <= size
 
@@ -298,7 +295,7 @@ def columns_of(matrix: Tensor, rows: Tensor) -> Tensor | None:
 
 
 def propagate(graph: Adjacency, x: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Sum the neighbours' vectors, weighted by the matrix; for some rows, the others not to use."""
+    """Sum the neighbours' vectors, weighted by the matrix; with ``rows``, of these only."""
     # x [n, h], rows [m]
     x = x.contiguous()
     if rows is None:
@@ -307,7 +304,7 @@ def propagate(graph: Adjacency, x: Tensor, rows: Tensor | None = None) -> Tensor
 
 
 class LaplacianTerm(NamedTuple):
-    """What ``L_reg`` needs of a graph: its edges as a matrix, and the degrees."""
+    """A graph's edges as a matrix, and its degrees, for ``L_reg``."""
 
     edges: Adjacency  # Every edge with weight 1
     degree: Tensor  # [n, 1] edges that end at a node plus edges that start there

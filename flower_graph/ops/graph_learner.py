@@ -1,12 +1,12 @@
-"""The graph learner of a client: from features to a graph, and how that compares with the true one.
+"""The graph learner of a client: from features to a graph, and its comparison with the true one.
 
 ``Â = P(Gen(X; φ))`` (FedGLS, equation 5). ``Gen`` encodes the features (equations 14 and 15) and
 compares the nodes (13); ``P`` keeps each node's ``k`` most similar others (16; both in
 ``similarity.py``) and makes a symmetric, normalised adjacency of them (17 and 18):
 ``σ(A) = ReLU(A)``, ``A <- (σ(A) + σ(A)^T) / 2``, ``A <- D^(-1/2) (A + I) D^(-1/2)``.
 
-The paper's k counts the node itself, whose cosine with itself is 1: here it is the self-loop of a
-GCN, the ``I``, and k counts others. The clients of a cohort lie one behind the other.
+The paper's k counts the node itself, whose cosine with itself is 1. Here the ``I`` is that
+self-loop, and k counts other nodes. The clients of a cohort are concatenated.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def mlp_encode(x: Adjacency, first: Tensor, rest: Tensor, ptr: list[int]) -> Ten
 
 
 class Pattern(NamedTuple):
-    """Where a learned graph has entries, and which kept similarity is in each."""
+    """Where a learned graph has entries, and the kept similarity in each."""
 
     # [2, 2nk + n] row and column, sorted by row, then by column. Every kept pair is there in both
     # directions, so twice in each if the two keep each other; and all self-loops
@@ -75,7 +75,7 @@ def symmetric_pattern(neighbours: Tensor) -> Pattern:
 
 
 def entries_of(values: Tensor, pattern: Pattern, loops: float) -> Tensor:
-    """Take each entry's kept value; self-loops have one of their own."""
+    """Return each entry's kept value; self-loops have the value ``loops``."""
     # values [n, k]
     return F.pad(values, (0, 1), value=loops).reshape(-1).index_select(0, pattern.kept)
 
@@ -146,7 +146,7 @@ def edge_agreement(learned: Tensor, true: Tensor, y: Tensor, ptr: list[int]) -> 
     owner = torch.arange(clients, device=y.device).repeat_interleave(sizes)
 
     def count(edges: Tensor, place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Count edges by client, those between nodes with labels, and with the same."""
+        """Count edges by client: all, those between labelled nodes, and those of equal labels."""
         one, other = y.index_select(0, edges[0]), y.index_select(0, edges[1])
         is_labelled = (one >= 0) & (other >= 0)
         kind = 3 * place + is_labelled + (is_labelled & (one == other))

@@ -1,8 +1,8 @@
 """Products and sums of ragged groups of rows, each group with its own weights.
 
-The rows of all groups lie one behind the other; group ``g`` owns rows ``ptr[g]`` to
-``ptr[g + 1]``. Padding to the largest group would cost more than the loop: ego-networks differ in
-size by a factor of a hundred.
+The rows of all groups are concatenated; group ``g`` owns rows ``ptr[g]`` to ``ptr[g + 1]``. Padding
+to the largest group would cost more than the loop: ego-networks differ in size by a factor of a
+hundred.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flower_graph.ops.context import Saved
 
 @contextmanager
 def one_thread(small: bool) -> Iterator[None]:
-    """Compute on one thread inside the block if its pieces are small, such as several groups'."""
+    """Compute on one thread inside the block if its pieces are small."""
     # A product of one ego-network takes microseconds, as long as waking a thread does: two threads
     # take up to three times as long. A single group may be large, and keeps all threads.
     before = torch.get_num_threads()

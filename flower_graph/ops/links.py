@@ -1,4 +1,4 @@
-"""Links as examples: held-out edges, pairs without an edge, what says that two nodes are linked.
+"""Links as examples: held-out edges, pairs without an edge, and scores of pairs.
 
 An undirected edge is a pair ``(u, v)`` with ``u < v``. In sums and sets it is the number
 ``u n + v``, so that pairs can be sorted and looked up.
@@ -25,12 +25,12 @@ class LinkSplit:
     Attributes
     ----------
     messages : Tensor
-        ``[2, e]`` the training edges, both directions: what a network passes messages over while it
-        trains and validates.
+        ``[2, e]`` the training edges in both directions: the network's edges for training and
+        validation.
     later : Tensor
-        ``[2, e']`` those of validation with them, for the test.
+        ``[2, e']`` training and validation edges: the network's edges for the test.
     pairs : Tensor
-        ``[2, m]`` edges, and as many pairs without one, of each role.
+        ``[2, m]`` edges, and as many pairs without an edge, of each role.
     is_edge : Tensor
         ``[m]`` bool.
     role : Tensor
@@ -52,18 +52,18 @@ def split_links(
     Parameters
     ----------
     edge_index : Tensor
-        ``[2, e]`` edges in one direction or both; self-loops are none.
+        ``[2, e]`` edges in one direction or both; self-loops are ignored.
     num_nodes : int
         Nodes, ``n``.
     val, test : float
-        Shares of the undirected edges, rounded down; what is left trains.
+        Shares of the undirected edges, rounded down; the rest is for training.
     rng : Generator
-        Draws which edges and which pairs.
+        Draws edges and pairs.
 
     Returns
     -------
     LinkSplit
-        No edge that is held out for a role is among the edges that its network passes over.
+        The network never uses an edge that is held out for the role it predicts.
     """
     edges = undirected(edge_index, num_nodes)  # [e]
     order = edges[torch.randperm(len(edges), generator=rng)]
@@ -114,7 +114,7 @@ def draw_absent(edges: Tensor, num_nodes: int, count: int, rng: torch.Generator 
     edges : Tensor
         ``[e]`` numbers of the undirected edges, ascending.
     num_nodes, count : int
-        Nodes, and pairs that are wanted.
+        Nodes, and pairs to draw.
     rng : Generator or None
         None: PyTorch's own.
 
@@ -137,7 +137,7 @@ def draw_absent(edges: Tensor, num_nodes: int, count: int, rng: torch.Generator 
 
 
 def _distinct(numbers: Tensor) -> Tensor:
-    """Keep the first of equal numbers, in their order."""
+    """Keep the first of equal numbers; the order stays."""
     ordered, place = numbers.sort(stable=True)
     first = torch.ones_like(ordered, dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]
@@ -145,7 +145,7 @@ def _distinct(numbers: Tensor) -> Tensor:
 
 
 def contains(ascending: Tensor, numbers: Tensor) -> Tensor:
-    """Return which numbers are among some that ascend."""
+    """Return for each number whether it is in ``ascending``."""
     if not len(ascending):
         return torch.zeros_like(numbers, dtype=torch.bool)
     at = torch.searchsorted(ascending, numbers).clamp(max=len(ascending) - 1)
@@ -174,7 +174,6 @@ def adamic_adar(edge_index: Tensor, num_nodes: int, pairs: Tensor) -> Tensor:
 
 
 def _shared(edge_index: Tensor, num_nodes: int, pairs: Tensor, weight: Tensor) -> Tensor:
-    """Add up a weight of nodes over the common neighbours of each pair."""
     # edge_index: both directions
     numbers = (edge_index[0] * num_nodes + edge_index[1]).unique()
     source, target = ends(numbers, num_nodes)  # sorted by source
@@ -212,7 +211,7 @@ def average_precision(scores: Tensor, is_edge: Tensor) -> float:
 
 
 def precision_of(own: Tensor, others: Tensor) -> float:
-    """Return the average precision of counts by score, the highest first."""
+    """Return the average precision from counts by score, the highest score first."""
     # own, others: edges and other pairs of each score
     hits = own.cumsum(0).double()
     total = hits + others.cumsum(0)
@@ -222,9 +221,9 @@ def precision_of(own: Tensor, others: Tensor) -> float:
 def rank_counts(scores: Tensor, is_edge: Tensor) -> Tensor:
     """Count edges, those among the first ``HITS``, and add up reciprocal ranks, int64 ``[4]``.
 
-    Each edge is ranked among the pairs without one that are given with it. Hits are counted as OGB
-    does, ahead of the K-th best of these pairs (of all if there are fewer); reciprocal ranks in
-    steps of ``1 / STEPS``, a tie as the mean of the best and the worst rank.
+    Each edge is ranked among the given pairs without an edge. A hit, as in OGB, scores above the
+    K-th best of these pairs (or above all, if there are fewer). Reciprocal ranks are in steps of
+    ``1 / STEPS``; a tie has the mean of its best and worst rank.
     """
     own, others = scores[is_edge], scores[~is_edge].sort().values
     if not len(own):
@@ -238,7 +237,7 @@ def rank_counts(scores: Tensor, is_edge: Tensor) -> Tensor:
 
 
 def hits_of(ranks: Tensor) -> dict[str, float]:
-    """Return Hits@K and the mean reciprocal rank of what ``rank_counts`` adds up to."""
+    """Return Hits@K and the mean reciprocal rank from sums of ``rank_counts``."""
     total, *hits, reciprocal = ranks.tolist()
     shares = [value / total if total else math.nan for value in (*hits, reciprocal / STEPS)]
     return dict(zip([*(f"hits@{k}" for k in HITS), "mrr"], shares, strict=True))

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression, full-batch, by L-BFGS: no graph, no library besides PyTorch."""
+"""Multinomial logistic regression, full-batch, by L-BFGS, with PyTorch alone."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def descend(loss: Loss, weights: Tensor, steps: int, tolerance: float) -> Tensor
 
 
 def _scaled(gradient: Tensor, pairs: deque[tuple[Tensor, Tensor]]) -> Tensor:
-    """Multiply a gradient by the inverse Hessian that the last pairs tell of: two loops."""
+    """Multiply a gradient by L-BFGS's inverse Hessian (two-loop recursion)."""
     if not pairs:
         return gradient
     result, factors = gradient, []

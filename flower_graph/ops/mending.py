@@ -1,7 +1,7 @@
 """Graphs with hidden nodes, and graphs mended by generated neighbours (Zhang et al., 2021).
 
-A generated neighbour hangs on one node, its parent. In a mended graph the real nodes come first,
-the generated ones behind them.
+A generated neighbour has one edge, to its parent. In a mended graph the real nodes come first, then
+the generated ones.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 class Impaired(NamedTuple):
-    """What is left of a graph when some nodes are hidden, and what the others then miss."""
+    """The visible part of a graph with hidden nodes, and the visible nodes' missing neighbours."""
 
     kept: Tensor  # [k] places of the nodes that are left
     edge_index: Tensor  # [2, e] edges among them, by place in kept
@@ -54,7 +54,7 @@ def slots(count: Tensor) -> Slots:
 
 
 def mended_edges(edge_index: Tensor, num_nodes: int, parent: Tensor) -> Tensor:
-    """Hang generated nodes on their parents."""
+    """Connect generated nodes to their parents."""
     # edge_index [2, e], parent [r]
     child = torch.arange(parent.numel(), device=parent.device) + num_nodes
     links = torch.stack([parent, child])[:, parent >= 0]

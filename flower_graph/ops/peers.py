@@ -1,4 +1,4 @@
-"""Averages of several clients' weights, one for each client, by how alike clients are."""
+"""Averages of several clients' weights, one for each client, by the clients' similarity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Floats = NDArray[np.float64]
 
 
 def cosine_similarities(vectors: NDArray[np.generic]) -> Floats:
-    """Compare each vector with each; 1 with itself, and 0 with any other where one is zero."""
+    """Return all cosine similarities: 1 with itself, 0 with others for a zero vector."""
     # vectors [c, m], result [c, c]
     wide = np.asarray(vectors, np.float64)
     length = np.linalg.norm(wide, axis=1, keepdims=True)

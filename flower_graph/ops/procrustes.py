@@ -1,4 +1,4 @@
-"""Orthogonal maps between embeddings of the same nodes (Procrustes), and means of several clients'.
+"""Orthogonal maps between embeddings of the same nodes (Procrustes), and means over clients.
 
 Each client's embeddings are in a space of its own.
 """
@@ -19,7 +19,7 @@ Embeddings = TypeVar("Embeddings", NDArray[Any], Tensor)
 LIMIT = 1e100  # numbers below this in size have squares that float64 can add up
 # Columns of a block of clients: its products with another block are 2048 x 2048, 32 MiB.
 BLOCK_COLUMNS = 2048
-# Distances that are held at a time, and what of two squared lengths is no difference between them.
+# Distances held at a time, and the part of two squared lengths that counts as no difference.
 BLOCK_DISTANCES, SAME = 2**19, 64 * torch.finfo(torch.float64).eps
 # Distance of ``X^T X`` from ``I`` from which so many of Schulz's steps end at rounding
 NEAR, STEPS = 0.5, 6
@@ -33,9 +33,9 @@ def orthogonal_procrustes(
 ) -> Embeddings:
     """Find the orthogonal ``W`` with the least ``||source W - target||_F``.
 
-    What the data do not determine, as with fewer nodes than dimensions, is chosen so that ``W`` is
-    nearest to the identity; without any information ``W`` is the identity. If several are equally
-    near, ``W`` is one of them.
+    Directions that the data do not determine, as with fewer nodes than dimensions, are chosen so
+    that ``W`` is nearest to the identity; without any information ``W`` is the identity. If several
+    ``W`` are equally near, the result is one of them.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ def orthogonal_procrustes(
 
 
 def rank_tolerance(x: Tensor) -> float:
-    """Return what counts as zero in ``X^T Y``, by ``||X|| ||Y||``; ``x`` is ``[..., p, d]``."""
+    """Return the zero threshold of ``X^T Y`` relative to ``||X|| ||Y||``; ``[..., p, d]``."""
     # That is the rounding of what was given; float64 sums over the nodes add less.
     return x.shape[-1] * torch.finfo(x.dtype).eps
 
@@ -96,7 +96,7 @@ def nearest_orthogonal(product: Tensor, tolerance: Tensor, *, rotations_only: bo
 
 
 def _polar_factor(x: Tensor, inverse: Tensor) -> Tensor:
-    """Bring all singular values of regular matrices to 1; the singular vectors stay."""
+    """Set all singular values of regular matrices to 1; the singular vectors stay."""
     # Newton's step ``(a X + X^-T / a) / 2``, scaled as Higham does (1986), until Schulz's, which
     # needs no inverse, ``X (3 I - X^T X) / 2``, squares the distance from the end.
     # x, inverse [m, d, d]
@@ -139,7 +139,7 @@ def _completed(left: Tensor, unknown: Tensor, right: Tensor) -> tuple[Tensor, Te
 
 
 def as_tensor(name: str, x: NDArray[np.generic] | Tensor) -> Tensor:
-    """Give float embeddings as a tensor, an array without a copy where that is possible."""
+    """Return float embeddings as a tensor, an array without a copy where possible."""
     if isinstance(x, np.ndarray) and x.dtype.kind == "f" and x.dtype.itemsize in (4, 8):
         # Arrays from messages are read-only, of which PyTorch warns; copies are not.
         x = torch.from_numpy(np.require(x, x.dtype.newbyteorder("="), ["C", "W"]))
@@ -155,14 +155,14 @@ def as_tensor(name: str, x: NDArray[np.generic] | Tensor) -> Tensor:
 
 
 def as_given(x: Tensor, example: Embeddings) -> Embeddings:
-    """Give a result as what ``example`` is: array or tensor, and of its dtype."""
+    """Return a result as array or tensor and with the dtype of ``example``."""
     if isinstance(example, Tensor):
         return x.to(example.dtype)
     return x.numpy().astype(example.dtype, copy=False)
 
 
 def check_numbers(name: str, x: Tensor) -> None:
-    """Raise ``ValueError`` with the first place of a number that cannot be used."""
+    """Raise ``ValueError`` with the first position of an unusable number."""
     least, most = torch.aminmax(x)
     if not (least > -LIMIT and most < LIMIT):  # so that NaN is bad too
         place = tuple((~(x.abs() < LIMIT)).nonzero()[0].tolist())
@@ -173,7 +173,6 @@ def check_numbers(name: str, x: Tensor) -> None:
 
 
 def _check_both(x: Tensor, y: Tensor) -> None:
-    """Raise ``ValueError`` unless source and target have embeddings of the same nodes."""
     shapes = f"source {tuple(x.shape)} and target {tuple(y.shape)}"
     if x.shape[-2:] != y.shape[-2:]:
         raise ValueError(f"{shapes}: the same nodes and dimensions, [..., p, d], are needed")
@@ -275,12 +274,11 @@ def squares(side: Tensor, clients: int) -> Tensor:
 
 
 def _by_client(side: Tensor, dimension: int) -> Tensor:
-    """Undo ``columns``: ``[m, u, d]`` of ``[u, m * d]``."""
     return side.view(len(side), -1, dimension).transpose(0, 1)
 
 
 def checked_clients(x: NDArray[np.generic] | Tensor, held: Held) -> tuple[Tensor, Tensor]:
-    """Give embeddings ``[m, u, d]`` and who holds what ``[m, u]`` as tensors, once they fit."""
+    """Check embeddings ``[m, u, d]`` and the holders ``[m, u]``, and return them as tensors."""
     values = as_tensor("x", x)
     if values.ndim != 3:
         raise ValueError(
@@ -308,8 +306,8 @@ def alignment_precision(
 ) -> dict[int, float]:
     """Measure how often a node's own row is among the ``k`` nearest to its mapped row (P@k).
 
-    The distance is Euclidean. Of equally near rows each has the same chance to be counted first,
-    so that an embedding without information has ``k / p``.
+    The distance is Euclidean. Equally near rows share a rank in random order, so that an embedding
+    without information has ``k / p``.
 
     Parameters
     ----------
@@ -318,7 +316,7 @@ def alignment_precision(
     rotation : ndarray or Tensor
         ``[d, d]`` map of ``source`` into the space of ``target``.
     ks : sequence of int
-        How many of the nearest rows, each at least 1.
+        Numbers of nearest rows, each at least 1.
 
     Returns
     -------
@@ -328,7 +326,7 @@ def alignment_precision(
     Raises
     ------
     ValueError
-        If shapes do not fit, for a ``k`` below 1, and for numbers that cannot be used.
+        If shapes do not fit, for a ``k`` below 1, and for unusable numbers.
     """
     given = {"source": source, "target": target, "rotation": rotation}
     x, y, w = (as_tensor(name, values).double() for name, values in given.items())
@@ -344,7 +342,7 @@ def alignment_precision(
 
 
 def _ranks(query: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Count the rows that are nearer to each query than its own, and those as near, itself too."""
+    """Count the rows nearer to each query than its own, and those as near, its own included."""
     block = max(1, BLOCK_DISTANCES // len(rows))
     lengths = rows.square().sum(1)
     nearer, equal = [], []

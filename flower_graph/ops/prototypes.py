@@ -1,4 +1,4 @@
-"""Mean rows of classes (prototypes), and how far nodes are from their class's."""
+"""Mean rows of classes (prototypes), and the distance of nodes to their class's mean."""
 
 from __future__ import annotations
 

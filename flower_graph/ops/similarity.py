@@ -1,7 +1,7 @@
-"""Which nodes are alike: similarities of known pairs (equation 13 of FedGLS), and the most similar.
+"""Similarities of known pairs of nodes (equation 13 of FedGLS), and the most similar nodes.
 
-Vectors of nodes are dense or sparse. Nothing here is of nodes times nodes, nor of pairs times
-features: a pair's similarity is a product of two rows, and its gradient another.
+Vectors of nodes are dense or sparse. No array here has the size nodes x nodes or pairs x features:
+a pair's similarity is a product of two rows, and its gradient another.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def kept_similarity(
 
 
 def comparable(e: Rows, similarity: str) -> Rows:
-    """Bring the vectors to where products tell the similarity: unit length for the cosine."""
+    """Scale the vectors so that products are similarities: to unit length for the cosine."""
     # A distance is a difference of products. It takes float64, or near nodes were all alike.
     if similarity not in SIMILARITIES:
         allowed = ", ".join(SIMILARITIES)
@@ -87,12 +87,12 @@ def squares(e: Rows) -> Tensor:
 
 
 def _take(values: Tensor, index: Tensor) -> Tensor:
-    """Return ``values[index]``; the gradient of that takes twice as long to add up."""
+    """Return ``values[index]`` with a faster gradient than autograd's."""
     return values.index_select(0, index.reshape(-1)).view(index.shape)
 
 
 def squared_distance(products: Tensor, own: Tensor, other: Tensor) -> Tensor:
-    """Return ``|a|^2 + |b|^2 - 2 a.b``, and 0 where that is no more than rounding."""
+    """Return ``|a|^2 + |b|^2 - 2 a.b``; 0 where that is mere rounding."""
     total = own + other
     apart = total - 2 * products
     return apart.masked_fill(apart <= ZERO_SHARE * total, 0)
@@ -187,7 +187,7 @@ def _few_nodes(
 def _dense_parts(
     value: Tensor, places: tuple[Tensor, Tensor, int] | None, n: int
 ) -> Iterator[tuple[Tensor, Tensor | slice, Tensor | None]]:
-    """Cut vectors into dense parts by columns: few enough numbers to stay in memory."""
+    """Cut vectors by columns into dense parts that fit in memory."""
     # value [z]
     if places is None:
         yield value, slice(None), None
@@ -218,7 +218,7 @@ class Nearest(NamedTuple):
 
 @torch.no_grad()
 def nearest(e: Rows, k: int, similarity: str, block: int | None = None) -> Nearest:
-    """Find the nodes that are most similar to each node, the node itself left out."""
+    """Find the nodes that are most similar to each node, except the node itself."""
     # Of similarities that are equal, as float32, the lower number comes first; those of two equal
     # vectors are. The result does not depend on ``block``.
     # e [n, r]
@@ -266,9 +266,9 @@ def _most(similarity: Tensor, k: int, begin: int) -> Tensor:
     size = math.isqrt(n // k)
     if size < GROUP:
         return _top(similarity.T, node, k)
-    # They lie in the k groups of neighbouring nodes that have the largest maxima: for whoever lies
-    # in another group, each of these k has one that is larger, or as large and earlier. So only few
-    # numbers need to be put in order.
+    # They lie in the k groups of neighbouring nodes with the largest maxima: each of these k groups
+    # has a number that is larger than any number of another group, or as large and earlier. So
+    # only few numbers need to be put in order.
     groups = n // size
     largest = similarity[: groups * size].view(groups, size, b).amax(1)
     chosen = _top(largest.T, node[:groups], min(k, groups))
@@ -278,7 +278,7 @@ def _most(similarity: Tensor, k: int, begin: int) -> Tensor:
 
 
 def _top(similarity: Tensor, number: Tensor, k: int) -> Tensor:
-    """Return the numbers of the k largest in each row, ``[b, k]``; of equal ones, the lowest."""
+    """Return the numbers of the k largest in each row, ``[b, k]``; of equal values, the lowest."""
     # Similarity and number become one integer, so that no two are equal: above, the float's bits,
     # whose order is that of the floats if the order of the negative ones is turned round; below,
     # the number, counted from the end.
@@ -302,7 +302,7 @@ def ordered(key: Tensor) -> Tensor:
 
 
 def largest_of_(key: Tensor, k: int) -> Tensor:
-    """Return the largest numbers of each row, and leave the rows in disorder."""
+    """Return the largest numbers of each row, unsorted."""
     # key [b, n]
     if key.device.type != "cpu":
         return key.topk(k, dim=1).values

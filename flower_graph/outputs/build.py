@@ -49,7 +49,6 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
 
 
 def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
-    """Find the class; import foreign code only if it is trusted."""
     module_name, _, name = str(saved.module).rpartition(".")
     try:
         if SHIPPED.fullmatch(module_name):
@@ -78,7 +77,6 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
 
 
 def _check_known(kind: type[torch.nn.Module], saved: SavedModels) -> None:
-    """Say what to do where a class needs arguments that the method did not tell."""
     kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     needed = [
         one.name

@@ -1,8 +1,8 @@
 """Outputs of the clients of one SuperNode, kept on their machine.
 
-The server asks for them with ``query.keep``; before that nothing is written. The folder is
-the SuperNode's own, ``<data-folder>/outputs/<run token>``, or ``outputs/<run token>/<SuperNode>``
-in its ``state-dir``; in a simulation ``clients/<SuperNode>`` of the run's output folder.
+The server asks for them with ``query.keep``; before that nothing is written. The folder is the
+SuperNode's own, ``<data-folder>/outputs/<run token>``, or ``outputs/<run token>/<SuperNode>`` in
+its ``state-dir``; in a simulation ``clients/<SuperNode>`` of the run's output folder.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClientOutputs:
 
     @property
     def keeps_best(self) -> bool:
-        """Whether the run keeps its best round, which may be any that was just measured."""
+        """Whether the run keeps its best round, which may be the one just measured."""
         return self._said("keep") == BEST
 
     def measured(
@@ -75,7 +75,7 @@ class ClientOutputs:
         accuracy : array
             ``[c, 3]`` of its training, validation and test nodes; NaN where it has none.
         nodes : array
-            ``[c]`` how many nodes it has.
+            ``[c]`` numbers of nodes.
         """
         if self._said("run"):
             figures = {"loss": loss, "accuracy": accuracy, "nodes": nodes}
@@ -86,7 +86,7 @@ class ClientOutputs:
     def candidate(self, server_round: int, snapshot: Callable[[], Snapshot]) -> None:
         """Keep a snapshot of the round that was just measured, if the run keeps its best round.
 
-        Called by clients that go on training in the message in which they measure.
+        Clients that measure and train in one message call this between the two.
         """
         if self.keeps_best:
             self._kept.candidate(server_round, snapshot)
@@ -131,7 +131,6 @@ class ClientOutputs:
         return int(self._context.state.config_records[NAME][way])  # type: ignore[arg-type]
 
     def _traffic(self, clients: int) -> tuple[float, float]:
-        """Return each client's share of the SuperNode's bytes since the last call."""
         shares = self._count(UP) / clients, self._count(DOWN) / clients
         self._context.state.config_records[NAME].update({UP: 0, DOWN: 0})
         return shares
@@ -154,7 +153,7 @@ class ClientOutputs:
 
 
 def own_outputs(context: Context, run: str) -> Path | None:
-    """Return where a SuperNode with a folder of its own keeps a run's outputs."""
+    """Return the folder of a run's outputs, if the SuperNode has a folder of its own."""
     # The token comes with a message: it must not lead out of this folder.
     if not re.fullmatch(r"[0-9a-f]{32}", run):
         raise MalformedReplyError(f"run token: {brief(run)} is not 32 hexadecimal digits")

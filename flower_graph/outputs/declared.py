@@ -57,7 +57,7 @@ def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
 
 
 def check_arguments(name: str, arguments: object) -> None:
-    """Refuse arguments that a declared class may not be made with: ``OutputError``."""
+    """Refuse arguments that are not declared for a class: ``OutputError``."""
     rule = DECLARED[name]
     if not rule.admits(arguments):
         raise OutputError(f"the model is a {name} with {arguments!r:.200}; allowed is {rule.words}")

@@ -1,4 +1,4 @@
-"""Clients' measurements, round by round, and the tables that are made of them."""
+"""Clients' measurements, round by round, and the tables made from them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FigureLog:
         return backwards[first]
 
     def cut(self, last: int) -> None:
-        """Remove the rows after a round: the run goes on from there, or anew."""
+        """Remove the rows after a round: the run resumes there, or starts anew."""
         if self._path.exists():
             rows = self.read(last)
             with replaced(self._path) as stream:
@@ -88,7 +88,6 @@ def write_figures(folder: Path, rows: Rows, at: dict[str, int], every: int) -> N
 
 
 def _lines(rows: Rows, at: dict[str, int]) -> list[list[str]]:
-    """Return a line for each client and each of some rounds, in the order of the clients."""
     _, row_of, count = np.unique(rows["client"], return_inverse=True, return_counts=True)
     up, down = (np.bincount(row_of, rows[way]).round().astype(int) for way in ("up", "down"))
     lines = []
@@ -104,7 +103,6 @@ def _lines(rows: Rows, at: dict[str, int]) -> list[list[str]]:
 
 
 def _text(value: float) -> str:
-    """Write a number; an empty text if it is missing."""
     if isinstance(value, int):
         return str(value)
     return repr(value) if math.isfinite(value) else ""

@@ -3,7 +3,7 @@
 A folder has ``predictions.npz``, the same as a table, ``predictions.csv``, and the models of its
 clients: for one client ``model.safetensors``, the ``state_dict`` of the module that ``model.json``
 names; for several ``models.safetensors`` and ``models.json``, which store shared tensors once.
-Other users cannot read them. This file needs neither Flower nor Ray.
+Other users cannot read them.
 """
 
 from __future__ import annotations
@@ -86,10 +86,7 @@ def write_outputs(
 ) -> None:
     """Write predictions, models and embeddings into a folder, each file whole or not at all.
 
-    Raises
-    ------
-    OutputError
-        If a file cannot be written.
+    ``OutputError`` if a file cannot be written.
     """
     with saying(folder):
         private_folder(folder)
@@ -153,7 +150,7 @@ def _texts(values: Numbers) -> Iterable[str]:
 
 
 def as_text(text: str) -> str:
-    """Keep a spreadsheet from taking text for a formula: an apostrophe shows that it is none."""
+    """Mark text that a spreadsheet would take for a formula by an apostrophe."""
     if text[:1] not in FORMULAS or not text:
         return text
     try:
@@ -170,7 +167,6 @@ def quoted(text: str) -> str:
 
 
 def _said(values: Numbers, classes: Sequence[str] | None) -> Iterable[str]:
-    """Return fractions, or classes' names or numbers; an empty text if unknown."""
     if values.dtype.kind == "f":
         return ("" if value != value else f"{value:.6g}" for value in values.tolist())
     if classes is None:
@@ -222,7 +218,7 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_predictions(folder: Path) -> Predictions | None:
-    """Read predictions that ``write_outputs`` wrote; None if there are none."""
+    """Read predictions; None if there are none."""
     return _read_arrays(Path(folder) / PREDICTIONS, _predictions)
 
 
@@ -232,12 +228,12 @@ def _predictions(classes: Numbers | None = None, **arrays: Numbers) -> Predictio
 
 
 def read_embeddings(folder: Path) -> Embeddings | None:
-    """Read embeddings that ``write_outputs`` wrote; None if there are none."""
+    """Read embeddings; None if there are none."""
     return _read_arrays(Path(folder) / EMBEDDINGS, Embeddings)
 
 
 def read_links(folder: Path) -> KnownLinks | None:
-    """Read known links that ``write_outputs`` wrote; None if there are none."""
+    """Read known links; None if there are none."""
     return _read_arrays(Path(folder) / LINKS, KnownLinks)
 
 
@@ -251,7 +247,7 @@ def _read_arrays(path: Path, make: Callable[..., T]) -> T | None:
 
 
 def read_models(folder: Path) -> list[SavedModels]:
-    """Read models that ``write_outputs`` wrote; an empty list if there are none."""
+    """Read models; an empty list if there are none."""
     folder = Path(folder)
     stem = next((name for name in (ONE, SEVERAL) if (folder / f"{name}.json").exists()), None)
     if stem is None:

@@ -20,7 +20,7 @@ from flower_graph.storage.reading import Tree
 
 
 class Form(NamedTuple):
-    """The class that saved models are built with, and its arguments."""
+    """The class and the arguments of a saved model."""
 
     module: str  # its dotted name
     arguments: dict[str, object]
@@ -30,8 +30,7 @@ class Form(NamedTuple):
 class SavedAs(Protocol):
     """A module that is saved as another class with the same names of tensors."""
 
-    def saved_as(self) -> Form:
-        """Return the module to save."""
+    def saved_as(self) -> Form: ...
 
 
 # The engine's own GCN is saved as one of PyG's layers.
@@ -49,7 +48,7 @@ def predictions_from(
 ) -> Predictions:
     """Make the clients' predictions for all their nodes, concatenated.
 
-    ``nodes``: the nodes' names, if others than the graphs'.
+    ``nodes``: the nodes' names, if they differ from the graphs'.
     """
     return Predictions.of(
         logits,
@@ -96,7 +95,6 @@ def form_of(module: nn.Module, make: Callable[[], nn.Module], client: int) -> Sa
 
 
 def _plain(bound: Tree, signature: inspect.Signature) -> Tree | None:
-    """Return arguments by name as JSON values; None if JSON cannot hold them."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = dict[str, object]()
     for name, value in bound.items():

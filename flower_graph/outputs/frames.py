@@ -1,4 +1,4 @@
-"""How a notebook shows a run: as a short text, or as a data frame if pandas is installed."""
+"""Display of runs in notebooks: a short text, or a data frame if pandas is installed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ class Rounds(list[dict[str, object]]):
     """The lines of ``metrics.jsonl``: a mapping for each round."""
 
     def __repr__(self) -> str:
-        """Return the number of rounds and the figures of the last one."""
         last = self[-1] if self else {}
         figures = (f"{key} {last[key]:.4g}" for key in SHORT if isinstance(last.get(key), float))
         return f"<{len(self)} rounds; the last: {', '.join(figures)}; .to_pandas() has all>"
 
     def _repr_html_(self) -> str | None:
-        """Show a table in a notebook, if pandas is there."""
         return html_of(self)
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
@@ -36,10 +34,10 @@ class Rounds(list[dict[str, object]]):
 
 
 class HasFrame(Protocol):
-    """What can be shown as a data frame."""
+    """An object that can be shown as a data frame."""
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
-        """Return the data frame."""
+        ...
 
 
 class Framed:
@@ -51,12 +49,10 @@ class Framed:
     classes: tuple[str, ...] | None
 
     def __repr__(self) -> str:
-        """Return the class's name and its number of rows and clients."""
         count = f"{len(self.node)} nodes, {len(np.unique(self.client))} clients"
         return f"<{type(self).__name__.lower()}: {count}; .to_pandas() has all>"
 
     def _repr_html_(self) -> str | None:
-        """Show a table in a notebook, if pandas is there."""
         return html_of(self)
 
     def to_pandas(self) -> Any:  # a data frame: pandas may not be there
@@ -114,7 +110,7 @@ def pandas_module() -> ModuleType:
 
 
 def html_of(shown: HasFrame) -> str | None:
-    """Return a short table as HTML; None without pandas, so that the short text is shown."""
+    """Return a short table as HTML; None without pandas: the notebook then shows the text."""
     try:
         return str(shown.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))
     except ImportError:

@@ -24,7 +24,7 @@ class KeptFolder:
     """The outputs of the clients of a SuperNode, or of the server.
 
     Until the end ``snapshots/round-N`` has the snapshot of round N. A run that is resumed from a
-    checkpoint may need the round that was the best then: such rounds are protected.
+    checkpoint may need the best round of that time: such rounds are protected.
     """
 
     def __init__(self, folder: Path, save: str) -> None:
@@ -32,7 +32,7 @@ class KeptFolder:
         self.log = FigureLog(folder / LOG_FILE)
 
     def begin(self, server_round: int) -> None:
-        """Make the folder; remove what a stopped run wrote after a round."""
+        """Make the folder; remove a stopped run's files after a round."""
         private_folder(self.folder)
         self.log.cut(server_round)
 
@@ -68,7 +68,7 @@ class KeptFolder:
         write_figures(self.folder, rows, at, request.every)
 
     def finish(self, request: KeepRequest, take: Take) -> str:
-        """Write the final files; return what differs from the request, or nothing."""
+        """Write the final files; return the differences from the request, or nothing."""
         last, missing = request.server_round, ""
         wanted = request.best_round or last if request.keep == BEST else last
         held = round_folder(self.folder / SNAPSHOTS, wanted)

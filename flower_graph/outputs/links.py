@@ -1,4 +1,4 @@
-"""Rows of nodes that a run leaves, and the links that it knows: for predictions of others."""
+"""Rows of nodes that a run leaves, and the links that it knows, to predict further links."""
 
 from __future__ import annotations
 
@@ -38,12 +38,10 @@ class Embeddings(NamedTuple):
     embeddings: Numbers
 
     def of_client(self, client: int) -> Embeddings:
-        """Give one client's rows."""
         return Embeddings(*(values[self.client == client] for values in self))
 
     @classmethod
     def join(cls, parts: Sequence[Embeddings]) -> Embeddings:
-        """Concatenate embeddings of several clients."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -63,12 +61,10 @@ class KnownLinks(NamedTuple):
     other: Numbers
 
     def of_client(self, client: int) -> KnownLinks:
-        """Return one client's."""
         return KnownLinks(*(values[self.client == client] for values in self))
 
     @classmethod
     def join(cls, parts: Sequence[KnownLinks]) -> KnownLinks:
-        """Put those of several clients one behind the other."""
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
 
@@ -86,18 +82,18 @@ Decoder = Callable[[Tensor, Tensor], Tensor]  # logits [m] from rows [n, h] and 
 def best_partners(
     rows: Tensor, known: Tensor, node: int, count: int, decoder: Decoder
 ) -> tuple[Tensor, Tensor]:
-    """Return the nodes most likely to be linked with one, and the logits, the best first.
+    """Return the nodes most likely to be linked with ``node``, the best first.
 
     Parameters
     ----------
     rows : Tensor
         ``[n, h]``.
     known : Tensor
-        Places of nodes that are linked with it already, and left out as it is itself.
+        Places of nodes that are already linked with it; they and the node itself are left out.
     node, count : int
-        The node's place, and how many partners are wanted.
+        The node's place, and the number of partners.
     decoder : callable
-        Gives logits of pairs.
+        Returns logits of pairs.
 
     Returns
     -------

@@ -42,7 +42,7 @@ class GCN(nn.Module):
 
 @built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, dropout=SHARE)
 class GCNPairs(GCN):
-    """The same, which gives each node a row; ``decoder(rows, pairs)`` gives logits of pairs."""
+    """The same with a row for each node; ``decoder(rows, pairs)`` gives logits of pairs."""
 
     def __init__(self, features: int, hidden: int, classes: int, dropout: float = 0.5) -> None:
         super().__init__(features, hidden, classes, dropout)

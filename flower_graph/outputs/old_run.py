@@ -1,4 +1,4 @@
-"""Deletes an old run, so that a new one takes its folder; other folders, and other files, stay."""
+"""Deletes an old run, so that a new run can use its folder; other files stay."""
 
 from __future__ import annotations
 
@@ -28,10 +28,7 @@ SUMMARY = "summary.json"  # of several seeds
 def runs_to_clear(folder: Path) -> list[Path]:
     """Return the folders of the runs in a folder: itself, or one for each seed, or none.
 
-    Raises
-    ------
-    OutputError
-        If the folder is no run's, or has something in it that no run writes.
+    ``OutputError`` if the folder is no run's, or contains a file that no run writes.
     """
     if not folder.is_dir():
         return []
@@ -62,14 +59,12 @@ def clear_runs(folder: Path) -> None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder has the settings of a run, and something that a run writes beside them."""
     file = folder / CONFIG
     with reading(file, OutputError):
         return is_of_run(str(file)) and read_text(file, MOST_SETTINGS).startswith(RUN_OF)
 
 
 def _refuse_others(folder: Path, known: Sequence[str]) -> None:
-    """Refuse a folder in which somebody has put something of their own."""
     for path in folder.iterdir():
         if not any(fnmatch(path.name, name) for name in known):
             raise _kept(folder, f"no run writes {path.name!r}")

@@ -28,12 +28,12 @@ class Predictions(Framed):
     node : ndarray
         ``[r]`` the node's name as the user's data have it (str), else its number (int64).
     predicted, probability : ndarray
-        ``[r]`` the class of the highest probability (int64), and that probability (float32). Of
-        numbers that nodes learn, ``predicted`` is the number (float64), ``probability`` NaN.
+        ``[r]`` the class of the highest probability (int64), and that probability (float32). For
+        a regression: the number (float64), and NaN.
     role : ndarray
         ``[r]`` int8, the node's place in ``NODE_ROLES``.
     label : ndarray
-        ``[r]`` int64, the true class, -1 where it is not known; or float64, the true number, NaN.
+        ``[r]`` int64, the true class, -1 if unknown; or float64, the true number, NaN if unknown.
     classes : tuple of str or None
         Names of the classes, by their numbers.
     fold : ndarray or None
@@ -96,12 +96,11 @@ class Predictions(Framed):
 
     @property
     def known(self) -> Numbers:
-        """Of which rows the truth is known, ``[r]`` bool."""
+        """The rows with a known truth, ``[r]`` bool."""
         result: Numbers = ~np.isnan(self.label) if self.are_values else self.label >= 0
         return result
 
     def of_client(self, client: int) -> Predictions:
-        """Give one client's rows."""
         return self.rows(self.client == client)
 
     def rows(self, chosen: Numbers) -> Predictions:
@@ -122,7 +121,7 @@ class Predictions(Framed):
         return float(np.square(apart).mean()), float(np.abs(apart).mean())
 
     def accuracy(self) -> float:
-        """Return the accuracy, as runs report it; NaN without rows, and of numbers.
+        """Return the accuracy, as runs report it; NaN without rows, and for a regression.
 
         It is the mean over clients of the mean over each client's folds. Of a server's predictions
         each node counts once.
@@ -137,7 +136,6 @@ class Predictions(Framed):
 
     @classmethod
     def join(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Concatenate predictions of several clients."""
         columns = {one.name for one in fields(cls)} - {"classes", "fold"}
         # If some clients have names, numbers become names too.
         local = {name: np.concatenate([_column(one, name, parts) for one in parts])
@@ -162,6 +160,5 @@ def role_of(train: Tensor, val: Tensor, test: Tensor) -> Numbers:
 
 
 def _names(nodes: object) -> Numbers:
-    """Return nodes' names as text, or their numbers as numbers."""
     values = nodes.cpu().numpy() if isinstance(nodes, torch.Tensor) else np.asarray(nodes)
     return values.astype(np.int64) if values.dtype.kind in "iu" else values.astype(np.str_)

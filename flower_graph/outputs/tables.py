@@ -35,18 +35,11 @@ def merge_clients(out: Path) -> dict[str, object]:
 
 
 def spread(path: Path) -> dict[str, object]:
-    """Return how much the clients of a ``clients.csv`` differ in accuracy, by round and role.
+    """Return how much the clients of a ``clients.csv`` differ in accuracy.
 
-    Returns
-    -------
-    dict
-        By ``last`` and ``best`` and by role: ``worst-tenth``, the mean accuracy of the worst tenth
-        of the clients that have such nodes, at least one; ``deviation``, the standard deviation.
-
-    Raises
-    ------
-    OutputError
-        If the file is no such table.
+    By ``last`` and ``best`` and by role: ``worst-tenth``, the mean accuracy of the worst tenth of
+    the clients that have such nodes, at least one; ``deviation``, the standard deviation.
+    ``OutputError`` if the file is no such table.
     """
     if not path.exists():
         return {}

@@ -1,7 +1,4 @@
-"""Saved models of clients: shared tensors once, and each client's own.
-
-This file needs neither Flower nor PyTorch Geometric.
-"""
+"""Saved models of clients: shared tensors once, and each client's own."""
 
 from __future__ import annotations
 
@@ -43,7 +40,6 @@ class SparseRows(NamedTuple):
     transposed: bool = False
 
     def check(self, shared: Mapping[str, Tensor], count: int) -> None:
-        """Refuse rows that do not fit so many clients or the shared matrix: ``ValueError``."""
         matrix, whole = shared[self.name], (torch.int64, torch.int32)
         if matrix.dim() != 2 or self.values.dim() != 2 or type(self.transposed) is not bool:
             raise ValueError(f"rows of {self.name}: are of no matrix")
@@ -60,7 +56,6 @@ class SparseRows(NamedTuple):
 
     @classmethod
     def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
-        """Concatenate the rows of several clients."""
         counts = torch.cat([one.ptr.diff() for one in parts])
         return parts[0]._replace(
             values=torch.cat([one.values for one in parts]),
@@ -100,7 +95,6 @@ class SavedModels:
     trust: Trust = NOBODY
 
     def check(self) -> None:
-        """Refuse entries that do not fit together or have wrong types: ``ValueError``."""
         if type(self.module) is not str or type(self.arguments) is not dict:
             raise ValueError("module and arguments are not a name and a mapping")
         numbers = self.clients

@@ -1,8 +1,8 @@
 """From a privacy budget to the noise and back, by Flower's accountant.
 
 All data of one client are protected, over the whole run: two data sets are neighbours if they
-differ in one client's data. So if a client sends a vector of at most ``clipping_norm`` C
-in length, or a change of at most that length, the sensitivity is 2 C. Rounds are composed as Renyi
+differ in one client's data. So if a client sends a vector of at most ``clipping_norm`` C in length,
+or a change of at most that length, the sensitivity is 2 C. Rounds are composed as Renyi
 differential privacy; a client counts as asked in every round, and no amplification by sampling is
 claimed. The log and the reports of a run have the budget.
 """
@@ -124,7 +124,7 @@ def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:
 
 
 def note_privacy(config: RunConfig, report: RoundReport) -> None:
-    """Add the budget that the rounds so far have spent to a report, if there is a budget."""
+    """Add the budget spent so far to a report, if there is a budget."""
     if config.privacy.is_on:
         report.privacy = spent_until(config.privacy, config.rounds, report.round)
 

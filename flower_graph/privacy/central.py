@@ -1,7 +1,7 @@
 """Central differential privacy of averaged weights, by Flower's wrapper around the averaging.
 
-The server is trusted: it sees what clients send, clips each client's change to ``clipping_norm`` C,
-averages with equal weights, and adds Gaussian noise to the mean before anybody gets it. Another
+The server is trusted: it sees the clients' arrays, clips each client's change to ``clipping_norm``
+C, averages with equal weights, and adds Gaussian noise to the mean before anybody gets it. Another
 client's data moves the mean of n clients by at most 2 C / n.
 
 Flower's ``DifferentialPrivacyServerSideFixedClipping`` skips a round in which one client fails, and
@@ -37,7 +37,6 @@ class CentralNoise:
     def average(
         self, server_round: int, model: ArrayRecord, replies: Sequence[Message], average: Average
     ) -> Averaged:
-        """Average replies that were checked."""
         for reply in replies:
             # Each client counts once, however many nodes it has; otherwise one could dominate the
             # mean.
@@ -64,7 +63,7 @@ def _move_at_all(reply: Message, model: ArrayRecord) -> None:
 
 
 class _Averaging(FedAvg):
-    """Stands for a strategy, of which Flower's wrapper needs the averaging alone."""
+    """A stand-in for a strategy: Flower's wrapper needs only its averaging."""
 
     def __init__(self, average: Average) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ and the mod is given the epsilon with which its formula gives that noise.
 ``LocalDpMod`` treats a reply as one client's. Where a SuperNode hosts many clients, ``ClientNoise``
 clips each client's vector and adds noise to it, with the functions that the mod calls.
 
-NumPy draws the noise, as in Flower. Its generator is seeded afresh by the operating system
-before each draw: the server knows the run's seed, and must not know the noise.
+NumPy draws the noise, as in Flower. The operating system seeds its generator afresh before each
+draw: the server knows the run's seed, and must not know the noise.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ class ClientNoise:
     withholds: bool = True  # Whether clients send no measurements
 
     def protect(self, vectors: NDArray[np.generic]) -> NDArray[np.generic]:
-        """Clip each client's vector, and add noise."""
         # vectors [p, ...]
         refuse_infinite(vectors)
         result = np.array(vectors, order="C")  # a copy: it is clipped in place
@@ -154,7 +153,6 @@ class PrivateReplies:
         self._mod = LocalDpMod(clipping_norm, 2 * clipping_norm, epsilon, delta)
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a message; only a ``train`` reply may hold an array."""
         if message.metadata.message_type != PROTECTED:
             return _without_arrays(message, call_next(message, context))
         clients = _entry(message, CLIENTS)
@@ -184,7 +182,6 @@ class PrivateRows:
         self.noise = noise
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a message; only a ``train`` reply may hold numbers."""
         if message.metadata.message_type != PROTECTED:
             return _without_arrays(message, call_next(message, context))
         users = _entry(message, USERS)
@@ -240,12 +237,12 @@ def require_one_client(privacy: PrivacyConfig, clients: Sequence[int]) -> None:
 
 
 def _withhold_losses(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Withhold what a client measured while it trained; the server adds the noise to its arrays."""
+    """Withhold the measurements of training; the server adds the noise to its arrays."""
     return _silent(call_next(message, context))
 
 
 def _checked(request: Message, reply: Message) -> Message:
-    """Refuse what the mod cannot scale, or would treat as one client's."""
+    """Refuse arrays that the mod cannot scale, or would treat as one client's."""
     if reply.has_content():
         clients = reply.content.metric_records.get(METRICS, MetricRecord()).get(CLIENTS, 1)
         if clients != 1:
@@ -258,20 +255,18 @@ def _checked(request: Message, reply: Message) -> Message:
 
 
 def _without_arrays(message: Message, reply: Message) -> Message:
-    """Pass on a reply without numbers in its arrays."""
     if reply.has_content() and _numbers(reply).any():
         raise RefusedError(f"{message.metadata.message_type}: its arrays have no noise")
     return reply
 
 
 def _drop_counts(reply: Message) -> None:
-    """Withhold what was counted of predictions, whatever the server has asked."""
+    """Withhold counts of predictions, whatever the server has asked."""
     for record in reply.content.config_records.values():
         record.pop(COUNTED, None)
 
 
 def _silent(reply: Message) -> Message:
-    """Remove the client's measurements, which come from the data and have no noise."""
     if reply.has_content():
         _drop_counts(reply)
         metrics = reply.content.metric_records.get(METRICS, MetricRecord())
@@ -282,7 +277,6 @@ def _silent(reply: Message) -> Message:
 
 
 def _numbers(message: Message) -> NDArray[np.generic]:
-    """Concatenate all arrays of a message, flat."""
     records = message.content.array_records.values()
     result = [array.numpy().ravel() for record in records for array in record.values()]
     return np.concatenate(result) if result else np.zeros(0)

@@ -1,1 +1,1 @@
-"""The record of a round: its figures, its bytes, and what became of each client."""
+"""The record of a round: its figures, its bytes, and each client's outcome."""

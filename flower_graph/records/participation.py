@@ -1,4 +1,4 @@
-"""What became of every client in a round: who answered, failed or was left out, and why."""
+"""Each client's outcome in a round: it answered, failed or was left out, and why."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ class Participation:
 
     @property
     def asked(self) -> Set[int]:
-        """Clients that were asked."""
         return self.answered | self.failed.keys() if self.failed else self.answered
 
     def to_record(self) -> dict[str, object]:
@@ -94,7 +93,6 @@ class Participation:
     # Any, here and below: the entry is nested as ``to_record`` made it
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Participation:
-        """Read an entry that ``to_record`` made."""
         failed, left_out = (
             {
                 client: entry["reason"]
@@ -118,7 +116,7 @@ def account_for(
     idle: str = NOT_DRAWN,
     no_use: str = "",
 ) -> Participation:
-    """Return what became of every client in a round."""
+    """Return the outcome of every client in a round."""
     local, online = failed or {}, set(connected)
     where, asker = _flat(asked)
     named = _distinct(where)
@@ -145,7 +143,6 @@ def account_for(
 
 
 def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
-    """List all clients, and the place of each one's SuperNode."""
     here = list(hosted.values())
     sizes = [len(local) for local in here]
     if any(isinstance(local, np.ndarray) for local in here):
@@ -168,7 +165,7 @@ def _distinct(clients: Integers) -> Integers:
 
 
 def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
-    """Sort clients; of one that is there several times, take the last."""
+    """Sort clients; of repeated ones, take the last."""
     if _is_ascending(clients):
         return clients, at
     result, last = np.unique(clients[::-1], return_index=True)
@@ -176,7 +173,6 @@ def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
 
 
 def _integers(clients: Iterable[int] | Integers) -> Integers:
-    """Give clients as an array."""
     if isinstance(clients, Numbers):
         return clients.array
     return clients if isinstance(clients, np.ndarray) else np.fromiter(clients, np.int64)
@@ -195,7 +191,7 @@ def ranges(clients: Iterable[int] | Integers) -> str:
 
 
 def _ends(text: str) -> tuple[Integers, Integers]:
-    """Read the text of ``ranges`` as where each begins and ends; ``ValueError`` if it is none."""
+    """Read the text of ``ranges`` as first and last numbers; ``ValueError`` if it is none."""
     if not text:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     if not _RANGES.fullmatch(text):
@@ -212,7 +208,6 @@ def _ends(text: str) -> tuple[Integers, Integers]:
 
 
 def _expand(text: str) -> Integers:
-    """Read the text of ``ranges`` as an array."""
     return _listed(*_ends(text))
 
 
@@ -249,7 +244,6 @@ def check_records(records: Iterable[Mapping[str, Any]]) -> None:
 
 
 def _known(records: Iterable[Mapping[str, object]]) -> tuple[Integers, Integers]:
-    """Return the ranges of all clients that any round's record names."""
     first, last = _ends("")
     for text in {text for record in records for _, text in _texts(record)}:
         begins, ends = _ends(text)
@@ -260,7 +254,6 @@ def _known(records: Iterable[Mapping[str, object]]) -> tuple[Integers, Integers]
 
 
 def _merged(first: Integers, last: Integers) -> tuple[Integers, Integers]:
-    """Merge ranges that touch."""
     order = np.argsort(first, kind="stable")
     first, last = first[order], np.maximum.accumulate(last[order])
     begins = np.append(True, first[1:] > last[:-1] + 1)
@@ -297,7 +290,6 @@ def summarise_participation(records: Iterable[Mapping[str, object]]) -> dict[str
 
 
 def _texts(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield each range of a record with the state of its clients."""
     if not record:
         return
     yield ANSWERED, record["answered"]
@@ -307,7 +299,6 @@ def _texts(record: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
 
 
 def _grouped(clients: Mapping[int, str]) -> dict[str, Integers]:
-    """Group clients by reason."""
     if isinstance(clients, Reasons):
         return dict(clients.groups)
     grouped: dict[str, list[int]] = {}
@@ -317,7 +308,7 @@ def _grouped(clients: Mapping[int, str]) -> dict[str, Integers]:
 
 
 def by_reason(clients: Mapping[int, str]) -> list[dict[str, str]]:
-    """Group clients by reason: a thousand silent ones are one entry."""
+    """Group clients by reason: a thousand silent clients are one entry."""
     # In the order of the clients, since the order of SuperNodes differs from run to run.
     ordered = sorted(_grouped(clients).items(), key=lambda item: int(item[1].min()))
     return [{"clients": ranges(result), "reason": reason} for reason, result in ordered]

@@ -60,7 +60,6 @@ class RoundReport:
     confusion: list[list[int]] = field(default_factory=list)
 
     def to_record(self) -> dict[str, object]:
-        """Return the report as a line of ``metrics.jsonl``."""
         record = {name.replace("_", "-"): value for name, value in asdict(self).items()}
         return {name: value for name, value in record.items() if value or name not in COUNTED}
 
@@ -80,7 +79,7 @@ class RoundReport:
         return result
 
     def note_counts(self, counts: Counts | Errors | None, metrics: Sequence[str]) -> None:
-        """Work out the metrics that need counts; NaN where nobody could be counted."""
+        """Compute the metrics that need counts; NaN without counts."""
         for name in metrics:
             if name != ACCURACY:
                 values = [_score(name, counts, place) for place in range(len(ROLES))]
@@ -103,7 +102,6 @@ def _kinds() -> dict[str, Any]:
 
 # Any: values of the fields' types
 def _entries(record: Mapping[str, object]) -> dict[str, Any]:
-    """Return those fields of a report that a line has; ``ValueError`` as of ``_taken``."""
     keys = {name: name.replace("_", "-") for name in _kinds()}
     return {
         name: _taken(record[key], _kinds()[name], key)
@@ -133,7 +131,7 @@ def _taken(value: Any, kind: Any, key: str) -> Any:
 
 
 def merit(metric: str, value: float) -> float:
-    """Return a figure so that more is better: an error counts less, the larger it is."""
+    """Return a figure so that more is better: errors change their sign."""
     return -value if metric in VALUE_SCORES else value
 
 
@@ -149,7 +147,7 @@ class BestRound:
     protected: list[int] = field(default_factory=list)
 
     def see(self, server_round: int, accuracy: float) -> bool:
-        """Compare a round; return whether it is the best. NaN (nobody measured) never is."""
+        """Compare a round; return whether it is the best. NaN (not measured) never is."""
         self.last = server_round
         if not accuracy > self.accuracy:
             return False
@@ -162,11 +160,9 @@ class BestRound:
         return {**best, "any-used": self.any_used}
 
     def saved(self) -> None:
-        """Record that the checkpoint is complete."""
         self.protected = self._saved()
 
     def load(self, state: StateDict) -> None:
-        """Go on from a checkpoint."""
         self.number = int(state["number"])
         self.accuracy = float(state["accuracy"])
         self.protected = list(state["protected"])
@@ -184,7 +180,6 @@ class BestRound:
 
 
 def _score(metric: str, counts: Counts | Errors | None, place: int) -> float:
-    """Work out a metric of the nodes of one role, which is given by its place."""
     if counts is None:
         return math.nan
     from flower_graph.ops.counts import Errors, auc, balanced_accuracy, binned_precision, macro_f1
@@ -204,10 +199,8 @@ def _score(metric: str, counts: Counts | Errors | None, place: int) -> float:
 def read_records(path: Path) -> list[Tree]:
     """Read ``metrics.jsonl`` as it stands, also of a version whose reports had other entries.
 
-    Raises
-    ------
-    OutputError
-        If an entry is of another type than in a report, or more clients are named than are read.
+    ``OutputError`` if an entry is of another type than in a report, or more clients are named than
+    are read.
     """
     with reading(path, OutputError):
         records = read_lines(path)
@@ -223,7 +216,7 @@ def read_records(path: Path) -> list[Tree]:
 
 
 def read_reports(path: Path) -> list[RoundReport]:
-    """Read ``metrics.jsonl``; ``OutputError`` says what in it no run has written."""
+    """Read ``metrics.jsonl``; ``OutputError`` names the entry that no run has written."""
     reports = list[RoundReport]()
     for number, record in enumerate(read_records(path), start=1):
         with reading(path, OutputError, f"line {number} is not a round's report"):

@@ -1,4 +1,4 @@
-"""Warnings of a run: one that comes again and again is told a few times, then counted."""
+"""Warnings of a run: a repeated warning is shown a few times, then counted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ NUMBERS = re.compile(r"\W*\d(?:[\W\d]|e[+-])*")
 
 
 def kind_of(record: logging.LogRecord) -> tuple[str, str]:
-    """Return what warnings of one kind have in common: the logger, and the words."""
+    """Return the kind of a warning: the logger, and the words."""
     # The words, not the template: many templates take a reason.
     return record.name, NUMBERS.sub(" # ", record.getMessage())
 
 
 @contextmanager
 def counted_warnings() -> Iterator[None]:
-    """Pass on the first warnings of each kind; at the end of the block tell how many there were."""
+    """Pass on the first warnings of each kind; at the end of the block log their number."""
     if any(isinstance(handler, _Counting) for handler in LIBRARY.handlers):
         yield  # a run inside a run, or beside it: counted there
         return

@@ -94,7 +94,7 @@ def metrics_shown(config: Mapping[str, Any]) -> Sequence[str]:
 def _scores(
     last: RoundReport, best: RoundReport | None, metrics: Sequence[str]
 ) -> dict[str, object]:
-    """Give metrics other than the accuracy as the accuracy is given, and what was mistaken."""
+    """Return the metrics besides the accuracy in its form, and the confusion."""
     result: dict[str, object] = {}
     for name in [one for one in metrics if one != ACCURACY]:
         result |= {f"{role}-{name}": last.score(name, role) for role in ("test", "val", "train")}
@@ -107,7 +107,6 @@ def _scores(
 
 
 def _seconds(reports: Sequence[RoundReport], total: float) -> dict[str, object]:
-    """Compute the run's seconds; ``parts`` is there if the rounds have parts."""
     seconds = [report.seconds for report in reports]
     figures: dict[str, object] = {
         "total": total,
@@ -211,7 +210,6 @@ def describe_result(
 
 
 def _skipped(result: Tree) -> str:
-    """Say how many rounds had no effect."""
     skipped, rounds = _mean(result["skipped"]), _mean(result["rounds"])
     return (
         f"  skipped   {skipped:g} of {rounds:g} rounds: nothing was learnt in them "
@@ -239,7 +237,6 @@ def describe_kept(result: Tree) -> list[str]:
 
 
 def _tested(result: Mapping[str, object], key: str) -> str:
-    """Return a test accuracy in brackets, if it is known."""
     return f" (test {_share(result[key])})" if math.isfinite(_mean(result[key])) else ""
 
 
@@ -311,7 +308,6 @@ def worth_trying(config: Mapping[str, Any]) -> list[str]:
 
 
 def _mean(value: Any) -> float:
-    """Return the number, or the mean over several seeds; NaN if there is none."""
     number = value.get("mean") if isinstance(value, Mapping) else value
     return math.nan if number is None else float(number)
 
@@ -323,6 +319,5 @@ def _share(value: object, metric: str = ACCURACY) -> str:
 
 
 def _traffic(kinds: Mapping[str, Mapping[str, object]], users: float) -> str:
-    """Return the payload up and down, per so many users."""
     sums = {way: sum(_mean(number) for number in kinds.get(way, {}).values()) for way in WAYS}
     return ", ".join(f"{way} {format_bytes(number / users)}" for way, number in sums.items())

@@ -41,7 +41,7 @@ def holm(chances: Sequence[float | None]) -> list[float | None]:
 
 def correct(rows: Sequence[Tree]) -> None:
     """Add `holm` to each tested row: p, corrected for all tests of its table and metric."""
-    # One family: whoever looks for a gain in a table looks at all its data sets and methods.
+    # One family: a reader looks for a gain among all data sets and methods of a table.
     families: dict[tuple[str, str], list[Tree]] = {}
     for row in rows:
         if "p" in row:

@@ -89,7 +89,7 @@ class RunWriter:
     ) -> dict[str, object]:
         """Write ``weights.safetensors``, ``result.json`` and, last, the pictures."""
         # The pictures are the method's own and, of two rounds or more, ``curves.png`` and, if a
-        # round says who took part, ``participation.png``.
+        # round has the participants, ``participation.png``.
         if not self.reports:
             raise OutputError(f"{self.out}: no round was run, so there is no result to write")
         total = self._seconds_before + time.perf_counter() - self._started

@@ -1,1 +1,1 @@
-"""Sums of vectors that nobody sees singly, and matching of identities that nobody sees."""
+"""Secure sums of vectors and private matching of identities."""

@@ -1,8 +1,8 @@
 """Keys and sealed packets of clients whose messages the server carries.
 
-Every key is made for one purpose: HKDF takes the run, the round and both clients, and ChaCha20-
-Poly1305 authenticates the same again. A packet of another run, round, sender or receiver does not
-open, nor does one that was changed.
+Every key has one purpose: HKDF takes the run, the round and both clients, and ChaCha20-Poly1305
+authenticates the same again. A packet of another run, round, sender or receiver does not open, nor
+does a changed packet.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class Agreements:
         self._known: dict[bytes, bytes] = {}
 
     def look_up(self, private: bytes, publics: Sequence[bytes]) -> list[bytes]:
-        """Return the secrets with some public keys."""
         fresh = [public for public in publics if public not in self._known]
         self._known |= zip(fresh, agree(private, fresh), strict=True)
         result = [self._known[public] for public in publics]
@@ -84,7 +83,7 @@ class Agreements:
 
 
 def context(purpose: bytes, run_id: bytes, *numbers: int) -> bytes:
-    """Encode what a key, a packet or a commitment is for; no two purposes give the same bytes."""
+    """Encode the purpose of a key, packet or commitment; different purposes differ in bytes."""
     tail = struct.pack(f"<{len(numbers)}q", *numbers)
     return b"flower-graph secure sum/" + purpose + b"\0" + run_id + tail
 
@@ -126,7 +125,7 @@ def self_mask_key(seed: bytes, run_id: bytes, number: int, client: int, terms: b
 def pair_mask_key(
     secret: bytes, run_id: bytes, number: int, one: int, other: int, terms: bytes
 ) -> bytes:
-    """Return the stream key of the mask between two clients, from what their mask keys agree on."""
+    """Return the stream key of the mask between two clients, from their mask keys' secret."""
     low, high = sorted((one, other))
     return derive(secret, context(b"pair mask", run_id, number, low, high) + terms)
 
@@ -137,7 +136,7 @@ def pair_sign(own: int, other: int) -> int:
 
 
 def packet_context(run_id: bytes, number: int, dealer: int, holder: int) -> bytes:
-    """Return what the packet with a dealer's shares for a holder is for."""
+    """Return the context of the packet with a dealer's shares for a holder."""
     return context(b"packet", run_id, number, dealer, holder)
 
 
@@ -147,7 +146,7 @@ def commit_to_seed(run_id: bytes, number: int, client: int, seed: bytes) -> byte
 
 
 def share_contexts(run_id: bytes, number: int, dealer: int) -> tuple[bytes, bytes]:
-    """Return what commitments to shares of seed and mask key are for, without the holder."""
+    """Return the contexts of commitments to shares of seed and mask key, without the holder."""
     # The holder's ``name_bytes`` follow. In two parts, because a dealer has many holders.
     return (
         context(b"share of the seed", run_id, number, dealer),
@@ -158,7 +157,7 @@ def share_contexts(run_id: bytes, number: int, dealer: int) -> tuple[bytes, byte
 def commit_to_shares(
     contexts: tuple[bytes, bytes], holder: bytes, shares: Sequence[bytes]
 ) -> list[bytes]:
-    """Commit to the shares of seed and mask key that a holder has, by its ``name_bytes``."""
+    """Commit to a holder's shares of seed and mask key; ``holder`` is its ``name_bytes``."""
     pairs = zip(contexts, shares, strict=True)
     return [commitment(what_for + holder, share) for what_for, share in pairs]
 
@@ -172,7 +171,7 @@ def name_bytes(client: int) -> bytes:
 
 
 def rows_of(parts: Iterable[bytes], *shape: int) -> Bytes:
-    """Put equally long pieces of bytes into one array; one size of the shape may be -1."""
+    """Stack equally long pieces of bytes into one array; one size of the shape may be -1."""
     return np.frombuffer(b"".join(parts), np.uint8).reshape(shape)
 
 

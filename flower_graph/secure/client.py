@@ -1,4 +1,4 @@
-"""The clients' half of ``SecureSum``, whomever a SuperNode trusts."""
+"""The clients' half of ``SecureSum``, with or without a trusted server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
 class SecureSumClient(MaskingParty):
-    """The clients' half: a subclass says in ``vectors`` what is to be added up."""
+    """The clients' half: a subclass returns in ``vectors`` the vectors to add up."""
 
     actions = (*MaskingParty.actions, "sum_mask")
 
@@ -25,7 +25,7 @@ class SecureSumClient(MaskingParty):
 
     @abstractmethod
     def vectors(self, config: Config) -> Mapping[int, FloatArray]:
-        """Return the vector of each client; one that is missing is left out of the sum."""
+        """Return the vector of each client; a missing client is left out of the sum."""
 
     def sum_mask(self, parameters: Parameters, config: Config) -> Answer:
         """Add up the own clients' vectors and mask the sum."""

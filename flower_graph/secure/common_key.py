@@ -1,11 +1,11 @@
-"""A key that all SuperNodes of a run have in common, and the server that carries it does not have.
+"""A key common to all SuperNodes of a run, carried by a server that does not have it.
 
-One SuperNode draws it, and seals it for each other one under what their X25519 keys agree on. A
-server that hands out public keys of its own would learn the key; where it is not trusted, each
-public key is signed with its SuperNode's own key, which is in the registry. Whoever is told the key
-by a SuperNode has it.
+One SuperNode draws the key, and seals it for every other under the secret of their X25519 keys. A
+server that hands out public keys of its own would learn the key; where the server is not trusted,
+each public key is signed with its SuperNode's own key, which is in the registry. Any process to
+which a SuperNode passes the key has it.
 
-From the same key come the pads and checks of relayed sums (``relayed.py``).
+The pads and checks of relayed sums (``relayed.py``) come from the same key.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CommonKey:
 
     @property
     def public(self) -> Bytes:
-        """The own public key, made when it is first asked for."""
+        """The own public key, made at the first call."""
         if NAME not in self._state:
             private, public = new_key()
             self._state[NAME] = ConfigRecord({"private": private, "public": public})
@@ -111,7 +111,7 @@ class CommonKey:
 
     @property
     def signed_by(self) -> Bytes | None:
-        """Who signs the own public key, and the signature; None where the server is trusted."""
+        """The signer of the own public key, and the signature; None if the server is trusted."""
         if (trust := self._trust) is None:
             return None
         signature = trust.identity.sign(PURPOSE, trust.run, self.public.tobytes())
@@ -125,7 +125,6 @@ class CommonKey:
         return np.frombuffer(check, np.uint8)
 
     def share(self, request: ShareKeyRequest) -> ShareKeyReply:
-        """Seal the common key for others."""
         every = [None] * len(request.public) if request.signed_by is None else request.signed_by
         for public, signed_by in zip(request.public, every, strict=True):
             self._check(public, signed_by)
@@ -140,7 +139,6 @@ class CommonKey:
         return ShareKeyReply(rows_of(packets, -1, PACKET_BYTES), self.check)
 
     def take(self, one: KeyPacket) -> None:
-        """Open a packet and keep the key."""
         self._check(one.sender, one.signed_by)
         packet, sender = one.packet.tobytes(), one.sender.tobytes()
         (secret,) = agree(self._entry("private"), [sender])
@@ -150,15 +148,14 @@ class CommonKey:
         self._keep(key)
 
     def drop(self) -> None:
-        """Forget the run."""
         self._state.pop(NAME, None)
 
     def seed(self) -> int:
-        """Give a seed of generators that those without the key cannot guess."""
+        """Return a seed of generators that cannot be guessed without the key."""
         return int.from_bytes(self._derived(b"seed")[:8], "big") >> 1
 
     def pad(self, run_id: bytes, number: int, detail: bytes, ring: Ring, length: int) -> SumPad:
-        """Give what hides the sum of this number and detail, of so many words, from the server."""
+        """Return the pad that hides the sum of this number and detail from the server."""
         form = struct.pack("<qqqd", ring.word, ring.fraction_bits, ring.guard_bits, ring.limit)
         of = run_id + number.to_bytes(8, "big") + form + detail
         if self._trust is None:
@@ -167,12 +164,11 @@ class CommonKey:
         return SumPad(self._words(b"pad", of, length + CHECKS), check)
 
     def seal(self, data: bytes) -> bytes:
-        """Encrypt for all who have the key."""
+        """Encrypt for all holders of the key."""
         salt = os.urandom(KEY_BYTES)
         return salt + seal(self._derived(b"seal"), PURPOSE, salt, data)
 
     def open(self, data: bytes) -> bytes:
-        """Open what ``seal`` gave."""
         plain = unseal(self._derived(b"seal"), PURPOSE, data[:KEY_BYTES], data[KEY_BYTES:])
         if plain is None:
             raise RefusedError("it was not sealed under the common key, or was changed")
@@ -183,7 +179,6 @@ class CommonKey:
         return np.frombuffer(stream.digest(8 * count), "<u8")
 
     def _check(self, public: Bytes, signed_by: Bytes | None) -> None:
-        """Refuse a public key that no party of the registry has signed."""
         if self._trust is not None:
             check_signed(self._trust.registry, self._trust.run, public, signed_by)
 

@@ -1,4 +1,4 @@
-"""Sums that a server adds up and passes on without reading them: pads, and what tells of a change.
+"""Sums that a server adds up and passes on without reading them: pads, and checks of changes.
 
 Contributors have a key in common that the server lacks. From it come, for each sum alone, pads that
 hide the words, and a subset of the words for each of 64 checks. A check is the sum of its subset,
@@ -12,12 +12,12 @@ check finds the change with a chance of one half, also that of a word's top bit,
 together but for 2^-64. If ``d`` is zero and ``e`` is not, the sum does not pass. A count of
 contributors that is not true adds a multiple of the pads, which is such a ``d`` and ``e``.
 
-*What a refusal tells.* Whether a sum passes depends on ``d``, ``e`` and the subsets; the sum itself
-cancels, as every step is linear in the ring, and nothing is decoded before. So whoever asks learns
-nothing of the sum, however often; one trial of a step is taken (``Journal.one_trial``), so that the
-subsets are not learnt either.
+*What a refusal reveals.* Whether a sum passes depends on ``d``, ``e`` and the subsets; the sum
+itself cancels, as every step is linear in the ring, and nothing is decoded before. So a server that
+tries changes learns nothing of the sum, however often; one trial of a step is taken
+(``Journal.one_trial``), so that the subsets are not learnt either.
 
-*What the checks tell.* With an even number of contributors the lowest bits of ``contributors *
+*What the checks reveal.* With an even number of contributors the lowest bits of ``contributors *
 pad`` are zeros. Words have guard bits there, which are zeros too, and so have sums of words.
 """
 
@@ -41,12 +41,12 @@ REFUSAL = (
 
 @dataclass(frozen=True)
 class SumCheck:
-    """The secret subsets of the words of one sum: bit ``j`` of a word's says if it is in ``j``."""
+    """The secret subsets of the words of one sum: bit ``j`` of a word's entry: it is in ``j``."""
 
     subsets: RingArray  # [L] of 64 bits
 
     def of(self, words: RingArray) -> RingArray:
-        """Give the checks of words, ``[CHECKS]``, in their ring."""
+        """Return the checks of words, ``[CHECKS]``, in their ring."""
         checks = np.zeros(CHECKS, words.dtype)
         for start in range(0, words.size, BLOCK):
             part, chosen = (one[start : start + BLOCK] for one in (words, self.subsets))
@@ -57,20 +57,20 @@ class SumCheck:
 
 @dataclass(frozen=True)
 class SumPad:
-    """What hides one sum of ``L`` numbers from who adds it up, and shows whether it was changed."""
+    """The pad of one sum of ``L`` numbers: it hides the sum from the server and shows changes."""
 
     words: RingArray  # [L + CHECKS], or [L] without; once for each contributor
     check: SumCheck | None  # None where the server is trusted to change nothing
 
     def added(self, ring: Ring, values: NDArray[np.float64]) -> RingArray:
-        """Give the words to be added to those of a contributor's values, checks among them."""
+        """Return the words to add to a contributor's values, checks included."""
         result = self.words.copy()
         if self.check is not None:
             result[values.size :] += self.check.of(ring.encode(values))
         return result
 
     def taken(self, ring: Ring, words: RingArray, contributors: int) -> NDArray[np.float64]:
-        """Take the pads off a sum; ``RefusedError`` if it is not what contributors have sent."""
+        """Take the pads off a sum; ``RefusedError`` if it is not the sum of the contributions."""
         total = words - self.words * np.uint64(contributors)
         with suppress(UnreadableSumError):  # a contributor's fault
             if self.check is not None:

@@ -2,13 +2,12 @@
 
 A real number is rounded to a multiple of ``2^-fraction_bits`` and written as an integer; negative
 ones wrap round. Sums of such integers are exact as long as they stay inside the signed range of
-the word, so the ring is sized before the run from the number of clients and the largest value, and
-a value that would not fit is refused at the client, before anything is sent.
+the word. So the ring is sized before the run from the number of clients and the largest value, and
+the client refuses a value that would not fit, before anything is sent.
 
 A mask comes from a 32-byte key that is used once: the key stream of AES-256 in counter mode,
-counted as GCM does (NIST SP 800-38D) behind a nonce of zeros. OpenSSL makes that
-stream two to four times as fast in GCM as in plain counter mode; the tag, which would authenticate
-it, is not asked for.
+counted as GCM does (NIST SP 800-38D) behind a nonce of zeros. OpenSSL makes that stream two to four
+times as fast in GCM as in plain counter mode; the authenticating tag is not asked for.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ WORTH_A_THREAD = 1 << 22  # bytes of streams; fewer are made sooner than a threa
 
 @dataclass(frozen=True)
 class Ring:
-    """How real numbers are written as words; every party of a sum has the same one."""
+    """How real numbers are written as words; every party of a sum has the same ring."""
 
     word: int  # Bits of a word, 32 or 64
     fraction_bits: int  # A real number is rounded to a multiple of 2^-fraction_bits
@@ -73,11 +72,9 @@ class Ring:
 
     @property
     def dtype(self) -> np.dtype[np.generic]:
-        """Type of a word, little-endian and unsigned."""
         return WORDS[self.word]
 
     def encode(self, values: NDArray[np.floating]) -> RingArray:
-        """Write numbers as words."""
         values = np.asarray(values, dtype=np.float64)
         # Written so that NaN fails too.
         if not (fits := np.abs(values) <= self.limit).all():
@@ -91,7 +88,6 @@ class Ring:
         return words
 
     def decode(self, total: RingArray) -> NDArray[np.float64]:
-        """Read a ring sum as numbers."""
         if total.dtype != self.dtype:
             raise ValueError(f"the sum has type {total.dtype}, the ring has {self.dtype}")
         signed = total.view(SIGNED[self.word])
@@ -101,7 +97,7 @@ class Ring:
         return numbers
 
     def check_sums(self, sums: NDArray[np.float64], count: NDArray[np.generic] | int) -> None:
-        """Check that sums are no larger than numbers within the limit can make them."""
+        """Refuse sums larger than numbers within the limit can make them."""
         # A number at the limit may be rounded up by half a step.
         most = np.asarray(count) * (self.limit + 2.0**-self.fraction_bits)
         if (np.abs(sums) > most).any():
@@ -133,7 +129,7 @@ def encode_sum(
 
 
 def add_streams(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
-    """Add the streams of some keys to an array of ring words, or take them away."""
+    """Add the streams of some keys to an array of ring words, or subtract them."""
     # Each of PyTorch's threads takes some of the keys: the cipher and the addition let go of
     # Python's lock.
     # total [L]
@@ -153,7 +149,6 @@ def add_streams(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
 
 
 def _add(total: RingArray, keys: Sequence[tuple[bytes, int]]) -> None:
-    """Add the streams one after the other."""
     buffer = bytearray(min(BLOCK, total.nbytes))
     words = BLOCK // total.itemsize
     blocks = [total[first : first + words] for first in range(0, total.size, words)]

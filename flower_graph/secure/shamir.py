@@ -1,4 +1,4 @@
-"""Secrets of 32 bytes shared as Shamir does, modulo the smallest prime above 2^256.
+"""Secrets of 32 bytes in Shamir's shares, modulo the smallest prime above 2^256.
 
 A secret is the constant term of a random polynomial of degree ``threshold - 1``; holder number
 ``x`` (from 1) has its value at ``x``. Any ``threshold`` values give the polynomial; fewer leave

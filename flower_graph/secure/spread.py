@@ -13,7 +13,7 @@ WORTH_A_THREAD = 16  # curve operations: 1 ms, several times what starting a thr
 
 
 def spread(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
-    """Do a curve operation on every item; libsodium lets go of Python's lock meanwhile."""
+    """Do a curve operation on every item; libsodium releases Python's lock meanwhile."""
     import torch  # takes a second, and a command that makes keys does not need it
 
     threads = min(torch.get_num_threads(), len(items) // WORTH_A_THREAD)

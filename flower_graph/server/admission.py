@@ -1,7 +1,7 @@
 """Decides which SuperNode may speak for which clients, and how many SuperNodes may enrol.
 
-A client number belongs to a SuperNode by the server's list, or by the first enrolment, and by
-nothing else: not by the SuperNodes' ids, nor by the order of their answers.
+The server's list, or else the first enrolment, ties a client number to a SuperNode. Node ids and
+the order of answers play no part.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Admission:
     Parameters
     ----------
     listed : sequence of Member, optional
-        Who may speak for which clients, from ``members.csv``; None: the first to enrol.
+        Which SuperNode may speak for which clients, from ``members.csv``; None: the first to enrol.
     most : int, optional
         The most SuperNodes that may be enrolled; None: any number.
 
@@ -41,7 +41,6 @@ class Admission:
     _by_client: dict[int, Member] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse a limit below 1."""
         if self.most is not None and self.most < 1:
             raise ValueError(f"most: {self.most} is not at least 1")
         members = self.listed or ()
@@ -51,7 +50,7 @@ class Admission:
         object.__setattr__(self, "_by_client", by_client)
 
     def refusal(self, node: int, clients: Collection[int]) -> str:
-        """Return why the list forbids a SuperNode to speak for clients, or an empty string."""
+        """Return why the list forbids a SuperNode to speak for clients; "" if it does not."""
         if self.listed is None:
             return ""
         if not clients:
@@ -67,9 +66,9 @@ class Admission:
 def too_many(
     most: int, enrolled: Collection[int], new: Iterable[int], strangers: Collection[int]
 ) -> dict[int, str]:
-    """Return the new SuperNodes that may not enrol, since there would be more than ``most``.
+    """Return the new SuperNodes that exceed the limit ``most``, with the reason.
 
-    SuperNodes that are back with their clients go before new ones.
+    SuperNodes that return with their clients go before new SuperNodes.
     """
     refused = dict[int, str]()
     new = set(new)

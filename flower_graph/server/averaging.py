@@ -1,16 +1,15 @@
 """Flower's FedAvg, or another averaging strategy, with checked replies and a report a round.
 
-What is added to Flower's code: nodes are waited for with a limit and asked which clients they host,
-of which the run's seed draws some; replies that cannot be averaged are left out and reported; bytes
-are counted; a run can be saved and resumed. The averaging is Flower's, and may be that of another
-strategy: ``class Mine(ReportedFedAvg, FedProx)``.
+Added to Flower's code: a time limit when waiting for nodes; a question to each node which clients
+it hosts, from which the run's seed draws; checks of replies, bad replies being left out and
+reported; a count of bytes; saving and resuming. The averaging is Flower's, of ``FedAvg`` or of
+another strategy: ``class Mine(ReportedFedAvg, FedProx)``.
 
-The server asks clients: it draws them, whoever hosts them, and combines an answer of each. A
-SuperNode sends their weighted mean instead where nothing else is needed, which
-`ReportedFedAvg.weighted_sum` says.
+The server draws clients, not SuperNodes, and combines one answer of each client. If the strategy
+needs no more (`ReportedFedAvg.weighted_sum`), a SuperNode sends its clients' weighted mean.
 
-All clients measure a round's model, and save then; the server reports the round and completes the
-checkpoint, if all clients have saved.
+All clients measure a round's model and save their state. Then the server reports the round, and
+completes the checkpoint if all clients have saved.
 """
 
 from __future__ import annotations
@@ -77,23 +76,23 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     min_nodes : int
         SuperNodes to wait for before an exchange, at least 1.
     seed : int
-        Of the choice of clients.
+        Seed of the choice of clients.
     checkpoint_dir, checkpoint_every : Path or None, int
-        Where to save, and after how many rounds each; 0 for never.
+        Folder of checkpoints, and the rounds between two checkpoints; 0 for never.
     **more
-        Arguments of another strategy that a subclass puts in the place of ``FedAvg``.
+        Arguments of the strategy that a subclass uses instead of ``FedAvg``.
 
     Attributes
     ----------
     weighted_sum : bool
-        A class that writes ``combine`` sets it, in its own body, if the weighted sum of what
-        clients send is all that it needs: each SuperNode then answers with its clients' mean.
+        A class that overrides ``combine`` sets it in its own body if the weighted sum of the
+        clients' arrays is all that it needs. Each SuperNode then sends its clients' mean.
     arrays : ArrayRecord
-        The model: what was sent last.
+        The model that was sent last.
     best : BestRound
         The first round of the highest validation accuracy so far.
     own_arrays : dict of int to ArrayRecord
-        With ``personal``: what each client was given last.
+        With ``personal``: the model that each client got last.
 
     Raises
     ------
@@ -114,7 +113,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         checkpoint_every: int = 0,
         **more: Any,  # arguments of the Flower strategy that a subclass adds
     ) -> None:
-        # This class decides whom to wait for and whom to ask; Flower takes all that it is given.
+        # This class decides which nodes to wait for and to ask; Flower takes all that it is given.
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         if checkpoint_every and self.fraction_evaluate < 1:
             raise ValueError(
@@ -139,7 +138,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # What a method says
 
     def first_arrays(self) -> ArrayRecord:
-        """Return the initial model if ``start`` is given none."""
         raise ValueError("initial_arrays: a run needs a model to start from")
 
     def question(self) -> Mapping[str, Any]:  # of types that Flower's records take
@@ -147,51 +145,44 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return {}
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed; a subclass adds its own."""
+        """Return the settings that must not change on resume; a subclass adds its own."""
         return {"strategy": type(self).__name__, "seed": self.session.seed}
 
     def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
         """Turn Flower's weighted means of the replies' metrics into fields of ``RoundReport``.
 
-        Parameters
-        ----------
-        trained, evaluated : MetricRecord
-            Of the round's two exchanges; empty where no reply was usable.
-
-        Returns
-        -------
-        dict
-            At least losses, regulariser and accuracies.
+        ``trained`` and ``evaluated`` are the means of the round's two exchanges, empty without a
+        usable reply. The result has at least losses, regulariser and accuracies.
         """
         raise NotImplementedError(f"{type(self).__name__} does not say what its reports hold")
 
     def extras(self) -> Mapping[str, tuple[int, ...]]:
-        """Declare what clients send besides the model: name to shape, ``()`` for a number.
+        """Declare further arrays that clients send: name to shape, ``()`` for a number.
 
-        Clients send it as arrays of the record ``extras``: a ``NumPyClient`` names them
-        ``"extras/<name>"`` in its metrics' ``array-names``. A reply without it, with another shape
-        or with numbers that are not finite is left out.
+        Clients send them in the record ``extras``: a ``NumPyClient`` names them ``"extras/<name>"``
+        in its metrics' ``array-names``. A reply with a missing array, another shape or numbers that
+        are not finite is left out.
         """
         return {}
 
     def combine(self, replies: Sequence[ClientReply]) -> Combined:
-        """Make the next model, or one for each client, out of the replies that passed the checks.
+        """Make the next model, or one for each client, from the replies that passed the checks.
 
         By default Flower's average, or that of the strategy that a subclass puts beside this one.
 
         Parameters
         ----------
         replies : sequence of ClientReply
-            One of each client, at least one, in the order of their numbers; with ``weighted_sum``
-            a mean of each SuperNode. They are the strategy's own: it may change them.
+            At least one, one a client in the order of their numbers; with ``weighted_sum`` one mean
+            a SuperNode. The method may change them.
 
         Returns
         -------
         ArrayRecord, or dict of str to ndarray
-            The model for all; with the names and shapes of the model that was sent.
-        dict of int to one of these
-            With ``personal``, by client: each is sent its own until it is given another, also to
-            be measured. Who was never given any has the first model.
+            The model for all, with the names and shapes of the model that was sent.
+        dict of int to such a model
+            With ``personal``, by client. A client keeps its model until it gets another, also for
+            measuring. A client without a model of its own has the first model.
         None
             The models stay as they are.
         """
@@ -206,7 +197,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return arrays
 
     def prepare(self, server_round: int) -> None:
-        """Exchange messages with the connected SuperNodes before a round; none by default."""
+        """Exchange messages with the connected SuperNodes before a round; by default none."""
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the largest weight that a SuperNode's reply can have, if that is known."""
@@ -221,26 +212,20 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return self.session.ledger.payload
 
     def weights(self) -> dict[str, NDArray[Any]]:  # of the model's types
-        """Return what the server holds after the last round.
+        """Return the server's model after the last round, named as in ``first_arrays``.
 
-        Returns
-        -------
-        dict of str to ndarray
-            The model's arrays, named and shaped as ``first_arrays`` gives them; of a method with
-            personal models those of each client, as ``"client-<number>.<name>"``.
+        With personal models: each client's arrays, as ``"client-<number>.<name>"``.
         """
         own = {f"client-{one}.": arrays for one, arrays in sorted(self.own_arrays.items())}
         models = own if self.personal else {"": self.arrays}
         return {start + n: a.numpy() for start, one in models.items() for n, a in one.items()}
 
     def learnt(self) -> ArrayRecord:
-        """Return the model."""
         return self.arrays
 
     # The loop
 
     def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        """Begin anew, as often as one likes."""
         self.arrays = self.first_arrays() if initial_arrays is None else initial_arrays
         self.own_arrays = {}
         self.session.renew(type(self.session.members)(self.question()))
@@ -248,7 +233,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.summary()
 
     def round(self, server_round: int) -> RoundReport:
-        """Run a round as Flower's ``start`` does, which can begin with the first alone."""
         session, entries = self.session, self.question()
         grid, config = session.exchange.grid, ConfigRecord({**entries, **self._config})
         messages = self.configure_train(server_round, self.arrays, config, grid)
@@ -262,19 +246,16 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         return report
 
     def trained(self, report: RoundReport) -> MetricRecord:
-        """Give the round's losses beside Flower's means of what clients said."""
+        """Return the round's losses, with Flower's means of the clients' metrics."""
         return MetricRecord({**self._round.trained, **super().trained(report)})
 
     def measured(self, report: RoundReport) -> MetricRecord:
-        """Give its accuracies beside Flower's means of what clients measured."""
         return MetricRecord({**self._round.evaluated, **super().measured(report)})
 
     def finish(self, server_round: int) -> None:
-        """End: Flower's own loop saves nothing."""
         self._kept = None
 
     def summary(self) -> None:
-        """Log the settings, Flower's and the choice of clients."""
         super().summary()
         how = self.session.min_nodes, self.session.share, self.session.seed
         LOG.info("wait for %d SuperNodes; %g of the clients train, drawn by seed %d", *how)
@@ -284,7 +265,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask the round's SuperNodes to train."""
         session = self.session
         self._round, self.arrays = RoundSoFar(server_round), arrays
         if server_round == 1:
@@ -302,7 +282,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average what can be averaged; without anything, the model stays as it was."""
+        """Average the usable replies. Without any, the model stays as it was."""
         replies, session = list(replies), self.session
         asked = {node: list(session.asked[node]) for node in session.asked}
         session.ledger.count_messages("up", replies)
@@ -320,7 +300,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask all SuperNodes to measure the model."""
         self.arrays, session = arrays, self.session
         connected = session.exchange.nodes(session.min_nodes, session.timeout)
         present = session.members.present(connected)
@@ -336,7 +315,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Average the measurements and report the round."""
         self._round.measured = list(replies)
         self.session.ledger.count_messages("up", self._round.measured)
         usable = self._checked(server_round, self._round.measured, None).usable
@@ -350,21 +328,17 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # Checkpoints
 
     def is_due(self, server_round: int) -> bool:
-        """Whether the clients were asked to save the round."""
         return self._round.saves
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Say which SuperNodes have not written their part, and why."""
         return self._round.not_saved()
 
     def state(self) -> dict[str, object]:
-        """Return the models, who is known, and what the strategy keeps besides."""
         assert self._kept is not None
         kept = {"strategy": self._kept.state_dict(), "clients": self.session.members.everyone()}
         return kept | packed_models(self.arrays, self.own_arrays)
 
     def load_state(self, state: StateDict) -> None:
-        """Go on from what ``state`` returned."""
         assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])
         self.arrays, self.own_arrays = unpacked_models(state, self.arrays)
@@ -373,7 +347,6 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     # Helpers
 
     def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
-        """Combine the replies; return the model if it is one for all."""
         combined = self.combine(replies)
         if not self._round.is_averaged:
             refuse_unused(type(self).__name__, self.central_noise, self.robust)
@@ -391,7 +364,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     @property
     def is_weighted_sum(self) -> bool:
-        """Whether the weighted sum of what clients send is all that is needed."""
+        """Whether the method needs only the weighted sum of the clients' arrays."""
         # Each class on the way must say so: what a subclass overrides needs what its author says
         makers = [c for c in type(self).__mro__ if vars(c).keys() & {"combine", "aggregate_train"}]
         sums = all(vars(c).get("weighted_sum", c in OF_THE_MEAN) for c in makers)
@@ -404,7 +377,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         *,
         wants_rows: bool = False,
     ) -> list[Message]:
-        """Say whom each message is for, and put them in order: that of sums is then the same."""
+        """Write each message's clients, and order the replies, so that sums are reproducible."""
         members, sent = self.session.members, list[Message]()
         for message in sorted(messages, key=lambda one: members.place(one.metadata.dst_node_id)):
             node = message.metadata.dst_node_id
@@ -435,7 +408,7 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         model: ArrayRecord | None,
         asked: Mapping[int, Sequence[int]] | None = None,
     ) -> Checked:
-        """Check the replies; note and log every node, and every client, that is left out."""
+        """Check the replies; note and log every node and client that is left out."""
         most = partial(self.most_examples, training=model is not None)
         rows = None if asked is None or self.is_weighted_sum else asked
         about = model, self.session.timeout, most, self.extras(), self.counted, rows

@@ -1,7 +1,7 @@
 """Checks the replies of a round that averages, and the arrays that ``combine`` returns.
 
-Flower's averaging trusts its clients: a reply that lacks a key ends the run, one NaN spoils the
-model, and if the first array is of half precision, so is the mean.
+Flower's averaging trusts its clients: a reply without a key ends the run, one NaN spoils the model,
+and a first array of half precision makes the mean half precision.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def check_replies(
 ) -> Checked:
     """Leave out replies that cannot be averaged.
 
-    ``extras`` has the shapes of further arrays, ``counted`` the number of classes and what was to
-    be counted, ``rows`` the clients of which each SuperNode was asked for a row each.
+    ``extras`` has the shapes of further arrays, ``counted`` the number of classes and the kind of
+    counts, ``rows`` the clients whose rows each SuperNode must send.
     """
     rows = rows or {}
     node_of = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
@@ -150,7 +150,6 @@ def _misfit(
     counted: tuple[int, str],
     clients: int,
 ) -> str | None:
-    """Return why a reply of some clients is none that can be read, or None."""
     most = clients * _most_bytes(model, extras, counts_size(*counted))
     if (problem := too_large(reply, size_of(reply), most) or no_content(reply)) is not None:
         return problem
@@ -170,7 +169,6 @@ def _problem(
     extras: Mapping[str, tuple[int, ...]],
     counted: tuple[int, str],
 ) -> str | None:
-    """Return why a reply by itself cannot be used, or None."""
     try:
         metrics = _check_metrics(reply.content)
         _check_sums(metrics)
@@ -201,7 +199,6 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
 def _too_heavy(
     replies: Mapping[Place, Message], most_examples: Callable[[int], int | None]
 ) -> dict[Place, str]:
-    """Find replies that claim more examples than their SuperNode has."""
     result, claimed = {}, Counter[int]()
     for (node, _), reply in replies.items():
         claimed[node] += weight_of(reply)  # type: ignore[assignment]
@@ -221,7 +218,6 @@ def _most_bytes(
 
 
 def _check_sums(metrics: MetricRecord) -> None:
-    """Check sums over clients, divided by the weight, and their shares ``has-...``."""
     for name, value in metrics.items():
         share = metrics.get(f"has-{name}")
         if not isinstance(share, (int, float)) or not isinstance(value, (int, float)):
@@ -265,7 +261,7 @@ def _check_arrays(
 
 
 def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:
-    """Find replies whose metrics differ from most others': Flower needs the same in all."""
+    """Find replies whose metrics differ from most replies': Flower needs the same in all."""
     forms = {place: _form(reply) for place, reply in replies.items()}
     if not forms:
         return {}
@@ -288,7 +284,6 @@ def _form(reply: Message) -> Form:
 
 
 def _left_out(content: RecordDict) -> list[str]:
-    """Return which of its clients a SuperNode left out, with its reasons."""
     named = _named(content)
     more = [f"and {len(named) - MAX_NAMED} more clients"] if len(named) > MAX_NAMED else []
     pairs = [(line, reason_of(line)) for line in named[:MAX_NAMED]]
@@ -334,7 +329,6 @@ def personal_arrays(
 
 
 def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
-    """Return arrays as a record, after checking names, order, shapes and types."""
     if arrays.keys() != model.keys():
         raise ValueError(f"{what}: arrays {list(arrays)!s:.80}, expected {list(model)!s:.80}")
     record = ArrayRecord()
@@ -414,7 +408,7 @@ class RoundSoFar:
         )
 
     def not_saved(self) -> dict[int, str]:
-        """Return which SuperNodes did not save the round when they measured it, and why."""
+        """Return the SuperNodes that did not save the round when they measured it, and why."""
         replies = {reply.metadata.src_node_id: reply for reply in self.measured}
         reasons = dict[int, str]()
         for message in self.sent:

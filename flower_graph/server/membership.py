@@ -1,6 +1,6 @@
-"""Keeps which clients each SuperNode hosts; ``query`` asks it before it first takes part.
+"""Keeps which clients each SuperNode hosts. A ``query`` asks each new SuperNode.
 
-A method that asks newcomers more makes a subclass of `Membership`.
+A method with further questions to newcomers subclasses `Membership`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Membership:
         )
         self.resume = Resume()  # the entries about the run, and the checkpoint that it goes on from
         self.saved: Resume | None = None  # the last checkpoint that this start of the run has made
-        self.admission = Admission()  # who may enrol
+        self.admission = Admission()  # rules of enrolment
         self.bound: dict[int, int] = {}  # the last SuperNode of each client
         self.strangers = set[int]()  # those asked last that may speak for no client of the run
         self._arrays: dict[int, NDArray[np.int64]] = {}  # the same as ``clients``
@@ -59,7 +59,7 @@ class Membership:
     # What a method's own membership may override
 
     def question(self, resume: Resume) -> RecordDict:
-        """Write the request to new SuperNodes, which go on from a checkpoint, if there is one."""
+        """Write the request to new SuperNodes, with the checkpoint to resume from, if any."""
         goes_on = resume.to_config() if resume.server_round else {}
         return RecordDict({CONFIG: ConfigRecord(self._question | goes_on)})
 
@@ -72,7 +72,6 @@ class Membership:
         return Enrolment.read(content)
 
     def most_bytes(self) -> int:
-        """Return the most bytes that a reply may have."""
         return ENROLMENT
 
     def unasked(self) -> object:
@@ -108,7 +107,6 @@ class Membership:
     def ask(
         self, exchange: Exchange, connected: list[int], server_round: int, timeout: float
     ) -> list[Rejected]:
-        """Ask SuperNodes that are new; return those that take no part."""
         lost, self._lost = self._lost, set()
         for node in lost:
             self._returning.setdefault(node, self.saved)
@@ -144,7 +142,6 @@ class Membership:
         return refused
 
     def _questions(self, new: Iterable[int]) -> dict[int, RecordDict]:
-        """Write each newcomer's question; who has lost its state goes on from a checkpoint."""
         result = dict.fromkeys(new, self.question(self.resume))
         for node, saved in self._returning.items():
             if node in result and saved is not None:
@@ -152,7 +149,6 @@ class Membership:
         return result
 
     def _read(self, node: int, content: RecordDict) -> object:
-        """Read a reply after checking its message format."""
         if (version := other_version(content)) and version not in self._told:
             self._told.add(version)
             LOG.warning(
@@ -169,7 +165,6 @@ class Membership:
         self._lost |= {entry.node_id for entry in rejected if entry.kind is Kind.STATE_LOST}
 
     def present(self, connected: Iterable[int]) -> list[int]:
-        """Return the SuperNodes that can take part, in the order of their clients."""
         # Their node ids are new at every start: in the order of ids, each run would draw other
         # clients and add up in another order.
         result = [node for node in connected if node in self.clients]
@@ -185,20 +180,17 @@ class Membership:
         return len(self.clients.get(node, ())) or 1
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
-        """Return the largest weight that a SuperNode's reply may have, if it is known."""
         most = self.examples.get(node)
         return most if most is None or training else self.count(node)
 
     def everyone(self) -> list[int]:
-        """Return the numbers of all known clients, including those that are gone."""
+        """Return the numbers of all known clients, including absent ones."""
         return sorted({c for local in self.clients.values() for c in local} | self.absent)
 
     def anyone(self) -> bool:
-        """Whether any client is known."""
         return bool(self.absent) or any(self.clients.values())
 
     def numbers(self) -> dict[int, NDArray[np.int64]]:
-        """Return the clients of every SuperNode as arrays, made once."""
         if len(self._arrays) < len(self.clients):
             for node, local in self.clients.items():
                 if node not in self._arrays:
@@ -206,7 +198,6 @@ class Membership:
         return self._arrays
 
     def move(self, old: int, node: int) -> None:
-        """Register a SuperNode under another id."""
         self.clients = renamed(self.clients, old, node)
         self._arrays.pop(old, None)
 
@@ -218,7 +209,6 @@ class Membership:
         self.absent |= set(local)
 
     def forget_all(self) -> None:
-        """Forget all SuperNodes, so that all are asked again."""
         for node in list(self.clients):
             self.forget(node)
 
@@ -253,7 +243,6 @@ class Membership:
         )
 
     def _homes(self, answers: Iterable[Answered]) -> dict[int, int]:
-        """Return the SuperNode of each client that newcomers claim, if one hosts it."""
         # There may be ten million clients: no second mapping of all of them is kept.
         if not self.clients:
             return {}
@@ -261,7 +250,6 @@ class Membership:
         return {c: n for n, local in self.clients.items() for c in local if c in claimed}
 
     def _together(self) -> set[frozenset[int]]:
-        """Return the clients of each SuperNode together."""
         by_node = dict[int, set[int]]()
         for client, node in self.bound.items():
             by_node.setdefault(node, set()).add(client)
@@ -273,7 +261,6 @@ class Membership:
         connected: Collection[int],
         homes: Mapping[int, int],
     ) -> dict[int, str]:
-        """Return the newcomers beyond the limit."""
         if (most := self.admission.most) is None:
             return {}
         replaced = {homes.get(c) for local in claims.values() for c in local}
@@ -286,7 +273,6 @@ class Membership:
         return refused
 
     def _enrol(self, node: int, answer: Answered, homes: Mapping[int, int]) -> str:
-        """Enrol a SuperNode's clients; return why it takes no part, or an empty string."""
         if reason := self.refusal(answer):
             return reason
         clients: list[int] = np.asarray(answer.clients, np.int64).tolist()
@@ -301,7 +287,6 @@ class Membership:
         return ""
 
     def _warn_of_weight(self) -> None:
-        """Warn of a SuperNode that claims nearly all examples."""
         total = sum(self.examples.values())
         for node, local in self.examples.items():
             if len(self.examples) > 1 and local > MOSTLY * total:
@@ -314,21 +299,20 @@ class Membership:
 
 
 class NamedClients(Membership):
-    """Membership of a method with personal models: who gets one must have a number."""
+    """Membership of a method with personal models, for which each client needs a number."""
 
     def refusal(self, answer: Answered) -> str:
-        """Return why a SuperNode cannot get its clients' own models, or an empty string."""
         why = "it does not say which clients it hosts, and each is answered with its own model"
         return "" if answer.clients else why
 
 
 def renamed(by_node: Mapping[int, T], old: int, node: int) -> dict[int, T]:
-    """Return the same mapping with a SuperNode's new id, in the same order."""
+    """Return the mapping with a SuperNode's new id, in the same order."""
     return {node if at == old else at: one for at, one in by_node.items()}
 
 
 def other_version(content: RecordDict) -> str:
-    """Return the version of the node that answered a ``query``; empty if it is the server's."""
+    """Return the version of the node that answered a ``query``; "" if it is the server's."""
     # A plain ClientApp sends no version, which is fine.
     answer = record_of(content, CONFIG, ConfigRecord) or ConfigRecord()
     if MESSAGE_FORMAT not in answer:

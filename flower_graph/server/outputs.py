@@ -39,14 +39,13 @@ class Wanted:
     folder: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse impossible values."""
         choice(*SAVE).check("save", self.save)
         choice(*KEEP).check("keep", self.keep)
         at_least(0).check("every", self.every)
 
 
 class KeptOutputs:
-    """Asks the clients of a run to keep their outputs, and keeps the server's."""
+    """Has the clients of a run keep their outputs, and keeps the server's."""
 
     # These messages do not count in the run's bytes, which say what the method costs.
 
@@ -72,14 +71,12 @@ class KeptOutputs:
             self._do(SNAPSHOT)
 
     def finish(self) -> None:
-        """Let clients and server write their final files."""
         self._do(FINISH)
         lines = self._figures()
         if self._own is not None and lines is not None:
             write_lines(self._own.folder / CLIENTS, HEAD, lines)
 
     def _begin(self, nodes: Iterable[int]) -> None:
-        """Tell newly enrolled SuperNodes what the run keeps."""
         nodes = set(nodes)
         self._asked = (self._asked | nodes) - self._ask(nodes, self._request(BEGIN))
 
@@ -92,7 +89,6 @@ class KeptOutputs:
             does(request, lambda: snapshot)
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
-        """Send a request to the connected SuperNodes; return those that failed."""
         session, connected = self._session, set(self._session.exchange.grid.get_node_ids())
         ledger = session.exchange.ledger
         before = ledger.state_dict()

@@ -1,7 +1,7 @@
 """Flower's averages that a few hostile clients cannot move far.
 
-Each client's answer counts as one, whatever its weight, and whoever hosts it: SuperNodes answer
-with a row for each. A hostile SuperNode is as many hostile clients as it hosts.
+Each client's answer counts once, whatever its weight or SuperNode: SuperNodes send a row for each
+client. A hostile SuperNode counts as many hostile clients as it hosts.
 """
 
 from __future__ import annotations
@@ -26,15 +26,12 @@ AVERAGES: dict[str, type[FedAvg]] = {
 
 
 class _Enough(FedAvg):
-    """Warns if the answers are too few for the average to protect anybody."""
-
     robust: Robust
     _warned = 0  # number of answers at the last warning
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average."""
         result = list(replies)
         if (why := too_few(self.robust, len(result))) and len(result) != self._warned:
             self._warned = len(result)
@@ -58,7 +55,7 @@ def make_robust(kind: type[S], robust: Robust, *args: object, **options: Any) ->
 
 
 def too_few(robust: Robust, answers: int) -> str:
-    """Return why so many answers are too few, or an empty string."""
+    """Return why an average of so few answers protects nobody, or an empty string."""
     if robust.name == KRUM and answers < (needed := 2 * robust.num_malicious + 3):
         return (
             f"krum with strategy.num_malicious={robust.num_malicious} needs {needed} clients, "

@@ -42,7 +42,7 @@ class RoundLoop(Strategy):
     _outputs: KeptOutputs | None  # None: nothing is kept
     usual_rounds: ClassVar = 100
     metrics: Sequence[str] = (ACCURACY,)  # that are reported; the first decides what is best
-    counting = ""  # what of their predictions clients count; nothing for the accuracy alone
+    counting = ""  # the kind of counts that clients send; none for the accuracy alone
     num_classes: int = 0  # that clients predict, where predictions can be counted
     counts: Counts | Errors | None = None  # of predictions, in the round that was reported last
     _config = ConfigRecord()  # further entries of ``train`` messages
@@ -50,7 +50,7 @@ class RoundLoop(Strategy):
 
     @property
     def counted(self) -> tuple[int, str]:
-        """How many classes there are, and what clients are to count."""
+        """Number of classes, and the kind of counts that clients send."""
         return self.num_classes, self.counting
 
     @property
@@ -59,7 +59,7 @@ class RoundLoop(Strategy):
         return {COUNTING: self.counting} if self.counting else {}
 
     def initialize_parameters(self, *_: object, **__: object) -> NoReturn:
-        """Refuse Flower's older server, whose first call this is."""
+        """Refuse Flower's older server, which calls this first."""
         raise LegacyAppError(
             f"{type(self).__name__} is a strategy of Flower's Message API: call its start in an "
             "@app.main() of a ServerApp, in the place of server_fn, ServerAppComponents or "
@@ -68,19 +68,16 @@ class RoundLoop(Strategy):
 
     # What a server says
 
-    def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        """Set the initial state of a run."""
+    def begin(self, initial_arrays: ArrayRecord | None) -> None: ...
 
     def round(self, server_round: int) -> RoundReport | None:
-        """Run a round; return its report, or None if that comes later."""
+        """Run a round; return its report, or None if the report comes later."""
         raise NotImplementedError
 
     def trained(self, report: RoundReport) -> MetricRecord:
-        """Return a round's losses, for ``Result.train_metrics_clientapp``."""
         return _entries(report, LOSSES)
 
     def measured(self, report: RoundReport) -> MetricRecord:
-        """Return its accuracies, for ``Result.evaluate_metrics_clientapp``."""
         return _entries(report, ACCURACIES)
 
     # Any: NumPy arrays or tensors
@@ -89,27 +86,22 @@ class RoundLoop(Strategy):
         raise NotImplementedError
 
     def learnt(self) -> ArrayRecord:
-        """Return the server's model, for Flower's ``Result``."""
         return ArrayRecord({name: Array(value) for name, value in self.weights().items()})
 
     def fixed_settings(self) -> dict[str, object]:
-        """Return what may not change when a run is resumed."""
         raise NotImplementedError
 
     def state(self) -> dict[str, object]:
-        """Return the server's state for a checkpoint."""
         raise NotImplementedError
 
     def load_state(self, state: Mapping[str, object]) -> None:
-        """Go on from what ``state`` returned."""
         raise NotImplementedError
 
     def is_due(self, server_round: int) -> bool:
-        """Whether a round gets a checkpoint."""
         return self.session.is_due(server_round)
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have the clients save a checkpoint; return which SuperNodes have not, and why."""
+        """Have the clients save a checkpoint; return the SuperNodes that did not, and why."""
         raise NotImplementedError
 
     def snapshot(self) -> Snapshot | None:
@@ -124,7 +116,7 @@ class RoundLoop(Strategy):
         return None
 
     def saw_best(self) -> None:
-        """Keep what is needed later of the round that is reported, the best so far."""
+        """Keep the data of the best round so far that later steps need."""
 
     def finish(self, server_round: int) -> None:
         """Send the last message, after the last round."""
@@ -170,28 +162,26 @@ class RoundLoop(Strategy):
         grid : Grid
             Flower's grid, or ``flower_graph.simulation.InProcessGrid``.
         initial_arrays : ArrayRecord, optional
-            What the server's model begins with; by default the method's own. Refused by methods
-            whose server has no model, as are ``train_config`` and ``evaluate_fn``.
+            The server's first model; by default the method's own. Methods without a server model
+            refuse it, and ``train_config`` and ``evaluate_fn`` too.
         num_rounds : int, optional
-            Rounds to run, those before a checkpoint included; by default as many as the method's
+            Rounds to run, including those before a checkpoint; by default as many as the method's
             paper runs.
         timeout : float
             Seconds that an exchange may take.
         train_config : ConfigRecord, optional
-            Entries to send along with every ``train`` message.
+            Further entries of every ``train`` message.
         evaluate_config : ConfigRecord, optional
-            Entries to send along with every ``evaluate`` message; refused by methods that send
-            nothing to clients for evaluation alone.
+            Further entries of every ``evaluate`` message; refused by methods without such messages.
         evaluate_fn : callable, optional
             Called with the round and the server model's arrays after every round.
         should_stop : callable, optional
-            Called at the end of every round with its number and the result so far, which it must
-            not change; True ends the run. Where a round is measured in the next, that round is
-            the last.
+            Called after every round with its number and the result so far, which it must not
+            change. True ends the run; if the next round measures this one, that round is the last.
         on_round : callable, optional
             Called with every round's report; without it, one line is logged.
         resume : bool
-            Go on from the last complete checkpoint in ``checkpoint_dir``.
+            Continue from the last complete checkpoint in ``checkpoint_dir``.
         patience : int
             Rounds without a better validation after which the run ends; 0 for never.
         save : str
@@ -202,19 +192,18 @@ class RoundLoop(Strategy):
         every : int
             Rounds between two points of each client's curves; 0 for none.
         metrics : sequence of str
-            What is reported of predictions: ``"accuracy"``, ``"macro-f1"``,
-            ``"balanced-accuracy"``, ``"auc"``, of links and numbers others (docs/links.md); the
-            first decides what is best.
+            Reported metrics: ``"accuracy"``, ``"macro-f1"``, ``"balanced-accuracy"``, ``"auc"``;
+            docs/links.md has those of links and numbers. The first decides the best round.
         output_dir : Path, optional
-            Where the server keeps its part; without, it keeps none.
+            Folder of the server's outputs; without it, the server keeps none.
 
         Returns
         -------
         Result
-            The server's model, as ``weights`` names it, and every round's figures, under the names
-            of ``metrics.jsonl``: ``loss``, ``cross-entropy``, ``regulariser`` and
-            ``answered`` in ``train_metrics_clientapp[round]``, ``train-accuracy``,
-            ``val-accuracy`` and ``test-accuracy`` in ``evaluate_metrics_clientapp[round]``.
+            The server's model, as ``weights`` names it, and every round's figures, named as in
+            ``metrics.jsonl``: ``loss``, ``cross-entropy``, ``regulariser`` and ``answered`` in
+            ``train_metrics_clientapp[round]``, ``train-accuracy``, ``val-accuracy`` and
+            ``test-accuracy`` in ``evaluate_metrics_clientapp[round]``.
 
         Raises
         ------
@@ -222,7 +211,7 @@ class RoundLoop(Strategy):
             If no client is there, none gives a usable answer before the deadline, or all rounds
             were skipped; ``ClientBugError`` if all clients fail with the same error.
         AlignmentError
-            If clients cannot be brought to one order of the nodes that they share.
+            If the clients cannot agree on one order of the nodes that they share.
         DivergedError
             If the loss is no longer a number.
         CheckpointError
@@ -290,7 +279,6 @@ class RoundLoop(Strategy):
         result: Result,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
     ) -> RoundReport | None:
-        """Run a round and put its figures into the result."""
         started = time.perf_counter()
         report = self.round(server_round)
         if report is None:
@@ -306,7 +294,7 @@ class RoundLoop(Strategy):
         return report
 
     def _is_over(self, done: int, patience: int) -> bool:
-        """Whether no round is left: all are done, or none was better for too long."""
+        """Whether all rounds are done, or `patience` rounds passed without a better one."""
         session, best = self.session, self.best
         session.early_stop_at = best.number + patience if patience else 0
         if done < session.rounds and session.stops_early(best.last):
@@ -320,7 +308,6 @@ class RoundLoop(Strategy):
         self.session.rounds = min(self.session.rounds, done)
 
     def _save(self, server_round: int) -> None:
-        """Save a round's checkpoint if one is due and all connected clients have saved theirs."""
         if self.is_due(server_round):
             missing = self.clients_save(server_round)
             if self.session.checkpoints.save(server_round, self._saved(), missing):
@@ -328,7 +315,6 @@ class RoundLoop(Strategy):
                 self.best.saved()
 
     def _saved(self) -> dict[str, object]:
-        """Return everything in the server's checkpoint."""
         return {
             "settings": self._fixed_settings(),
             WIRE: self.session.exchange.ledger.state_dict(),
@@ -338,12 +324,11 @@ class RoundLoop(Strategy):
         }
 
     def _fixed_settings(self) -> dict[str, object]:
-        """Return what may not change: with it, which metric the best round was chosen by."""
+        """Return the settings that must not change, and the metric that chose the best round."""
         chosen = {"metrics": list(self.metrics)} if self.counting else {}
         return self.fixed_settings() | chosen
 
     def _resume(self) -> int:
-        """Resume from the newest checkpoint that server and clients have; return its round."""
         session = self.session
 
         def load(state: StateDict) -> None:
@@ -361,7 +346,6 @@ class RoundLoop(Strategy):
         return session.checkpoints.continue_run(session.rounds, self._fixed_settings(), load, ask)
 
     def _kept_outputs(self, wanted: Wanted) -> KeptOutputs | None:
-        """Return the object that keeps outputs; None if nothing is to be kept."""
         self.session.members.greet = None
         if wanted.save == NOTHING:
             return None
@@ -369,13 +353,11 @@ class RoundLoop(Strategy):
         return KeptOutputs(self.session, wanted, request, self.snapshot, self.figures)
 
     def _keep_request(self, wanted: Wanted, action: str) -> KeepRequest:
-        """Return the request for an action on the clients' outputs."""
         best, run = self.best, self.session.checkpoints.run
         asked = action, wanted.save, wanted.keep, wanted.every
         return KeepRequest(run, best.last, best.number, *asked, best.protected)
 
     def _finish_outputs(self, wanted: Wanted) -> None:
-        """Let clients and server write their final files if any round was reported."""
         if self._outputs is None or not self.best.last:
             return
         if wanted.keep == BEST and not self.best.number:
@@ -387,5 +369,4 @@ class RoundLoop(Strategy):
 
 
 def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
-    """Return some of a report's entries as Flower's record, named as in ``metrics.jsonl``."""
     return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})

@@ -1,10 +1,10 @@
-"""The base of servers with rounds of their own: `RoundStrategy`, in the loop of all servers.
+"""`RoundStrategy`, the base of servers with rounds of their own.
 
-Methods that average stand on that loop (``round_loop.py``) with Flower's verbs (``averaging.py``).
-Others write
+Methods that average use the loop (``round_loop.py``) with Flower's verbs (``averaging.py``). Other
+methods write
 
-- ``ask``, ``read`` and ``learn``: write a round's requests, read a reply, and learn from the
-replies; or `round`, if a round is more than one exchange;
+- ``ask``, ``read`` and ``learn``: a round's requests, the check of a reply, and the use of the
+  replies; or `round`, if a round is more than one exchange;
 - `weights`: the server's model;
 - `fixed_settings`, `state` and `load_state`: the content of a checkpoint;
 - a `Membership`: the question to newcomers.
@@ -37,16 +37,15 @@ class Request(Protocol):
     def clients(self) -> object:
         """The numbers of the clients asked: a list or an array."""
 
-    def to_record(self) -> RecordDict:
-        """Write the request for the wire."""
+    def to_record(self) -> RecordDict: ...
 
 
 class Answer(Protocol):
-    """A SuperNode's reply, once it is read."""
+    """A SuperNode's reply, after it is read."""
 
     @property
     def not_saved(self) -> str:
-        """Why the clients have not completed a checkpoint; empty if they have or need not."""
+        """Why the clients have not completed a checkpoint; "" if they have or need not."""
 
 
 Q = TypeVar("Q", bound=Request)
@@ -66,23 +65,19 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     # What a method writes; requests and replies are messages of its own
 
     def ask(self, server_round: int) -> Mapping[int, Q]:
-        """Return the round's request to each SuperNode."""
         raise NotImplementedError
 
     def read(self, node: int, content: RecordDict) -> A:
-        """Read and check a SuperNode's reply to it."""
         raise NotImplementedError
 
     def reply_bytes(self) -> int:
-        """Return the most bytes that a reply may have."""
+        """Return the largest allowed reply, in bytes."""
         raise NotImplementedError
 
     def learn(self, server_round: int, replies: Replies[A]) -> RoundReport:
-        """Learn from the replies; return the round's report."""
         raise NotImplementedError
 
     def round(self, server_round: int) -> RoundReport | None:
-        """Run a round; return its report, or none if that comes later."""
         self.requests = dict(self.ask(server_round))
         replies = self.send(server_round, "train", self._config)
         self.answers = replies.values
@@ -91,7 +86,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def send(
         self, server_round: int, message_type: str, config: Mapping[str, object] | None = None
     ) -> Replies[A]:
-        """Send the requests, and gather the usable replies."""
         return self.session.send(
             self._messages(config or {}),
             server_round,
@@ -101,7 +95,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         )
 
     def clients_save(self, server_round: int) -> dict[int, str]:
-        """Have the clients complete a checkpoint; return which SuperNodes have not, and why."""
+        """Have the clients complete a checkpoint; return the SuperNodes that have not, and why."""
         # The round's requests have already asked them to save.
         came = {node: answer.not_saved for node, answer in self.answers.items()}
         reasons = {node: came.get(node, "it did not answer") for node in self.requests}
@@ -127,7 +121,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         )
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
-        """Refuse a second run, and arguments that need a model at the server."""
         if self.session.is_open:
             raise ValueError("this strategy has run already: build a new one")
         if given:
@@ -137,7 +130,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
             )
 
     def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
-        """Write the requests; add the caller's entries, unless the message has its own."""
+        """Write the requests with the caller's entries; the method's own entries win."""
         self.session.asked = {
             node: np.asarray(one.clients, np.int64) for node, one in self.requests.items()
         }
@@ -152,7 +145,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Write the round's messages."""
         self.session.over(grid)
         self.requests = dict(self.ask(server_round))
         for node, content in self._messages(config).items():
@@ -161,7 +153,6 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Learn from the replies."""
         usable = self.session.read(server_round, replies, self.read)
         self.answers = usable.values
         self.last = self.learn(server_round, usable)
@@ -171,17 +162,15 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Ask nobody: a round's measurements come with the answers to ``train``."""
+        """Ask nobody: the answers to ``train`` bring the measurements."""
         return []
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the measurements that came with the answers to ``train``."""
         return None if self.last is None else self.measured(self.last)
 
     def summary(self) -> None:
-        """Log the settings in one line."""
         LOG.info("%s: %s", type(self).__name__, self.fixed_settings())
 
 
@@ -189,7 +178,6 @@ class OwnRounds(RoundStrategy[Q, A]):
     """A server whose round is more than one exchange, which Flower's round loop cannot run."""
 
     def configure_train(self, *_: object, **__: object) -> NoReturn:
-        """Refuse: a round is two exchanges."""
         raise RuntimeError("a round is two exchanges: call start, not Flower's round loop")
 
     aggregate_train = configure_train

@@ -1,8 +1,8 @@
-"""A run's session with its clients: who is connected, whom a round asks, who answered.
+"""A run's session with its clients: which are connected, asked, and answered.
 
-A round calls `gather` (wait, enrol newcomers), `draw` if not everybody takes part, `send`, and
-`participation`, which tells what became of every client. Between two rounds the session holds the
-hosts of clients (`members`), the exchange with its byte ledger, and the checkpoints.
+A round calls `gather` (wait, enrol newcomers), `draw` if only some clients take part, `send`, and
+`participation`, which tells the outcome for every client. Between rounds the session holds the
+clients of each SuperNode (`members`), the exchange with its byte ledger, and the checkpoints.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ SCALARS = (bool, int, float, str, type(None))
 
 
 class RunCheckpoints:
-    """When to save, and which checkpoint to go on from."""
+    """Decides when to save, and from which checkpoint to resume."""
 
     def __init__(self, folder: Path | None, every: int) -> None:
         checkpoint.check(folder, every)
@@ -60,11 +60,10 @@ class RunCheckpoints:
 
     @property
     def run(self) -> str:
-        """The run's token."""
         return self.resume.run
 
     def is_due(self, server_round: int, rounds: int) -> bool:
-        """Whether this round is to be saved; the last one always is, if any is."""
+        """Whether to save this round; with checkpoints, the last round always is."""
         if not self.every or server_round < 1:
             return False
         return self._is_late or server_round % self.every == 0 or server_round == rounds
@@ -99,7 +98,7 @@ class RunCheckpoints:
         load: Callable[[Mapping[str, object]], None],
         ask: Callable[[int], Sequence[str]],
     ) -> int:
-        """Resume from the newest checkpoint that the server can read and all clients have."""
+        """Resume from the newest checkpoint that the server and all clients have."""
 
         def take(server_round: int, state: StateDict) -> Sequence[str]:
             assert self.folder is not None
@@ -150,7 +149,7 @@ class Session:
         if min_nodes < 1:
             raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
         self.members, self.min_nodes = members, min_nodes
-        self.admission = Admission()  # who may enrol; set before the session is open
+        self.admission = Admission()  # rules of enrolment; set before the session is open
         self.share, self.seed = participation, seed
         self.checkpoints = RunCheckpoints(checkpoint_dir, checkpoint_every)
         self.timeout, self.rounds = 600.0, 0
@@ -164,22 +163,19 @@ class Session:
 
     @property
     def exchange(self) -> Exchange:
-        """The exchange, once the session is open."""
         assert self._exchange is not None
         return self._exchange
 
     @property
     def ledger(self) -> ByteLedger:
-        """Bytes so far."""
         return ByteLedger() if self._exchange is None else self._exchange.ledger
 
     @property
     def is_open(self) -> bool:
-        """Whether the session has a grid."""
         return self._exchange is not None
 
     def open(self, grid: Grid, timeout: float, rounds: int = 0) -> None:
-        """Set the grid, the seconds that an exchange may take, and the rounds if they are known."""
+        """Set the grid, the seconds that an exchange may take, and the rounds if known."""
         self._exchange, self.timeout, self.rounds = Exchange(grid), timeout, rounds
         self.members.resume, self.members.admission = self.checkpoints.resume, self.admission
         replace_dead_actors()
@@ -197,12 +193,11 @@ class Session:
     # Whom to ask
 
     def gather(self, server_round: int, nobody: str = NOBODY) -> dict[int, list[int]]:
-        """Wait for SuperNodes and enrol new ones; return the clients of all that are connected."""
+        """Wait for SuperNodes and enrol new ones; return each connected SuperNode's clients."""
         self.enrol(server_round)
         return self.hosted(nobody)
 
     def enrol(self, server_round: int) -> None:
-        """Wait for SuperNodes and enrol new ones."""
         self.connected = self.exchange.nodes(self.min_nodes, self.timeout)
         members, timeout = self.members, self.timeout
         self.rejected = members.ask(self.exchange, self.connected, server_round, timeout)
@@ -226,7 +221,7 @@ class Session:
     def participants(
         self, server_round: int, hosted: Mapping[int, Sequence[int]]
     ) -> dict[int, list[int]]:
-        """Draw which clients take part in a round, whoever hosts them: each SuperNode's."""
+        """Draw a round's clients, independently of their SuperNodes; return each SuperNode's."""
         # In the order of the clients; a SuperNode that names none is one, at the end
         everyone = [(False, client, node) for node, local in hosted.items() for client in local]
         everyone += [(True, node, node) for node, local in hosted.items() if not local]
@@ -238,13 +233,12 @@ class Session:
         return result
 
     def is_due(self, server_round: int) -> bool:
-        """Whether a checkpoint of this round is to be made."""
         # Clients save before the round's accuracy is known
         last = server_round if self.stops_early(server_round) else self.rounds
         return self.checkpoints.is_due(server_round, last)
 
     def stops_early(self, server_round: int) -> bool:
-        """Whether a round is the last one, unless it is better than all before."""
+        """Whether the run ends after this round unless it is the best so far."""
         return 0 < self.early_stop_at <= server_round
 
     # Messages
@@ -258,7 +252,6 @@ class Session:
         message_type: str = "train",
         max_reply_bytes: int,
     ) -> Replies[T]:
-        """Send messages and gather the usable replies."""
         replies = self.exchange.send(
             requests,
             message_type=message_type,
@@ -327,7 +320,7 @@ class Session:
         idle: str = NOT_DRAWN,
         no_use: str = "",
     ) -> Participation:
-        """Return what became of every client in this round; ``failed`` has reasons by client."""
+        """Return each client's outcome in this round; ``failed`` has reasons by client."""
         return account_for(
             self.members.numbers(),
             self.connected,
@@ -344,7 +337,6 @@ class Session:
     def report(
         self, server_round: int, who: Participation, *, asked: int, answered: int, **figures: Any
     ) -> RoundReport:
-        """Return a round's report: its ``figures``, and those of the session."""
         return RoundReport(
             round=server_round,
             asked=asked,
@@ -364,7 +356,7 @@ class Session:
         saved: Mapping[int, str],
         message_type: str = "train.save",
     ) -> dict[int, str]:
-        """Have SuperNodes save a round that the request did not save; return failures by node."""
+        """Have SuperNodes save a round in a message of its own; return failures by node."""
         # saved: SuperNodes that the request asked to save, and why they failed
         replies = self.send(
             dict.fromkeys([node for node in self.present() if node not in saved], content),
@@ -377,7 +369,7 @@ class Session:
         return missing | {entry.node_id: entry.reason for entry in replies.rejected}
 
     def note_saved(self, server_round: int) -> None:
-        """Let those who lose their state from now on come back with this round's checkpoint."""
+        """Let SuperNodes that lose their state from now on resume from this round's checkpoint."""
         run = self.checkpoints.run
         self.members.saved = Resume(run, server_round, secrets.token_hex(8))
 

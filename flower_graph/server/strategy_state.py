@@ -1,9 +1,8 @@
 """The state of a Flower strategy in a checkpoint.
 
-Flower's strategies have no method for checkpoints. They keep lasting state, such as the moments of
-FedAdam, in attributes. So every attribute that has changed since the run began is saved, if it is
-made of numbers and arrays, and otherwise refused: a run resumed without it would take another
-course.
+Flower's strategies have no checkpoint method and keep lasting state, such as FedAdam's moments, in
+attributes. Every attribute that changed since the run began is saved if it consists of numbers and
+arrays, and refused otherwise: without it, a resumed run would differ.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class StrategyState:
         self._start = {name: _copied(value) for name, value in self._attributes().items()}
 
     def state_dict(self) -> dict[str, object]:
-        """Return the attributes that have changed, for ``torch.save``."""
         return {
             name: packed(value, f"{type(self._strategy).__name__}.{name}")
             for name, value in self._attributes().items()
@@ -44,7 +42,7 @@ class StrategyState:
         }
 
     def load_state_dict(self, state: dict[str, object]) -> None:
-        """Restore what ``state_dict`` returned; reset all other attributes."""
+        """Restore the output of ``state_dict``; reset all other attributes."""
         for name, value in self._start.items():
             setattr(self._strategy, name, _copied(value))
         for name, value in state.items():
@@ -56,7 +54,6 @@ class StrategyState:
 
 
 def _copied(value: object) -> object:
-    """Copy values that may be changed in place."""
     return copy.deepcopy(value) if type(value) in PLAIN else value
 
 
@@ -111,7 +108,7 @@ def unpacked(value: object) -> Any:
 
 
 def packed_models(shared: ArrayRecord, own: Mapping[int, ArrayRecord]) -> dict[str, object]:
-    """Return the common model and the clients' own ones for a checkpoint."""
+    """Return the common model and the clients' own models for a checkpoint."""
     models = {
         "arrays": values_of(shared),
         "own-arrays": {client: values_of(model) for client, model in own.items()},
@@ -122,7 +119,7 @@ def packed_models(shared: ArrayRecord, own: Mapping[int, ArrayRecord]) -> dict[s
 def unpacked_models(
     state: Mapping[str, object], model: ArrayRecord
 ) -> tuple[ArrayRecord, dict[int, ArrayRecord]]:
-    """Read what ``packed_models`` wrote; ``ValueError`` if it does not fit this run's model."""
+    """Read the output of ``packed_models``; ``ValueError`` if it does not fit this model."""
     own = unpacked(state["own-arrays"])
     shared = arrays_like(model, unpacked(state["arrays"]))
     return shared, {client: arrays_like(model, values) for client, values in own.items()}

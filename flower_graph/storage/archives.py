@@ -1,6 +1,6 @@
 """Untrusted zip archives, and the NumPy arrays in them.
 
-The sizes that an archive claims are checked against its own before anything is unpacked.
+The sizes that an archive claims are checked before anything is unpacked.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def read_arrays(path: Path | str, most: int = MOST_TENSORS) -> dict[str, NDArray
     Raises
     ------
     OSError, ValueError
-        If it is no regular file, no such archive, or says of its arrays what it does not hold.
-        A damaged one raises what its parts do: ``BadZipFile``, ``zlib.error`` and others.
+        If it is no regular file, no such archive, or its headers claim more than it holds. A
+        damaged one raises what its parts do: ``BadZipFile``, ``zlib.error`` and others.
     """
     with open_regular(path, most) as stream, open_archive(stream) as archive:
         members = archive.infolist()

@@ -1,9 +1,9 @@
 """Checkpoints: a folder per round, written whole or not at all; the last two are kept.
 
-``round-000100/client-0.safetensors`` is written by each client, ``round-000100/server.pt`` by the
-server after all of them answered, so a folder with a server file is complete. A client of a
-deployment writes into a folder of its own instead (``client.cohort_state``). Every file has a
-SHA-256 of what it holds and the token of its run: a damaged file, or one of another run, is
+Each client writes ``round-000100/client-0.safetensors``; the server writes
+``round-000100/server.pt`` after all clients answered, so a folder with a server file is complete. A
+client of a deployment writes into a folder of its own instead (``client.cohort_state``). Every file
+has a SHA-256 of its content and the token of its run: a damaged file, or one of another run, is
 refused. Reading runs no code: the files are safetensors, or read by ``storage.pickled``.
 """
 
@@ -40,7 +40,7 @@ CHECKSUM, RUN = "sha256", "run"  # in a client's file
 
 
 def check(folder: Path | None, every: int) -> None:
-    """Refuse impossible settings: every how many rounds to save (0: never), and where."""
+    """Refuse impossible settings: the rounds between checkpoints (0: never), and the folder."""
     if every < 0:
         raise ValueError(f"checkpoint_every: {every} is not at least 0")
     if every and folder is None:

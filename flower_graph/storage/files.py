@@ -45,8 +45,8 @@ _PROBE_BYTES = 4 * 2**20
 def prepare_folder(out: Path, *, may_exist: bool = False) -> Path:
     """Make an output folder, and check by writing to it that it can take a run's outputs.
 
-    The path that it returns has no links. One that may exist may be from anybody: links in it that
-    lead out of it, and files of others, are refused.
+    The returned path has no links. An existing folder may be from anybody: links in it that lead
+    out of it, and files of other users, are refused.
     """
     out = named(out)
     if out.exists() and not out.is_dir():
@@ -208,7 +208,7 @@ class FolderLock:
 def private_folder(folder: Path) -> os.stat_result:
     """Make a folder, and missing ones above it, for their owner alone, whatever modes existed.
 
-    Returns what the folder was like.
+    Returns the folder's earlier status.
     """
     make_folder(folder, 0o700)
     try:
@@ -247,5 +247,5 @@ def default_folder() -> Path:
 
 
 def user_cache() -> Path:
-    """Return the user's folder for what can be made again."""
+    """Return the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "flower-graph"

@@ -1,7 +1,7 @@
-"""Reads files of ``torch.save`` without running code and without allocating more than they hold.
+"""Reads files of ``torch.save`` without running code and within their own size.
 
-``torch.load`` with ``weights_only`` runs nothing, but takes a file at its word: if a tensor claims
-more numbers than the file has, it reads past the end, or fills the memory. So its pickle is checked
+``torch.load`` with ``weights_only`` runs nothing, but believes the file: if a tensor claims more
+numbers than the file has, it reads past the end, or fills the memory. So its pickle is checked
 first, with stand-ins for everything that it names.
 """
 
@@ -56,13 +56,13 @@ _SEVERAL = (list, tuple, dict, set)
 
 # Any: the reader checks what was saved
 def load_saved(source: Path | bytes) -> Any:
-    """Load what ``torch.save`` wrote to a file or into bytes, on the processor.
+    """Load the content of a file or bytes of ``torch.save``, on the processor.
 
     Raises
     ------
     OSError, ValueError
-        If it is no regular file, or names what it does not hold or what could run code. A damaged
-        one can raise nearly anything.
+        If it is no regular file, claims more than it holds, or names code to run. A damaged file
+        can raise nearly anything.
     UnpicklingError
         If it has objects of classes that are not allowed.
     """
@@ -75,7 +75,6 @@ def load_saved(source: Path | bytes) -> Any:
 
 
 def _check(stream: BinaryIO, size: int) -> None:
-    """Check the sizes that a file claims against its own."""
     stream.seek(0)
     is_zipped = stream.read(len(ZIPPED)) == ZIPPED
     stream.seek(0)
@@ -121,7 +120,6 @@ class _Claims(_Base):  # type: ignore[misc]
         self.shared = self.nested = 0
 
     def sizes(self) -> dict[str, int]:
-        """Return how many bytes each storage claims."""
         self.load()
         return self.storages
 
@@ -133,11 +131,9 @@ class _Claims(_Base):  # type: ignore[misc]
             raise ValueError(f"its pickle has {error}, which is not read") from error
 
     def find_class(self, module: str, name: str) -> object:
-        """Return a stand-in for a name."""
         return _Named(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> object:
-        """Record the size of a storage."""
         kind, of, key, _, count = pid[:5]
         if kind != "storage" or type(count) is not int or count < 0:
             raise ValueError("it refers to something that is no storage")
@@ -146,7 +142,6 @@ class _Claims(_Base):  # type: ignore[misc]
         return _Named("storage", count * width, width)
 
     def reduce(self) -> None:
-        """Replace a call by a stand-in for its result."""
         args = self.stack.pop()
         _check_call(self.stack[-1], args)
         self.stack[-1] = {} if self.stack[-1].name in _TABLES else _Named("made")
@@ -159,7 +154,6 @@ class _Claims(_Base):  # type: ignore[misc]
         self.append(_Named("made"))
 
     def build(self) -> None:
-        """Ignore the attributes of an object."""
         self.stack.pop()
 
     def get(self) -> None:
@@ -167,7 +161,6 @@ class _Claims(_Base):  # type: ignore[misc]
         self._take(self.read(1)[0])
 
     def long_get(self) -> None:
-        """Do the same for a larger index."""
         self._take(int.from_bytes(self.read(4), "little"))
 
     def _take(self, place: int) -> None:
@@ -180,12 +173,10 @@ class _Claims(_Base):  # type: ignore[misc]
         self.append(value)
 
     def set_item(self) -> None:
-        """Set one entry of a dict."""
         value, key = self.stack.pop(), self.stack.pop()
         self.stack[-1][_key(key)] = value
 
     def set_items(self) -> None:
-        """Set several entries of a dict."""
         items = self.pop_mark()
         self.stack[-1].update(zip(map(_key, items[::2]), items[1::2], strict=True))
 

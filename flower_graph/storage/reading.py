@@ -1,9 +1,8 @@
 """Reading untrusted files: regular files of bounded size only; failures raise one named error.
 
 Every reader opens its file here, within ``reading``, which turns any error that the bytes cause
-into the reader's own. Archives, pickles of tensors and headers are checked in
-``storage.archives``, ``storage.pickled`` and ``storage.tensors`` before memory is allocated for
-what they claim.
+into the reader's own. ``storage.archives``, ``storage.pickled`` and ``storage.tensors`` check
+archives, pickles of tensors and headers before memory is allocated for their claims.
 """
 
 from __future__ import annotations
@@ -70,14 +69,8 @@ _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 def reading(path: Path | str, kind: type[Exception], why: str = "cannot be read") -> Iterator[None]:
     """Turn any error that a file's bytes cause into one that names the file and the reason.
 
-    Parameters
-    ----------
-    path : Path or str
-        The file's name in the error.
-    kind : type
-        The error's type; errors of ``flower_graph.errors`` pass unchanged.
-    why : str
-        What the error says before the reason.
+    ``path`` is the file's name in the error, ``kind`` the error's type, ``why`` its words before
+    the reason. Errors of ``flower_graph.errors`` pass unchanged.
     """
     try:
         yield
@@ -109,10 +102,7 @@ def reason(error: BaseException) -> str:
 def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
     """Open a regular file of at most so many bytes.
 
-    Raises
-    ------
-    OSError
-        If it is a pipe, a device or a folder, or larger.
+    ``OSError`` if it is a pipe, a device or a folder, or larger.
     """
     # A pipe that nobody writes to is opened at once, and refused.
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -126,7 +116,6 @@ def open_regular(path: Path | str, most: int) -> Iterator[BinaryIO]:
 
 
 def _check_handle(handle: int, path: str, most: int) -> None:
-    """Refuse a handle that is not of a regular file of at most so many bytes."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is no regular file", path)
@@ -142,7 +131,7 @@ def read_bytes(path: Path | str, most: int) -> bytes:
 
 
 def read_text(path: Path | str, most: int, encoding: str = "utf-8") -> str:
-    """Read a text; ``UnicodeDecodeError`` besides."""
+    """Read a text; raises as ``read_bytes``, and ``UnicodeDecodeError``."""
     return read_bytes(path, most).decode(encoding)
 
 
@@ -168,8 +157,8 @@ def read_json(path: Path | str, most: int = MOST_RECORD) -> Any:
 def read_lines(path: Path | str) -> list[Tree]:
     """Read a file with a line of JSON for each round.
 
-    The last line is left out if it is cut short, as when a run was killed. Raises ``ValueError`` if
-    a line is not a mapping, and as ``read_bytes``.
+    A last line that is cut short, as when a run was killed, is left out. Raises ``ValueError`` if a
+    line is not a mapping, and as ``read_bytes``.
     """
     *lines, last = read_bytes(path, MOST_LINES).rstrip(b"\n").split(b"\n")
     records = []
@@ -189,11 +178,8 @@ def read_lines(path: Path | str) -> list[Tree]:
 def parse_json(data: bytes, **how: Any) -> Any:
     """Read JSON of bounded depth and numbers; ``how`` goes to ``json.loads``.
 
-    Raises
-    ------
-    ValueError
-        If it is no JSON in UTF-8, is nested deeper than 64 levels, or has a whole number beyond
-        2^64, or a sign that is no sign.
+    ``ValueError`` if it is no JSON in UTF-8, is nested deeper than 64 levels, or has a whole number
+    beyond 2^64, or an invalid character.
     """
     if not _is_flat(data) and not _is_flat(_TEXT.sub(b"", data)):
         raise ValueError(f"it is nested deeper than {DEPTH} levels")

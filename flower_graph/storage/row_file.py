@@ -1,13 +1,13 @@
 """Records of many owners in one file, of which few are read and written at a time.
 
 A record is some matrices of equal shape, ``[r, h]`` float32. An owner's first record is appended,
-and later ones take its place: who was never written takes no room. Where each owner's is stands in
-tensors, the *index*, which are kept and saved with the owner's other state.
+and later ones replace it: an owner without a record takes no room. Tensors, the *index*, have each
+record's position; they are kept and saved with the owner's other state.
 
-*Checkpoints.* ``mark`` begins a journal of a round. Before a record is replaced for the first time
-after that, what it was is written there. ``go_back`` to a round puts back what the journals since
-then have; with the index as it was at the mark, all records are then as they were, at whatever
-point the process was killed. A checkpoint therefore costs nothing but the index.
+*Checkpoints.* ``mark`` begins a journal of a round. The first change of a record after that writes
+its old content there. ``go_back`` to a round restores the content from the journals since then;
+with the index of the mark, all records are then as they were, at whatever point the process was
+killed. A checkpoint therefore costs nothing but the index.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ KEPT = 3  # journals: the server may go back to the checkpoint before the last t
 MOST = 1 << 28  # bytes of one call, about; Linux takes 2 GiB
 # Before an entry of a journal: its length, its checksum, and how many records it has
 HEADER = struct.Struct("<QII")
-# Names in the index: where each owner's record begins, -1 without one; where the file ends; who was
-# replaced since the last mark
+# Names in the index: where each owner's record begins, -1 without one; where the file ends; the
+# records replaced since the last mark
 START, END, CHANGED = "rows-start", "rows-end", "rows-changed"
 Entry = tuple[Tensor, Tensor, Tensor]  # where records begin, their sizes, and their bytes
 Move = Callable[[int, list[memoryview], int], int]
@@ -51,7 +51,7 @@ class RowFile:
     path : Path
         The file; its journals lie beside it.
     index : dict of str to Tensor
-        What ``new_index`` made, which is changed in place.
+        From ``new_index``; it is changed in place.
     """
 
     def __init__(self, path: Path, index: dict[str, Tensor]) -> None:
@@ -67,7 +67,7 @@ class RowFile:
             raise StateLostError(f"{path}: its index names bytes that it does not have")
 
     def read(self, owners: Tensor, ptr: Tensor, parts: Sequence[Tensor]) -> None:
-        """Read the first matrices of some owners' records; who has none keeps what is there."""
+        """Read the first matrices of some owners' records; without a record, the content stays."""
         # owners [p], ptr [p + 1] where rows of each begin in parts [r, h]
         start = self._index[START][owners]
         chosen = (start >= 0).nonzero().flatten()
@@ -78,7 +78,6 @@ class RowFile:
         _put(parts, place, buffer)
 
     def write(self, owners: Tensor, ptr: Tensor, parts: Sequence[Tensor]) -> None:
-        """Write whole records of some owners."""
         start, changed = self._index[START], self._index[CHANGED]
         count, row = len(parts), 4 * parts[0].shape[1]
         noted = ((start[owners] >= 0) & ~changed[owners]).nonzero().flatten()
@@ -96,13 +95,12 @@ class RowFile:
         _move(os.pwritev, self._handle, start[owners[order]], rows * count, buffer, self.path)
 
     def disk_bytes(self) -> int:
-        """Return what the file takes on the disk."""
         return os.fstat(self._handle).st_blocks * 512
 
     # Checkpoints
 
     def prepare(self) -> None:
-        """Bring all records to the disk; the index from now on is that of a checkpoint."""
+        """Flush all records to the disk; the index from now on is that of a checkpoint."""
         os.fsync(self._handle)
         self._index[CHANGED].zero_()
 
@@ -113,7 +111,6 @@ class RowFile:
             remove_file(_journal(self.path, old))
 
     def _note(self, start: Tensor, size: Tensor) -> None:
-        """Write what some records are into the last journal."""
         rounds = _journals(self.path)
         if not rounds or not start.numel():
             return
@@ -135,7 +132,7 @@ class RowFile:
 
 
 def new_index(count: int) -> dict[str, Tensor]:
-    """Make the index of owners of whom none has a record."""
+    """Make the index of owners without records."""
     return {
         START: torch.full((count,), -1, dtype=torch.int64),
         END: torch.zeros((), dtype=torch.int64),
@@ -144,14 +141,14 @@ def new_index(count: int) -> dict[str, Tensor]:
 
 
 def create(path: Path) -> None:
-    """Make an empty file in the place of what is there."""
+    """Replace a path by an empty file."""
     private_folder(path.parent)
     remove(path)
     os.close(new_file(path))
 
 
 def is_marked(path: Path) -> bool:
-    """Whether a checkpoint goes on from this file."""
+    """Whether a checkpoint resumes from this file."""
     return bool(_journals(path))
 
 
@@ -163,7 +160,7 @@ def remove(path: Path) -> None:
 
 
 def go_back(path: Path, server_round: int) -> None:
-    """Make all records what they were at the mark of a round, and begin its journal anew."""
+    """Restore all records as of the mark of a round, and begin its journal anew."""
     if not path.is_file() or not _journal(path, server_round).is_file():
         raise CheckpointError(f"{path}: it has no journal of round {server_round}")
     handle = open_own(path)
@@ -189,7 +186,6 @@ def _journal(path: Path, server_round: int) -> Path:
 
 
 def _journals(path: Path) -> list[int]:
-    """Return the rounds that have a journal, ascending."""
     found = (
         re.fullmatch(r".*\.since-(\d+)", one.name)
         for one in path.parent.glob(f"{path.name}.since-*")
@@ -216,7 +212,7 @@ def _entries(path: Path) -> Iterator[Entry]:
 
 
 def _rows(ptr: Tensor, chosen: Tensor, count: int, total: int) -> tuple[Tensor, Tensor]:
-    """Say how many rows owners have, and where the rows of their records lie in the matrices."""
+    """Return each owner's number of rows, and the rows' positions in the matrices."""
     # A record has the owner's rows of the first matrix, then those of the next.
     rows = ptr.diff().long()[chosen]
     first = ptr[:-1].long()[chosen, None] + torch.arange(count) * total  # [p, count]
@@ -228,7 +224,6 @@ def _rows(ptr: Tensor, chosen: Tensor, count: int, total: int) -> tuple[Tensor, 
 
 
 def _put(parts: Sequence[Tensor], place: Tensor, buffer: Tensor) -> None:
-    """Put rows in their places in the matrices, which are counted through."""
     total = parts[0].shape[0]
     for number, part in enumerate(parts):
         mine = (place >= number * total) & (place < (number + 1) * total)
@@ -236,7 +231,7 @@ def _put(parts: Sequence[Tensor], place: Tensor, buffer: Tensor) -> None:
 
 
 def _move(call: Move, handle: int, start: Tensor, size: Tensor, buffer: Tensor, path: Path) -> None:
-    """Read or write records that lie one behind the other in a buffer, ascending in the file."""
+    """Read or write consecutive records in a buffer, ascending in the file."""
     if not size.numel():
         return
     size = size if buffer.dtype == torch.uint8 else size * (4 * buffer.shape[1])

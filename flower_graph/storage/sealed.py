@@ -1,4 +1,4 @@
-"""State files that are encrypted: a SuperNode's node config names a key, ``state-key``.
+"""Encrypted state files: a SuperNode's node config names a key, ``state-key``.
 
 ChaCha20-Poly1305 with a key for each salt, by HKDF from a key file or by scrypt from a passphrase.
 A file is bound to its path below the SuperNode's folder, so it does not open at another path. An
@@ -60,7 +60,6 @@ class StateKey:
         return cls(_read_secret(given), place)
 
     def seal(self, data: bytes, path: Path) -> bytes:
-        """Encrypt the bytes of the file at a path."""
         salt = _SALTS.setdefault(self._secret, os.urandom(SALT))
         key, check = _derived(self._secret, salt)
         nonce, length = os.urandom(NONCE), (len(data) + TAG).to_bytes(LENGTH, "big")

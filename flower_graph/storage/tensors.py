@@ -1,6 +1,6 @@
 """Files of tensors (safetensors), whose heads are checked before anything else is read.
 
-The format runs no code, and its own reader holds all sizes against the file's. This module limits
+The format runs no code, and its own reader checks all sizes against the file's. This module limits
 the head, which unfolds in memory, and the types of numbers, some of which PyTorch cannot compute
 with.
 """
@@ -29,19 +29,10 @@ Metadata = dict[str, str]
 
 
 def read_tensors(path: Path, head: int = MOST_HEAD) -> tuple[dict[str, Tensor], Metadata]:
-    """Read a file's tensors and its metadata.
+    """Read a file's tensors, on first use, and its metadata.
 
-    Parameters
-    ----------
-    path : Path
-        A regular file; its tensors are read on first use.
-    head : int
-        The most bytes of its head, some hundred for each tensor.
-
-    Raises
-    ------
-    OSError, ValueError, SafetensorError
-        If it is not a regular file, or not a safetensors file.
+    ``head`` is the most bytes of its head, some hundred for each tensor. ``OSError``,
+    ``ValueError`` or ``SafetensorError`` if it is not a regular safetensors file.
     """
     with open_regular(path, MOST_TENSORS) as stream:
         metadata = _metadata(stream, head)
@@ -66,7 +57,6 @@ def write_tensors(
 
 
 def _metadata(stream: BinaryIO, most: int) -> Metadata:
-    """Check a head; return its metadata."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     length = int.from_bytes(stream.read(LENGTH), "little")

@@ -50,7 +50,7 @@ _LAST = os.O_RDONLY | os.O_DIRECTORY | _CLOSED
 
 
 def named(path: Path | str) -> Path:
-    """Return the place of a file or folder that a person named, who may do so through links."""
+    """Resolve a path that a person named, links included."""
     return Path(path).expanduser().resolve()
 
 
@@ -91,7 +91,6 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _open_at(folder: int, name: str, flags: int, path: Path, mode: int = 0) -> int:
-    """Open what is in a folder, if it is no link."""
     try:
         return os.open(name, flags, mode, dir_fd=folder)
     except OSError:
@@ -114,7 +113,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check(status: os.stat_result, path: Path) -> None:
-    """Refuse what is neither a folder nor a file, another user's, or known by a second name."""
+    """Refuse anything but the user's own folders and files without a second name."""
     is_folder = stat.S_ISDIR(status.st_mode)
     if not (is_folder or stat.S_ISREG(status.st_mode)):
         why = "is no regular file"
@@ -128,7 +127,7 @@ def _check(status: os.stat_result, path: Path) -> None:
 
 
 def is_taken(folder: Path) -> bool:
-    """Whether something that is no folder of the user's has this name."""
+    """Whether anything but a folder of the user's has this name."""
     try:
         status = folder.lstat()
     except FileNotFoundError:
@@ -149,7 +148,7 @@ def make_folder(folder: Path, mode: int = 0o777, *, may_exist: bool = True) -> N
 
 
 def change_mode(folder: Path, mode: int) -> os.stat_result:
-    """Give a folder of the user's a mode; return what it was like."""
+    """Give a folder of the user's a mode; return its earlier status."""
     with _opened(folder) as handle:
         status = os.fstat(handle)
         if status.st_uid == os.geteuid() and status.st_mode & 0o777 != mode:
@@ -158,7 +157,7 @@ def change_mode(folder: Path, mode: int) -> os.stat_result:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder with all that is in it, if it is there; of a link in it the link alone."""
+    """Remove a folder with its content, if it exists; of a link in it only the link."""
     # Another process may remove it at the same time.
     with contextlib.suppress(FileNotFoundError), _opened(folder.parent) as handle:
         shutil.rmtree(folder.name, dir_fd=handle)  # follows no links
@@ -192,13 +191,13 @@ def open_own(path: Path, flags: int = os.O_RDWR, mode: int = 0o600) -> int:
 
 
 def new_file(path: Path, mode: int = 0o600) -> int:
-    """Make a file in the place of what is there; return its descriptor."""
+    """Make a file, replacing an existing one; return its descriptor."""
     remove(path)
     return open_own(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, mode)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if it is there; of a link the link."""
+    """Remove a file, if it exists; of a link the link."""
     with contextlib.suppress(FileNotFoundError), _opened(path.parent) as folder:
         os.unlink(path.name, dir_fd=folder)
 
@@ -230,8 +229,8 @@ def append(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
 def replaced(path: Path, mode: int = 0o600, *, lasting: bool = True) -> Iterator[BinaryIO]:
     """Open a new file that takes the place of ``path`` once it is written whole.
 
-    Whatever goes wrong before, Ctrl-C included, leaves ``path`` as it was. The folder is made if it
-    is not there. What is `lasting` is then on the disk.
+    Any failure before that, Ctrl-C included, leaves ``path`` as it was. The folder is made if
+    needed. A `lasting` file is then on the disk.
     """
     make_folder(path.parent, 0o700 if mode == 0o600 else 0o777)
     with _opened(path.parent) as folder:
@@ -277,7 +276,7 @@ def _sync(name: str, folder: int) -> None:
 
 
 def path_of(handle: int, name: str = "") -> str:
-    """Return a path of what is open, or of a file in an open folder."""
+    """Return a path of an open descriptor, or of a file in an open folder."""
     return f"/proc/self/fd/{handle}/{name}" if name else f"/proc/self/fd/{handle}"
 
 

@@ -1,1 +1,1 @@
-"""What all messages share: keys on the wire, and how numbers and arrays are written and read."""
+"""Common parts of all messages: keys, and the encoding of numbers and arrays."""

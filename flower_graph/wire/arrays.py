@@ -2,10 +2,9 @@
 
 ``Array(ndarray)`` copies the data more than once and ``Array.numpy()`` once more; in a round of a
 million node-clients, which carries 64 MB each way, that costs seconds. ``encode_array`` writes the
-same
-bytes as ``numpy.save`` (any Flower peer reads them) with one copy, ``decode_array`` reads them as a
-view. What comes from another party is checked first: serialisation, shape, type and length, and
-anything that would need pickle, which can run code, is refused in both directions.
+same bytes as ``numpy.save`` (any Flower peer reads them) with one copy, ``decode_array`` reads them
+as a view. Data from another party is checked first: serialisation, shape, type and length. Pickle,
+which can run code, is refused in both directions.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ def encode_array(name: str, values: NDArray[np.generic]) -> Array:
 
 @lru_cache(HEADERS)
 def _header(dtype: np.dtype[np.generic], shape: tuple[int, ...]) -> bytes:
-    """Write the head of npy bytes."""
     stream = BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     described = {"descr": descr, "fortran_order": False, "shape": shape}
@@ -80,14 +78,12 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
 
 
 def _head(data: bytes) -> bytes:
-    """Cut the head off npy bytes, by the length that it states."""
     start = 10 if data[6:7] == b"\x01" else 12
     return data[: min(start + int.from_bytes(data[8:start], "little"), MAX_HEADER)]
 
 
 @lru_cache(HEADERS)
 def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generic], int]:
-    """Read shape, order, dtype and the offset of the values."""
     stream = BytesIO(head)
     version = np.lib.format.read_magic(stream)
     if version == (1, 0):
@@ -105,7 +101,7 @@ def pack_integers(values: IntArray) -> bytes:
 
 
 def unpack_integers(data: object, what: str) -> NDArray[np.int64]:
-    """Read what ``pack_integers`` wrote; ``MalformedReplyError`` names ``what`` if it cannot."""
+    """Read the output of ``pack_integers``; ``MalformedReplyError`` names ``what`` if it fails."""
     if not isinstance(data, bytes) or len(data) % 8:
         raise MalformedReplyError(f"{what}: expected 64-bit integers as bytes, got {brief(data)}")
     return np.frombuffer(data, dtype="<i8").astype(np.int64)

@@ -1,10 +1,10 @@
 """Messages of methods that average weights, under the keys that Flower's own strategies use.
 
-Models travel in one array record, with ``num-examples`` as the weight, so that any Flower strategy
-that averages can carry them. A SuperNode sends each measurement as the sum over its clients and, as
-``has-<name>``, how many of them have a value, both divided by its weight. Flower's mean of each is
-the sum over all
-clients divided by a number that is the same for all: the quotient of the two is the clients' mean.
+Models travel in one array record, with ``num-examples`` as the weight, so that any averaging
+strategy of Flower can carry them. A SuperNode sends each measurement as the sum over its clients
+and, as ``has-<name>``, how many of them have a value, both divided by its weight. Flower's mean of
+each is the sum over all clients divided by the same number: the quotient of the two is the clients'
+mean.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LOSS = "cross-entropy"
 
 
 def sums(name: str, values: Tensor, weight: int) -> dict[str, float]:
-    """Add up what is not NaN, and count it, both divided by the weight."""
+    """Return the sum of the numbers that are not NaN, and their count, divided by the weight."""
     has_value = ~values.isnan()
     total = float(values[has_value].double().sum())
     return {name: total / weight, f"has-{name}": float(has_value.sum()) / weight}
@@ -66,22 +66,11 @@ def mean_of(metrics: Mapping[str, Any], name: str) -> float:
 
 
 def client_means(replies: list[RecordDict], weighted_by: str) -> MetricRecord:
-    """Average what clients measured, for ``evaluate_metrics_aggr_fn`` of Flower's own strategies.
+    """Average the clients' measurements, for ``evaluate_metrics_aggr_fn`` of Flower's strategies.
 
-    Flower's own mean of ``test`` also counts clients that have no test node, as 0. This one is over
-    those that have some; NaN where nobody has any.
-
-    Parameters
-    ----------
-    replies : list of RecordDict
-        The replies to ``evaluate``.
-    weighted_by : str
-        The key of the weight.
-
-    Returns
-    -------
-    MetricRecord
-        The means, without the shares ``has-<name>``.
+    Flower's own mean of ``test`` also counts clients without test nodes, as 0. This mean is over
+    the clients that have some; NaN if there are none. ``weighted_by`` is the weight's key in the
+    replies; the result has no shares ``has-<name>``.
     """
     # Any: Flower's records hold numbers and lists of them
     records: list[Any] = [next(iter(reply.metric_records.values())) for reply in replies]
@@ -114,7 +103,6 @@ class ClientMean(Field[Tensor]):
         to.config |= sums(self.key, value, to.message.weight)
 
     def read(self, name: str, reading: Reading) -> float:
-        """Read the mean."""
         return mean_of(reading.metrics, self.key)
 
 
@@ -140,11 +128,9 @@ class Enrolment(Message, up="query"):
     ] = None
 
     def __post_init__(self) -> None:
-        """Put the clients in order."""
         self.clients = sorted(np.asarray(self.clients, np.int64).tolist())
 
     def check(self, known: Entries) -> None:
-        """Refuse numbers below 0, and more clients than there can be."""
         if not self.clients:  # without clients' numbers the other entries are of no use
             self.handled = self.most_examples = None
         elif len(self.clients) > MAX_CLIENTS:
@@ -174,7 +160,7 @@ class Trained(Message, up="train"):
 
 @dataclass(kw_only=True)
 class Measured(Message, up="evaluate"):
-    """What clients measured; at the server, read from Flower's mean, the means over clients."""
+    """The clients' measurements; at the server, means over clients, from Flower's mean."""
 
     weight: int = 1  # the clients
     cross_entropy: Annotated[
@@ -187,12 +173,10 @@ class Measured(Message, up="evaluate"):
     counts: Counted = None
 
     def answer(self) -> Measurements:
-        """Return what ``evaluate`` returns: mean loss, number of clients, measurements."""
         metrics = self.to_config()
         return mean_of(metrics, LOSS), self.weight, metrics
 
     def to_report(self) -> dict[str, object]:
-        """Return the fields of a ``RoundReport``."""
         return {
             "loss": self.cross_entropy,
             "cross_entropy": self.cross_entropy,
@@ -229,12 +213,12 @@ class ClientReply:
     Attributes
     ----------
     clients : tuple of int
-        Numbers of the clients that it speaks for, ascending; empty if its SuperNode does not say.
-        One alone, unless the strategy needs no more than the weighted sum.
+        Its client numbers, ascending; empty if its SuperNode does not say. More than one only if
+        the strategy needs no more than the weighted sum.
     message : Message
         Flower's message, as Flower's own averaging takes it: of this answer alone.
     extras : dict
-        What ``ReportedFedAvg.extras`` declares: name to array.
+        The arrays of ``ReportedFedAvg.extras``: name to array.
     """
 
     clients: tuple[int, ...]
@@ -261,7 +245,7 @@ class ClientReply:
 
     @cached_property
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """The model that it sent: name to array, in the model's order; the caller's own."""
+        """The client's model: name to array, in the model's order; the caller may change it."""
         return _decoded(self.message.content.array_records[ARRAYS])
 
 
@@ -306,7 +290,7 @@ def count_payload(
     replies: Iterable[FlowerMessage],
     asked: Mapping[int, Sequence[int]],
 ) -> None:
-    """Count every client's arrays both ways, whoever shares its SuperNode."""
+    """Count every client's arrays both ways, also if clients share a SuperNode."""
     # A SuperNode that does not say which clients it hosts counts as one client.
     answers = {one.metadata.src_node_id: one for one in replies if one.has_content()}
     for message in sent:

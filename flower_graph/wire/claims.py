@@ -1,4 +1,4 @@
-"""Two SuperNodes that claim one client: who of them enrols, where nothing binds its number."""
+"""Two SuperNodes that claim one client: which of them enrols."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def sorted_out(
     Parameters
     ----------
     claims : mapping of int to collection of int
-        The clients that each SuperNode says it hosts.
+        The clients that each SuperNode claims to host.
     holders : mapping of int to int
         The SuperNode of each client whose SuperNode is enrolled or claims it again.
     is_first : bool
         Whether nobody is enrolled yet.
     remedy : str
-        What binds numbers to SuperNodes where the ids do not.
+        How to bind numbers to SuperNodes where the ids do not.
 
     Returns
     -------

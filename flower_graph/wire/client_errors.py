@@ -68,7 +68,7 @@ class Kind(Enum):
 
 
 class ClientError(RuntimeError):
-    """An error that is none of our own, on its way to the server."""
+    """An error of another kind than our own, on its way to the server."""
 
 
 def on_ray() -> bool:
@@ -139,13 +139,12 @@ Fault = tuple[str, str, str]  # an error's kind, file and line; the last two onl
 
 @dataclass
 class Failures:
-    """The nodes whose last answer was an error that is none of our own."""
+    """The nodes whose last answer was an error of another kind than our own."""
 
     grid: Grid
     found: dict[int, tuple[Fault, str]] = field(default_factory=dict)  # by node, with all it says
 
     def note(self, reply: Message, waiting: Mapping[str, int]) -> None:
-        """Record the answer of a node that was asked."""
         node_id = waiting.get(reply.metadata.reply_to_message_id)
         # A plain ClientApp cannot answer a query, but trains.
         if node_id is None or reply.metadata.message_type.startswith("query"):
@@ -173,7 +172,7 @@ class Failures:
             raise ClientBugError(f"{who} fails with the same error:\n{words}")
 
     def _said(self, reply: Message, node_id: int) -> str:
-        """Return an error's traceback, or what of an error elsewhere may be told."""
+        """Return an error's traceback, or the part of a remote error that may be told."""
         here: dict[int, str] | None = getattr(self.grid, "tracebacks", None)
         if here is not None:
             return here.get(node_id, "")
@@ -187,7 +186,7 @@ class Failures:
 def fault_of(said: str) -> Fault | None:
     """Return an error's kind, file and line, without its words, whose values may differ.
 
-    Of an error in another's log only the kind is known.
+    Of an error in another machine's log only the kind is known.
     """
     if at_home := NOT_OURS.search(said):
         return at_home[1], "", ""

@@ -1,4 +1,4 @@
-"""The codec: a message is a dataclass whose fields say what is on the wire.
+"""The codec: a message is a dataclass whose fields declare the wire format.
 
     @dataclass
     class MaskRequest(Message, down="train.sum_mask"):
@@ -6,10 +6,11 @@
         round_keys: Annotated[Bytes, Block("mask-round-keys", "public keys", shape="f 32")]
 
 ``to_record`` and ``from_numpy`` carry a request from the server to a ``NumPyClient``, ``to_numpy``
-(or ``to_config``, for what ``get_properties`` returns) and ``read`` its answer back; ``to_config``
-and ``from_config``, entries that travel with those of others. A message checks what concerns it
-alone in ``check``. Letters in a shape are sizes: the first field with a letter sets its size, and
-all others must have the same. ``says`` is the text about a field in ``docs/reference/messages.md``.
+(or ``to_config``, for the result of ``get_properties``) and ``read`` carry its answer back;
+``to_config`` and ``from_config`` are for entries that travel with other messages'. A message checks
+its own consistency in ``check``. Letters in a shape are sizes: the first field with a letter sets
+its size, and all others must have the same. ``says`` describes a field in
+``docs/reference/messages.md``.
 """
 
 from __future__ import annotations
@@ -73,13 +74,12 @@ class Reading:
         return f"[{', '.join(str(self.sizes.get(axis, axis)) for axis in shape.split())}]"
 
     def bind(self, shape: str, sizes: tuple[int, ...]) -> None:
-        """Set sizes from the shape that was received."""
         for axis, size in zip(axes(shape), sizes, strict=True):
             if isinstance(axis, str) and axis not in self.sizes:
                 self.sizes[axis] = size
 
     def fit(self, shape: str, count: int) -> tuple[int, ...] | None:
-        """Return the shape of ``count`` items, of which at most one size is unknown; or None."""
+        """Return the shape of ``count`` items if at most one size is unknown; else None."""
         sizes = self.shape(shape)
         unit = math.prod(size for size in sizes if size != -1)
         is_open = -1 in sizes
@@ -90,7 +90,7 @@ class Reading:
         return result
 
     def part(self) -> Reading:
-        """Read a group of entries, which has sizes of its own."""
+        """Return a reading of a group of entries, which has sizes of its own."""
         return Reading(self.config, self.metrics, self.arrays)
 
 
@@ -121,7 +121,6 @@ class Field(Generic[T]):
 
     @property
     def described(self) -> str:
-        """The type, in the page's words."""
         return self.type
 
     def write(self, value: T, to: Writing) -> None:
@@ -138,20 +137,16 @@ class Field(Generic[T]):
         return self.required(name, reading)
 
     def required(self, name: str, reading: Reading) -> T:
-        """Read and check the value of a field that must be there."""
         entry = self.entry(reading)
         return self.decode(self.empty if entry is None else entry, name, reading)
 
     def entry(self, reading: Reading) -> object:
-        """Return the entry as it came; None if it is missing."""
         return (reading.metrics if self.is_number else reading.config).get(self.key)
 
     def encode(self, value: T) -> object:
-        """Turn the value into an entry."""
         return value
 
     def decode(self, value: object, name: str, reading: Reading) -> T:
-        """Turn an entry into the value."""
         raise NotImplementedError
 
     def refuse(self, wanted: str, value: object) -> MalformedReplyError:
@@ -176,20 +171,17 @@ class Shaped(Field[T]):
     sent: tuple[tuple[str, Field[int]], ...] = ()
 
     def write(self, value: T, to: Writing) -> None:
-        """Write a field's value, and the sizes that are sent with it."""
         for letter, size in self.sent:
             size.write(np.asarray(value).shape[axes(self.shape).index(letter)], to)
         super().write(value, to)
 
     def read(self, name: str, reading: Reading) -> object:
-        """Read the sizes that are sent first."""
         for letter, size in self.sent:
             reading.sizes[letter] = size.required(letter, reading)
         return super().read(name, reading)
 
     @property
     def described(self) -> str:
-        """The type and the shape."""
         return f"{self.type} `[{', '.join(self.shape.split())}]`"
 
 
@@ -205,16 +197,13 @@ class Tensor(Shaped[NDArray[np.generic] | None]):
 
     @property
     def described(self) -> str:
-        """The type and the shape."""
         return f"{self.dtype} `[{', '.join(self.shape.split())}]`"
 
     def write(self, value: NDArray[np.generic] | None, to: Writing) -> None:
-        """Put the array where its record is made."""
         if value is not None:
             to.arrays[self.key] = value
 
     def read(self, name: str, reading: Reading) -> object:
-        """Read the array, if one was declared."""
         if self.when and not reading.values.get(self.when, reading.known.get(self.when)):
             return ABSENT
         if not isinstance(reading.arrays, RecordDict):
@@ -254,7 +243,6 @@ class Part(Field[object]):
 
     @cached_property
     def parts(self) -> Mapping[str, AnyField]:
-        """Return the fields."""
         return fields_of(self.make) if self.fields is None else self.fields
 
     @cached_property
@@ -267,7 +255,6 @@ class Part(Field[object]):
         return sorted(self.parts.items(), key=lambda item: item[1].turn)
 
     def write(self, value: object, to: Writing) -> None:
-        """Write the fields."""
         if value is not None:
             for name, part in self.parts.items():
                 part.write(getattr(value, name), to)
@@ -275,7 +262,6 @@ class Part(Field[object]):
             to.config[self.when] = self.absent
 
     def read(self, name: str, reading: Reading) -> object:
-        """Read the fields."""
         if self.when and not reading.config.get(self.when):
             return ABSENT
         return self.make(**self.values(reading.part()))
@@ -291,14 +277,12 @@ class Part(Field[object]):
 
     # Any: a Config, and lists
     def to_config(self, value: object) -> dict[str, Any]:
-        """Write a value's entries."""
         to = Writing()
         self.write(value, to)
         return to.config
 
     # Any: what ``make`` makes
     def from_config(self, config: Entries) -> Any:
-        """Read the entries."""
         return self.make(**self.values(Reading(config, config, [])))
 
 

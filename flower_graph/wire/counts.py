@@ -1,4 +1,4 @@
-"""What clients count of their predictions where a run asks for it, exact and one row for all."""
+"""Counts of predictions, exact and in one row for all clients, if a run asks for them."""
 
 from __future__ import annotations
 
@@ -44,13 +44,11 @@ class CountsField(Shaped[Counts | Errors | None]):
         return Exact(self.key, shape=self.shape)
 
     def write(self, value: Counts | Errors | None, to: Writing) -> None:
-        """Write them in one row."""
         # Sums of errors are float64, of as many bytes
         if value is not None:
             self._row.write(value.flat().numpy().view(np.int64), to)
 
     def read(self, name: str, reading: Reading) -> Counts | Errors | None:
-        """Read them, if the reader knows that it has asked for some."""
         classes, what = reading.known.get("classes", 0), reading.known.get("counting", "")
         if not what:
             return None
@@ -81,7 +79,7 @@ class CountReply(Message):
 
 
 def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | Errors | None:
-    """Read what clients counted; ``MalformedReplyError`` if it is not as asked."""
+    """Read the clients' counts; ``MalformedReplyError`` if they are not as asked."""
     return CountReply.read(content, classes=classes, counting=counting).counts
 
 
@@ -102,24 +100,23 @@ def as_errors(row: IntArray) -> Errors:
 
 
 def counts_size(classes: int, counting: str) -> int:
-    """Return how many numbers clients send that count; none where nothing is asked for."""
+    """Return how many numbers the counts of clients have; 0 if nothing is asked for."""
     if counting == ERRORS:
         return len(ROLES) * ERROR_SUMS
     return count_size(classes, **_flags(counting)) if counting else 0
 
 
 def counted(logits: Tensor, y: Tensor, masks: Mapping[str, Tensor], counting: str) -> Counts | None:
-    """Count the predictions of logits ``[n, k]``, as far as that is asked for."""
+    """Count the predictions of logits ``[n, k]``, as far as asked for."""
     return count(logits, y, masks, **_flags(counting)) if counting else None
 
 
 def _flags(counting: str) -> dict[str, bool]:
-    """Return what is counted besides the confusion; each with that before it."""
     return {"histograms": counting in (HISTOGRAMS, RANKS), "ranks": counting == RANKS}
 
 
 def added(parts: Iterable[K | None]) -> K | None:
-    """Add up counts; None of nobody."""
+    """Add up counts; None without any."""
     given = [one for one in parts if one is not None]
     total: K | None = reduce(add, given) if given else None
     return total

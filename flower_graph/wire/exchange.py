@@ -1,16 +1,16 @@
 """One exchange with the clients: send, wait with a deadline, check every reply, count bytes.
 
 ``Grid.send_and_receive`` polls every 3 s in a deployment, checks nothing and counts nothing.
-``Exchange`` works on any Flower grid (Ray, deployment, in-process) through
-``push_messages`` and ``pull_messages`` only, waits in short growing steps, and leaves out and
-reports every bad reply instead of stopping the run.
+``Exchange`` works on any Flower grid (Ray, deployment, in-process) through ``push_messages`` and
+``pull_messages`` only, waits in short growing steps, and leaves out and reports every bad reply
+instead of stopping the run.
 
-A reply is used when it answers an open message of this exchange, comes from the node that was
-asked, carries the right round, is not too large, and the caller's ``read`` accepts it. `Gathering`
-decides that, one message at a time and without a grid, because here a faulty or hostile client
-meets the server: nothing that a client sends may raise an error, count twice or speak for another
-node. Ids of messages that went unanswered are kept for a while, so that a late reply is recognised,
-drained from the grid and refused.
+A reply is used if it answers an open message of this exchange, comes from the node that was asked,
+carries the right round, is not too large, and the caller's ``read`` accepts it. `Gathering` decides
+that, one message at a time and without a grid, because here a faulty or hostile client meets the
+server: no message of a client may raise an error, count twice or speak for another node. Ids of
+unanswered messages are kept for a while, so that a late reply is recognised, drained from the grid
+and refused.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ class Replies(Generic[T]):
     strays: list[Rejected] = field(default_factory=list)
 
     def in_order(self, nodes: Iterable[int]) -> Replies[T]:
-        """Return the same with `values` and `rejected` in the order of `nodes`."""
         rank = {node_id: index for index, node_id in enumerate(nodes)}
         values = dict(sorted(self.values.items(), key=lambda item: rank[item[0]]))
         rejected = sorted(self.rejected, key=lambda entry: rank[entry.node_id])
@@ -100,7 +99,6 @@ class Gathering(Generic[T]):
     replies: Replies[T] = field(default_factory=Replies)
 
     def reject(self, node_id: int, reason: str, kind: Kind = Kind.OTHER) -> None:
-        """Leave a node out of the round."""
         self.replies.rejected.append(Rejected(node_id, one_line(reason), kind))
 
     def take(self, reply: Message, size: int, unanswered: dict[str, Unanswered]) -> None:
@@ -121,7 +119,6 @@ class Gathering(Generic[T]):
             self.reject(node_id, unreadable(error))
 
     def _problem(self, reply: Message, size: int) -> str | None:
-        """Return why a node's answer is refused unread, or None."""
         if (why := too_large(reply, size, self.max_reply_bytes)) is not None:
             return why
         if (problem := no_content(reply)) is not None:
@@ -131,7 +128,6 @@ class Gathering(Generic[T]):
         return None
 
     def _stray(self, reply: Message, unanswered: dict[str, Unanswered]) -> str:
-        """Return what is wrong with a message that answers no open request."""
         answers = reply.metadata.reply_to_message_id
         if answers in self.open:
             return f"reply in the name of node {self.open[answers]}"
@@ -160,26 +156,10 @@ class Exchange:
         self._unanswered: dict[str, Unanswered] = {}
 
     def nodes(self, min_nodes: int, timeout: float) -> list[int]:
-        """Wait until enough nodes are connected.
+        """Wait until enough nodes are connected; return the sorted ids of all.
 
-        Parameters
-        ----------
-        min_nodes : int
-            How many are needed, at least 1.
-        timeout : float
-            Seconds to wait for them.
-
-        Returns
-        -------
-        list[int]
-            Ids of all connected nodes, sorted.
-
-        Raises
-        ------
-        NoClientsError
-            If fewer came in time; says how many, and which settings decide.
-        ValueError
-            If an argument is impossible.
+        ``NoClientsError`` if fewer than `min_nodes` came in `timeout` seconds: it says how many,
+        and which settings decide.
         """
         if min_nodes < 1:
             raise ValueError(f"min_nodes is {min_nodes}, must be at least 1")
@@ -227,20 +207,20 @@ class Exchange:
         server_round : int
             The round; travels as the message's group id, and a reply must carry it too.
         timeout : float
-            Seconds to wait for replies once the messages are out.
+            Seconds to wait for replies after sending.
         read : Callable[[int, RecordDict], T]
-            Turns a node's reply into a value; raises ``MalformedReplyError`` with the reason
-            when the reply cannot be used. Any other exception leaves the node out as well.
+            Turns a node's reply into a value; raises ``MalformedReplyError`` with the reason if it
+            cannot. Any other exception leaves the node out as well.
         max_reply_bytes : int or None
             Replies larger than this (as `count_bytes` counts) are refused unread.
         called : str
-            What the log calls a node without a good reply.
+            The log's word for a node without a good reply.
 
         Returns
         -------
         Replies[T]
             Values of good replies, and every other node with its reason, in the order of
-            `requests`: what the server computes cannot depend on who was first.
+            `requests`: the server's results cannot depend on which node was first.
 
         Raises
         ------
@@ -280,23 +260,10 @@ class Exchange:
     def relay(
         self, messages: Iterable[Message], *, server_round: int, timeout: float
     ) -> list[Message]:
-        """Send messages made elsewhere and gather what answers them, unread and uncounted.
+        """Send messages made elsewhere and gather the answers, unread and uncounted.
 
-        What Flower's ``Grid.send_and_receive`` does, without its sleep of 3 s between two looks.
-
-        Parameters
-        ----------
-        messages : iterable of Message
-            One for each node.
-        server_round : int
-            For the log.
-        timeout : float
-            Seconds to wait for replies once the messages are out.
-
-        Returns
-        -------
-        list of Message
-            All messages that came, except replies to messages of earlier exchanges.
+        As Flower's ``Grid.send_and_receive``, without its polls every 3 s, and without replies to
+        messages of earlier exchanges.
         """
         waiting, replies = self._sent(list(messages)), []
         asked = {*waiting.values()}
@@ -322,8 +289,8 @@ class Exchange:
     def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
         """Yield replies until all nodes have answered, or time is up.
 
-        A node whose answer cannot come any more gets an error in its place, as Flower up to 1.42
-        gives it: later ones tell neither of lost answers nor of lost SuperNodes.
+        A node whose answer cannot come any more gets an error instead, as Flower up to 1.42 gives
+        it: later versions report neither lost answers nor lost SuperNodes.
         """
         # Forget messages that the grid has dropped, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
@@ -332,7 +299,7 @@ class Exchange:
         look = deadline - timeout + LOOK_WAIT
         while waiting:
             gone: set[int] = set()
-            if time.monotonic() >= look:  # before the pull: who left may have answered
+            if time.monotonic() >= look:  # before the pull: a node that left may have answered
                 gone = {*waiting.values()} - {*self.grid.get_node_ids()}
                 look = time.monotonic() + LOOK_WAIT
             replies, lost = pull(self.grid, [*waiting, *self._unanswered])
@@ -347,7 +314,6 @@ class Exchange:
             wait = _longer(wait)
 
     def _sent(self, messages: list[Message]) -> dict[str, int]:
-        """Send messages; return the node of each that the grid took, by the message's id."""
         if not messages:
             return {}
         accepted = list(self.grid.push_messages(messages))
@@ -368,7 +334,7 @@ class Exchange:
 
 
 def _is_of(node_id: int, reply: Message) -> bool:
-    """Whether a reply is a node's own, or an error that the grid gives in its place."""
+    """Whether a reply is a node's own, or the grid's error for it."""
     sender = reply.metadata.src_node_id
     return sender == node_id or (reply.has_error() and sender == SUPERLINK_NODE_ID)
 
@@ -403,7 +369,7 @@ def few(entries: Iterable[Rejected]) -> list[Rejected]:
 
 
 def reasons_of(entries: Iterable[Rejected]) -> str:
-    """Return the reasons in one line, with what to do about clients that are not ours."""
+    """Return the reasons in one line, with a remedy for foreign clients."""
     entries = list(entries)
     are_foreign = any(entry.kind in (Kind.NO_QUERY, Kind.LEGACY) for entry in entries)
     return "; ".join(sorted({entry.reason for entry in entries})[:3]) + HOW * are_foreign

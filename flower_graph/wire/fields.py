@@ -1,8 +1,8 @@
-"""The kinds of fields that messages have, and those that messages of several methods share.
+"""The kinds of fields that messages have, and fields common to several methods.
 
 An entry that is missing, of another type, or does not fit raises ``MalformedReplyError``, which
-names its key.
-Numbers that must arrive unchanged are sent as bytes, because mods may add noise to arrays.
+names its key. Numbers that must arrive unchanged are sent as bytes, because mods may add noise to
+arrays.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUN_BYTES = 16  # the nonce that tells one run from another
 
 @dataclass(frozen=True)
 class Whole(Field[int]):
-    """A whole number; the one that was asked for, if the reader knows it."""
+    """A whole number; the requested one, if the reader knows it."""
 
     least: int | None = None
     most: int | None = None
@@ -37,7 +37,6 @@ class Whole(Field[int]):
     type = "int"
 
     def decode(self, value: object, name: str, reading: Reading) -> int:
-        """Refuse all but whole numbers in the range."""
         if name in reading.known and value != reading.known[name]:
             raise MalformedReplyError(f"{self.key} {brief(value)}, expected {reading.known[name]}")
         if not isinstance(value, int) or isinstance(value, bool) or not self._fits(value):
@@ -59,7 +58,6 @@ class Real(Field[float]):
     type = "float"
 
     def decode(self, value: object, name: str, reading: Reading) -> float:
-        """Refuse all but numbers."""
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self.refuse("a number", value)
         return float(value)
@@ -72,7 +70,6 @@ class Flag(Field[bool]):
     type = "bool"
 
     def decode(self, value: object, name: str, reading: Reading) -> bool:
-        """Refuse all but yes and no."""
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
         return value
@@ -86,7 +83,6 @@ class Word(Field[str]):
     type = "str"
 
     def decode(self, value: object, name: str, reading: Reading) -> str:
-        """Refuse all but text."""
         if not isinstance(value, str):
             raise self.refuse("text", value)
         return value
@@ -97,7 +93,6 @@ class Said(Word):
     """A peer's own words, cut to a line that a log can have."""
 
     def decode(self, value: object, name: str, reading: Reading) -> str:
-        """Take anything."""
         return one_line(value)
 
 
@@ -108,7 +103,6 @@ class Raw(Field[bytes]):
     type = f"bytes (uint8) `[{RUN_BYTES}]`"
 
     def decode(self, value: object, name: str, reading: Reading) -> bytes:
-        """Refuse all but bytes of its size."""
         if not isinstance(value, bytes) or len(value) != RUN_BYTES:
             raise self.refuse(f"{RUN_BYTES} bytes", value)
         return value
@@ -122,11 +116,9 @@ class Reasons(Field[dict[int, str]]):
     type = "list of str"
 
     def encode(self, value: dict[int, str]) -> list[str]:
-        """Write a line for each client."""
         return [f"{client}:{why}" for client, why in value.items()]
 
     def decode(self, value: object, name: str, reading: Reading) -> dict[int, str]:
-        """Refuse lines that name no client."""
         reasons: dict[int, str] = {}
         if len(lines := _listed(value)) > MAX_LINES:
             raise MalformedReplyError(f"{self.key}: {len(lines)} reasons, at most {MAX_LINES}")
@@ -157,12 +149,10 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
 
     @property
     def described(self) -> str:
-        """The type alone; the text says which clients' numbers they are."""
         return f"list of {'int' if self.whole else 'float'}"
 
     # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
-        """Refuse all but a list of so many numbers."""
         kinds = {int} if self.whole else {int, float}
         if (
             not isinstance(value, list)
@@ -183,11 +173,9 @@ class Exact(Shaped[IntArray]):
     type = "bytes (int64)"
 
     def encode(self, value: IntArray) -> bytes:
-        """Write the numbers row by row."""
         return pack_integers(value)
 
     def decode(self, value: object, name: str, reading: Reading) -> IntArray:
-        """Refuse bytes of another size, and numbers other than those asked for."""
         numbers = self.unpack(value)
         if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
             raise MalformedReplyError(f"{self.key}: {numbers[:5]}..., expected {wanted[:5]}...")
@@ -198,7 +186,6 @@ class Exact(Shaped[IntArray]):
         return numbers.reshape(result)
 
     def unpack(self, value: object) -> IntArray:
-        """Read the bytes."""
         return unpack_integers(value, self.key)
 
 
@@ -209,7 +196,6 @@ class Clients(Exact):
     may_be_none: bool = False
 
     def decode(self, value: object, name: str, reading: Reading) -> IntArray:
-        """Refuse an empty list, and a number that is there twice."""
         clients = super().decode(value, name, reading)
         if clients.size == 0 and not self.may_be_none:
             raise MalformedReplyError(f"{self.key}: there is no client")
@@ -229,11 +215,9 @@ class Block(Shaped[NDArray[np.generic]]):
     type = "bytes (uint8)"
 
     def encode(self, value: NDArray[np.generic]) -> bytes:
-        """Write the bytes row by row."""
         return value.tobytes()
 
     def decode(self, value: object, name: str, reading: Reading) -> NDArray[np.generic]:
-        """Refuse bytes of another size."""
         return self._rows(value, reading)
 
     def _rows(self, value: object, reading: Reading) -> Bytes:
@@ -252,7 +236,6 @@ class Flags(Block):
     type = "bytes (bool)"
 
     def decode(self, value: object, name: str, reading: Reading) -> NDArray[np.generic]:
-        """Refuse bytes that are neither 0 nor 1."""
         flags = self._rows(value, reading)
         if (flags > 1).any():
             raise MalformedReplyError(f"{self.key}: a byte is {flags.max()}, expected 0 or 1")
@@ -270,21 +253,17 @@ class Ragged(Shaped[Sequence[IntArray]]):
 
     @property
     def described(self) -> str:
-        """The type, and the sum of all sizes."""
         return f"{self.type} `[{self.shape}]`"
 
     def write(self, value: Sequence[IntArray], to: Writing) -> None:
-        """Write all numbers, and how many each client has."""
         if self.pointer is not None:
             self.pointer.write([int(part.size) for part in value], to)
         super().write(value, to)
 
     def encode(self, value: Sequence[IntArray]) -> bytes:
-        """Write the numbers client by client."""
         return pack_integers(np.concatenate(value))
 
     def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
-        """Refuse numbers that are not as many as the sizes say."""
         if self.pointer is None:
             sizes, words = reading.known["sizes"], "came, expected"
         else:
@@ -310,7 +289,6 @@ class Sizes(Exact):
     turn = 2
 
     def decode(self, value: object, name: str, reading: Reading) -> IntArray:
-        """Refuse sizes that do not add up."""
         sizes, clients = self.unpack(value), reading.shape(self.shape)[0]
         if sizes.size != clients:
             raise MalformedReplyError(f"{sizes.size} sizes for {clients} clients")
@@ -382,6 +360,6 @@ def read_handled(config: Entries) -> int | None:
 
 
 def read_not_saved(content: RecordDict) -> str:
-    """Read why a client could not write the checkpoint that it was asked for; empty if it did."""
+    """Read why a client could not write the requested checkpoint; empty if it could."""
     config: Entries = content.config_records.get(CONFIG) or {}
     return NOT_SAVED_FIELD.required("not_saved", Reading(config, config, []))

@@ -1,8 +1,8 @@
 """Keys on the wire that several modules name; messages declare the others.
 
-Numbers that must arrive unchanged (identities, rounds) are sent in the ``ConfigRecord``
-as bytes, because mods such as ``LocalDpMod`` add noise to everything in the ``ArrayRecord``. That
-mod also needs the same keys in both directions, so a latent vector and its gradient share one key.
+Numbers that must arrive unchanged (identities, rounds) are sent in the ``ConfigRecord`` as bytes,
+because mods such as ``LocalDpMod`` add noise to everything in the ``ArrayRecord``. That mod also
+needs the same keys in both directions, so a latent vector and its gradient share one key.
 """
 
 # Records

@@ -1,9 +1,9 @@
 """The bytes of messages: how many were sent, and how many a reply may have.
 
-Bytes are counted in two ways. *Payload* is what the paper counts: the strategy says how many bytes
-of which kind (latents, gradients, weights) a round carried. *Wire* is the size of all messages,
-with array headers, keys and metrics, bad replies too; the exchange counts it. Both are cumulative,
-and a checkpoint saves and restores them.
+Bytes are counted in two ways. *Payload* is the paper's count: the strategy reports the bytes of
+each kind (latents, gradients, weights) in a round. *Wire* is the size of all messages, with array
+headers, keys and metrics, bad replies too; the exchange counts it. Both are cumulative, and a
+checkpoint saves and restores them.
 """
 
 from __future__ import annotations
@@ -62,18 +62,15 @@ class ByteLedger:
         self._wire: dict[str, int] = dict.fromkeys(DIRECTIONS, 0)
 
     def count(self, direction: str, kind: str, nbytes: int) -> None:
-        """Add payload."""
         _check(direction, nbytes)
         kinds = self._payload[direction]
         kinds[kind] = kinds.get(kind, 0) + int(nbytes)
 
     def count_wire(self, direction: str, nbytes: int) -> None:
-        """Add the bytes of a message; `direction` and `nbytes` as in `count`."""
         _check(direction, nbytes)
         self._wire[direction] += int(nbytes)
 
     def count_messages(self, direction: str, messages: Iterable[Message]) -> None:
-        """Add the bytes of all messages that have content."""
         for message in messages:
             if message.has_content():
                 self.count_wire(direction, count_bytes(message.content))
@@ -89,11 +86,9 @@ class ByteLedger:
         return dict(self._wire)
 
     def state_dict(self) -> Traffic:
-        """Return all counts, as JSON can hold them."""
         return {"payload": self.payload, "wire": self.wire}
 
     def load_state_dict(self, state: Traffic) -> None:
-        """Replace all counts by those that `state_dict` returned."""
         restored = ByteLedger()
         try:
             for direction in DIRECTIONS:
@@ -125,12 +120,12 @@ NUMBER = 8  # bytes: a client may answer with float64 where float32 would do
 
 
 def reply_bytes(numbers: int = 0, clients: int = 0) -> int:
-    """Return the most bytes that a reply may have, with so many numbers about so many clients."""
+    """Return the most bytes of a reply with so many numbers about so many clients."""
     return ROOM + NUMBER * numbers + PER_CLIENT * clients
 
 
 def setup_bytes(clients: int = 0) -> int:
-    """Return the most bytes that a reply may have that enrols clients or aligns identities."""
+    """Return the most bytes of a reply that enrols clients or aligns identities."""
     return SETUP + 2 * PER_CLIENT * clients
 
 

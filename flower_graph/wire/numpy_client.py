@@ -1,4 +1,4 @@
-"""The types of what the methods of a ``NumPyClient`` take and return."""
+"""The types of arguments and results of a ``NumPyClient``'s methods."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Answers of several clients in one message, a row for each: arrays have a first axis, the clients.
+"""Answers of several clients in one message, a row for each: the arrays' first axis is clients.
 
-The server asks for rows where it needs more than the weighted sum of what clients send: for a
-median, or for models of the clients' own. A single client's arrays have no such axis: its answer is
-what any Flower client sends.
+The server asks for rows if it needs more than the weighted sum: for a median, or for personal
+models. A single client's arrays have no such axis: its answer is that of any Flower client.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from flower_graph.wire.numpy_client import Answer, Parameters
 
 @dataclass
 class Asked(Message, down="train evaluate"):
-    """Which of a SuperNode's clients a request is for, and whether they answer one by one."""
+    """The clients that a request is for, and whether they answer one by one."""
 
     clients: Annotated[
         IntArray | None,
@@ -98,13 +97,13 @@ class RowsBeside(Message, up="train"):
 
 @dataclass(frozen=True)
 class Rows:
-    """What ``fit_each`` returns for several clients, each of which is to answer for itself.
+    """The result of ``fit_each`` for several clients, each with an answer of its own.
 
     Attributes
     ----------
     answers : dict of int to tuple
-        What ``fit`` returns for one client, by its number: arrays, their weight, and further
-        numbers, under the same names for all.
+        A client's result of ``fit``, by its number: arrays, their weight, and further numbers,
+        under the same names for all.
     left_out : dict of int to str
         Clients without an answer, and why.
     """
@@ -133,7 +132,6 @@ class Rows:
 
 
 def _joined(records: Sequence[MetricRecord]) -> MetricRecord:
-    """Put the clients' metrics behind each other, name by name."""
     joined = MetricRecord()
     for name in records[0]:
         values: list[Any] = []
@@ -191,7 +189,7 @@ def _with(message: FlowerMessage, content: RecordDict) -> FlowerMessage:
 
 
 def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
-    """Put models behind each other, a row each."""
+    """Concatenate models, a row each."""
     return ArrayRecord(
         {
             name: encode_array(name, np.stack([model[name].numpy() for model in models]))
@@ -201,7 +199,7 @@ def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
 
 
 def bytes_of_each(record: ArrayRecord, count: int) -> int:
-    """Count what one client's arrays would take of a record with a row for each of ``count``."""
+    """Count one client's bytes in a record with a row for each of ``count``."""
     if count == 1:
         return record.count_bytes()
     total = 0

@@ -1,1 +1,1 @@
-"""Where the clients of a SuperNode live between two messages, and how messages reach them."""
+"""Where a SuperNode's clients live between two messages, and how messages reach them."""

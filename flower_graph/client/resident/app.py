@@ -1,6 +1,6 @@
-"""The ClientApp that Flower calls: it hands each message to the place where the clients live.
+"""The ClientApp that Flower calls. It passes each message to the process of the clients.
 
-It imports neither PyTorch nor the engine: for every message Flower starts a process that loads it.
+It imports neither PyTorch nor the engine: Flower starts a process for every message.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ USUAL_IDLE = 600.0  # seconds
 
 
 class Home(Protocol):
-    """The place where the clients of one SuperNode live, and answer messages."""
+    """Where the clients of one SuperNode live and answer messages."""
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Answer a message, and leave what the clients keep in the context's state."""
+        """Answer a message, and put the clients' state into the context."""
         ...
 
 
 class ResidentClientApp(ClientApp):
-    """Answers every message as another ``ClientApp`` does, in the process that keeps its clients.
+    """Answers messages as another ``ClientApp`` does, in the process that keeps its clients.
 
-    Where Flower starts a process for each message, as a SuperNode does, a worker is started with
-    the first and keeps the clients until the run is over; else the other app is called here.
+    A SuperNode starts a process for each message. The first message then starts a worker, which
+    keeps the clients until the run is over. Elsewhere the other app is called in this process.
 
     Parameters
     ----------
@@ -50,7 +50,6 @@ class ResidentClientApp(ClientApp):
         self._reference = reference
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer one message."""
         return home_of(self._reference, self._here, context).answer(message, context)
 
     @cached_property
@@ -85,7 +84,6 @@ class InProcess:
         return load_app(self._reference)
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Call the app."""
         return self._app(message, context)
 
 
@@ -100,14 +98,14 @@ def load_app(reference: str) -> ClientApp:
 
 @dataclass(frozen=True)
 class Residence:
-    """What a node config says of the process that keeps the clients.
+    """The settings of a node config for the process that keeps the clients.
 
     Attributes
     ----------
     resident : bool
         ``resident``: whether clients stay in a worker between messages.
     idle : float
-        ``resident-idle``: the seconds without a message after which the worker ends.
+        ``resident-idle``: seconds without a message after which the worker ends.
     """
 
     resident: bool = True
@@ -115,7 +113,6 @@ class Residence:
 
     @classmethod
     def of(cls, node_config: Mapping[str, UserConfigValue]) -> Residence:
-        """Read both keys; ``ConfigError`` names one that cannot be used."""
         resident = node_config.get(RESIDENT, True)
         if not isinstance(resident, bool):
             raise ConfigError(f"node-config {RESIDENT}: {brief(resident)}; must be true or false")

@@ -1,8 +1,7 @@
 """Messages and contexts on a local socket: Flower's protobuf, and the arrays' bytes beside it.
 
-A block is a list of parts: how many, their lengths, their bytes. Arrays are parts of their own, so
-that they are not copied into a protobuf message, which could have no more than 2 GiB. Nothing is
-ever unpickled.
+A block is a list of parts: their number, their lengths, their bytes. Each array is a part of its
+own: this saves a copy, and protobuf's limit of 2 GiB does not apply. Nothing is unpickled.
 """
 
 from __future__ import annotations

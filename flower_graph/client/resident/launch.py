@@ -1,8 +1,8 @@
-"""From the process that Flower starts for a message to the worker that keeps the clients.
+"""Starts the worker that keeps the clients, and passes messages to it.
 
-A worker has one SuperNode's clients in one run. It listens on a Unix socket of mode 600 in
-a folder of mode 700; both sides look whose process is at the other end. What starts it holds a lock
-on the folder, so that two messages never start two.
+A worker has one SuperNode's clients in one run. It listens on a Unix socket of mode 600 in a folder
+of mode 700, and both sides check the other's user. Starting a worker takes a lock on the folder, so
+two messages never start two workers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ main(given)
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """What a worker is told when it is started."""
+    """The settings that a worker gets at its start."""
 
     reference: str  # of the ClientApp
     folder: str  # of its socket
@@ -55,7 +55,7 @@ class WorkerSettings:
 
 
 class WorkerHome:
-    """Clients that live in a worker, which is started if there is none.
+    """Clients that live in a worker. The first message starts it.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class WorkerHome:
         WorkerLostError
             If it cannot be started, or dies over the message; the next message starts another.
         Exception
-            What the ClientApp raised, by the same name and words.
+            The ClientApp's own, by the same name and words.
         """
         with boundary(context), self._called(context) as connection:
             try:
@@ -97,7 +97,6 @@ class WorkerHome:
 
     @contextmanager
     def _called(self, context: Context) -> Iterator[socket.socket]:
-        """Connect to the worker, and start it if need be; it waits for a message."""
         folder = default_folder() / f"run-{context.run_id}"
         name = f"resident-{context.node_id}-{self._owner}"
         for _ in range(ATTEMPTS):
@@ -159,7 +158,6 @@ class WorkerHome:
 
 
 def _as_raised(fault: bytes) -> Exception:
-    """Make an error that Flower reports as the one that the worker's ClientApp raised."""
     said: dict[str, str] = json.loads(fault)
     about = {"__module__": said["module"], "__qualname__": said["name"]}
     kind: type[ClientError] = type(said["name"], (ClientError,), about)
@@ -168,7 +166,7 @@ def _as_raised(fault: bytes) -> Exception:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int | None]:
-    """Lock a folder and yield a handle of it; None if it is not there any more."""
+    """Lock a folder and yield its handle; None if the folder is gone."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
@@ -186,12 +184,12 @@ def locked(folder: Path) -> Iterator[int | None]:
 
 
 def reach(handle: int, name: str) -> str:
-    """Return a path of a socket in an open folder that is short enough for the system."""
+    """Return a path to a socket in an open folder, short enough for the system's limit."""
     return f"/proc/self/fd/{handle}/{name}"
 
 
 def is_own(connection: socket.socket) -> bool:
-    """Whether the process at the other end is this user's."""
+    """Whether this user owns the process at the other end."""
     form = struct.Struct("3i")  # process, user, group
     told_by_system = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
     _, user, _ = form.unpack(told_by_system)

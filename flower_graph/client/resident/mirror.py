@@ -1,8 +1,7 @@
-"""A SuperNode's files of a run, for a worker on a machine that does not have the run's folders.
+"""Copies of a SuperNode's files on a machine that lacks the run's folders.
 
-The folders are the driver's. A worker elsewhere has folders of its own in their place: before a
-SuperNode's first message it fetches the SuperNode's files, and before each reply it sends what the
-message has changed, so that the driver's folders are as if the worker had written there.
+The run's folders are on the driver's machine. A worker on another machine fetches a SuperNode's
+files before its first message, and sends the changed files back before each reply.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ T = TypeVar("T")
 
 
 class Change(NamedTuple):
-    """What has become of a file."""
+    """The change of a file."""
 
     folder: str  # out or state
     path: str  # below it
@@ -58,7 +57,7 @@ class Folders:
     out : Path
         The run's outputs.
     state : Path
-        What clients of the run keep besides.
+        Further state of the run's clients.
     """
 
     def __init__(self, out: Path, state: Path) -> None:
@@ -76,7 +75,6 @@ class Folders:
         return [self._from(name, 0) for name in sorted(found)]
 
     def write(self, changes: Iterable[Change]) -> None:
-        """Carry out changes."""
         for folder, name, start, data in changes:
             path = inside(self._roots[folder], name)
             if data is None:
@@ -93,7 +91,7 @@ class Folders:
                     stream.write(data)
 
     def stamps(self) -> Stamps:
-        """Return what tells one state of each file from the next."""
+        """Return a stamp for each file, which changes when the file does."""
         result = {}
         for folder, root in self._roots.items():
             for path in filter(Path.is_file, root.rglob("*")):
@@ -103,7 +101,6 @@ class Folders:
         return result
 
     def changes(self, before: Stamps) -> list[Change]:
-        """Read what has changed."""
         now = self.stamps()
         result = [Change(*name, 0, None) for name in before.keys() - now.keys()]
         for name, stamp in now.items():
@@ -121,13 +118,12 @@ class Folders:
             return Change(folder, path, start, file.read())
 
     def drop_checkpoints(self) -> None:
-        """Remove the checkpoints."""
         with suppress(OSError):
             remove_folder(self.out / CHECKPOINTS)
 
 
 class Mirror:
-    """Keeps SuperNodes' files on this machine as they are in the driver's folders.
+    """Keeps SuperNodes' files on this machine equal to those in the driver's folders.
 
     Parameters
     ----------
@@ -142,7 +138,7 @@ class Mirror:
         self._known = set[str]()  # SuperNodes whose files here are as there
 
     def during(self, supernode: str, answer: Callable[[], T]) -> T:
-        """Answer a message of a SuperNode; its files are fetched before, and changes sent after."""
+        """Answer a message of a SuperNode: fetch its files before, send changes after."""
         if supernode not in self._known:
             self._here.write(ray.get(self._there.read.remote(supernode)))
         before = self._here.stamps()
@@ -156,12 +152,12 @@ class Mirror:
         return result
 
     def forget(self, supernode: str) -> None:
-        """Have a SuperNode's files fetched again before its next message."""
+        """Fetch a SuperNode's files again before its next message."""
         self._known.discard(supernode)
 
 
 class TemporaryFolder:
-    """A folder that is removed when this process has ended, however it ended."""
+    """A folder that is removed when this process ends, even if it is killed."""
 
     def __init__(self) -> None:
         self.path = temporary_folder()

@@ -1,8 +1,8 @@
-"""Clients on Ray: actors of the run's own keep them, and Flower's actors hand each message on.
+"""Clients on Ray: the run's own actors keep them, and Flower's actors pass messages on.
 
-Flower gives a message to whichever of its actors is free, on any machine. The workers are named
-actors beside those; a SuperNode's is that with its ``partition-id`` modulo their number. Flower's
-actors import neither PyTorch nor the engine.
+Flower gives a message to any free actor, on any machine. The workers are named actors besides;
+a SuperNode's worker is its ``partition-id`` modulo their number. Flower's actors import neither
+PyTorch nor the engine.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ class RayHome:
     Parameters
     ----------
     workers : int
-        How many the run has.
+        The number of the run's workers.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
 
     def answer(self, message: Message, context: Context) -> Message:
-        """Have the SuperNode's worker answer a message; if it dies, the clients' state is lost.
+        """Have the SuperNode's worker answer. If the worker dies, the clients' state is lost.
 
         Raises
         ------
         Exception
-            What the ClientApp raised, from the error that has its traceback.
+            The ClientApp's own, taken from the error that has its traceback.
         """
         number = int(str(context.node_config[PARTITION])) % self._workers
         worker = _worker(context.run_id, number)
@@ -69,19 +69,19 @@ class RayHome:
 
 
 def name_of(run_id: int, worker: int | None = None) -> str:
-    """Return the namespace of a run's workers, or the name of one of them."""
+    """Return the namespace of a run's workers, or the name of one worker."""
     return f"flower-graph-{run_id}" + ("" if worker is None else f"-{worker}")
 
 
 @lru_cache(maxsize=1)  # a worker that is lost is started again, so their number stays
 def workers_of(run_id: int) -> int:
-    """Count a run's workers; none where the ServerApp is not this project's."""
+    """Count a run's workers; 0 if the ServerApp is not this project's."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     return sum(one["namespace"] == name_of(run_id) for one in actors)
 
 
 def _starts_again(worker: Actor) -> bool:
-    """Wait until a worker is started again, so that its SuperNodes miss one message and no more."""
+    """Wait until a worker has restarted, so that its SuperNodes miss one message only."""
     end = time.monotonic() + RESTART
     while time.monotonic() < end:
         try:

@@ -1,9 +1,8 @@
 """The workers of a run on Ray: actors that the driver creates, and that end with it.
 
-The driver is the process of the ServerApp. However it ends, Ray ends the actors that it created,
-which children of Flower's actors would not outlast. They reserve no CPU: Flower's actors hold them
-all, and wait while a worker answers. A worker that dies with its machine is started again by Ray on
-another, with empty memory.
+The driver is the process of the ServerApp. Ray ends its actors however the driver ends. The workers
+reserve no CPU: Flower's actors hold all CPUs, and wait while a worker answers. If a machine dies,
+Ray restarts its workers elsewhere with empty memory.
 """
 
 from __future__ import annotations
@@ -47,11 +46,11 @@ class OnRay:
     reference : str
         The ClientApp that answers, ``"package.module:attribute"``.
     supernodes : int
-        How many SuperNodes there are.
+        Number of SuperNodes.
     out : Path
         The run's output folder, on the driver's machine.
     gpus : float
-        How many GPUs, or which part of one, a worker has; 0: a worker for each core instead.
+        GPUs of a worker, or a part of one; 0: a worker for each core instead.
     """
 
     run_id: int
@@ -61,7 +60,7 @@ class OnRay:
     gpus: float = 0.0
 
     def state(self, base: Path) -> Path:
-        """Return the folder of what clients of the run keep, in a folder for all runs."""
+        """Return the run's folder of client state, in the folder of all runs."""
         return base / f"run-{self.run_id}"
 
 
@@ -73,7 +72,7 @@ class RayWorker:
     run : OnRay
         The run.
     made : Mapping[str, object]
-        What the driver has made for all: settings and data.
+        Settings and data from the driver.
     base : Path
         The driver's folder of state of all runs.
     machine : str
@@ -102,7 +101,6 @@ class RayWorker:
         self._app = load_app(run.reference)
 
     def answer(self, message: Message, context: Context) -> tuple[Message, RecordDict]:
-        """Answer a message; return the reply and the context's state."""
         context.node_config = {**context.node_config, STATE_DIR: IN_PROCESS}
         context.run_config = {**context.run_config, OUT: str(self._out)}
         if self._mirror is None:
@@ -124,14 +122,14 @@ def wait_for_ray() -> None:
 
 @contextmanager
 def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
-    """Have a run's workers as long as the block lasts: at most one for each SuperNode.
+    """Create a run's workers for the duration of the block: at most one a SuperNode.
 
     Parameters
     ----------
     run : OnRay
         The run.
     made : Mapping[str, object]
-        Settings and data, which each machine gets once.
+        Settings and data; each machine gets them once.
 
     Raises
     ------
@@ -156,7 +154,7 @@ def ray_workers(run: OnRay, made: Mapping[str, object]) -> Iterator[None]:
 
 
 def _actor(kind: type, machine: str, soft: bool = True, /, **more: object) -> Actor:
-    """Make the class of an actor that is on a machine, or once that has died on another."""
+    """Make the class of an actor for a machine; ``soft``: another machine if that one is dead."""
     placed = NodeAffinitySchedulingStrategy(machine, soft=soft)
     actor: Actor = ray.remote(kind)
     # Ray draws the machine of an actor that asks for nothing: so each asks for a byte of memory
@@ -164,7 +162,7 @@ def _actor(kind: type, machine: str, soft: bool = True, /, **more: object) -> Ac
 
 
 def _places(gpus: float) -> list[str]:
-    """Return the machines of the workers that there can be, one of each machine in turn."""
+    """Return the machine of each possible worker, the machines in turn."""
     of, each = ("GPU", gpus) if gpus else ("CPU", 1.0)
     counts = {name: int(has.get(of, 0) / each) for name, has in _machines().items()}
     if not any(counts.values()):
@@ -174,6 +172,5 @@ def _places(gpus: float) -> list[str]:
 
 
 def _machines() -> dict[str, dict[str, float]]:
-    """Return what each machine that is there has, by Ray's name of it."""
     there = [one for one in ray.nodes() if one["Alive"]]  # type: ignore[no-untyped-call]
     return {one["NodeID"]: one["Resources"] for one in there}

@@ -1,8 +1,7 @@
 """The worker: a process that keeps one SuperNode's clients of one run between messages.
 
-It is a cache of what lies on the disk or in Flower's context, so it may end at any time. It ends
-when the run is over, when its SuperNode ends, when whoever waits for an answer is gone, and after
-some time without a message.
+The worker is a cache of files or of Flower's context, so it may end at any time. It ends when the
+run is over, the SuperNode or the waiting process is gone, or no message came for some time.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ LINGER = 20.0
 
 
 class Worker:
-    """Answers messages, one after another, until there is no need for it any more."""
+    """Answers messages, one after another, until nothing needs it any more."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -67,7 +66,6 @@ class Worker:
 
     @counted_warnings()
     def serve(self) -> None:
-        """Answer until the run is over, or nothing was asked for long."""
         self._watch.start()
         _remove_dead(self._folder.parent)
         self._listener.settimeout(self._settings.idle)
@@ -85,12 +83,11 @@ class Worker:
         self._end()
 
     def leave(self) -> Never:
-        """End at once, in the middle of a message too; what lies on the disk is whole."""
+        """End at once, even in the middle of a message; the files on disk stay whole."""
         self._remove()
         os._exit(0)
 
     def _serve(self, connection: socket.socket) -> bool:
-        """Answer the message of one connection; return whether the run is over."""
         frames.send(connection, [HELLO])
         parts = frames.receive(connection)
         message, context = frames.read_message(parts), frames.read_context(parts)
@@ -106,7 +103,6 @@ class Worker:
         return is_over
 
     def _answer(self, message: Message, context: Context) -> list[bytes]:
-        """Call the ClientApp; return its reply or its error, and the context's state."""
         try:
             with boundary(context):  # what an app of its own tells, it decides itself
                 app = self._app
@@ -119,9 +115,9 @@ class Worker:
         return reply + frames.write_records(context.state)
 
     def _end(self) -> None:
-        """Stop listening and remove the socket, while nobody else may start a worker."""
+        """Stop listening and remove the socket, under the lock that a new worker needs."""
         with locked(self._folder):
-            self._listener.close()  # whoever has called meanwhile notices, and calls the next
+            self._listener.close()  # a caller in between notices, and calls the next worker
             self._remove()
 
     def _remove(self) -> None:
@@ -132,7 +128,7 @@ class Worker:
 
 
 class Watch(threading.Thread):
-    """Calls a function when the SuperNode ends, or the process that waits for an answer.
+    """Calls a function when the SuperNode or the process that waits for an answer ends.
 
     Parameters
     ----------
@@ -156,7 +152,6 @@ class Watch(threading.Thread):
             self._events.register(handle, select.EPOLLIN)
 
     def run(self) -> None:
-        """Wait, as long as the process lives."""
         while True:
             for handle, _ in self._events.poll():
                 with self._changing:
@@ -165,7 +160,7 @@ class Watch(threading.Thread):
 
     @contextmanager
     def caller(self, connection: socket.socket) -> Iterator[None]:
-        """Watch who waits for an answer, while it is worked out."""
+        """Watch the process that waits for the answer."""
         handle = connection.fileno()
         with self._changing:
             self._caller = handle
@@ -179,7 +174,6 @@ class Watch(threading.Thread):
 
 
 def _is_gone(handle: int | None) -> bool:
-    """Whether the other end of a connection is closed."""
     if handle is None:
         return False
     events = select.poll()
@@ -188,7 +182,7 @@ def _is_gone(handle: int | None) -> bool:
 
 
 def _writes_outputs(message: Message) -> bool:
-    """Whether a message asks for the final outputs of a run, after which at most one comes."""
+    """Whether a message asks for a run's final outputs; at most one message follows."""
     if message.metadata.message_type != TYPE or not message.has_content():
         return False
     with suppress(KeyError, ValueError):
@@ -198,7 +192,7 @@ def _writes_outputs(message: Message) -> bool:
 
 
 def _owners(owner: int) -> list[int]:
-    """Return a process and the one that has started it: SuperExec, and the SuperNode."""
+    """Return a process and its parent: SuperExec, and the SuperNode."""
     try:
         fields = Path(f"/proc/{owner}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except FileNotFoundError:
@@ -208,7 +202,6 @@ def _owners(owner: int) -> list[int]:
 
 
 def _remove_dead(base: Path) -> None:
-    """Remove the sockets of workers that were killed, of any run."""
     for path in base.glob("run-*/resident-*"):
         owner = path.name.rpartition("-")[2]
         if owner.isdigit() and not is_alive(int(owner)):
@@ -219,7 +212,7 @@ def _remove_dead(base: Path) -> None:
 
 
 def main(given: Mapping[str, object]) -> None:
-    """Be the worker that these settings describe."""
+    """Run the worker that these settings describe."""
     worker = Worker(WorkerSettings(**given))  # type: ignore[arg-type]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: worker.leave())

@@ -41,7 +41,7 @@ def load_cora_linqs() -> Graph:
 
 
 def read_packed(folder: Traversable) -> bytes:
-    """Return the bytes of the npz: a wheel has the file, a bundle its text, a checkout both."""
+    """Return the npz: a wheel has the file, a bundle its text, a checkout both."""
     file = folder.joinpath(FILE)
     if file.is_file():
         return file.read_bytes()

@@ -45,7 +45,7 @@ OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
 
 
 def clients_path(data: DataConfig) -> Path | None:
-    """Return the path when ``data.name`` means clients' own graphs, else None.
+    """Return the path if ``data.name`` means clients' own graphs, else None.
 
     That is a folder of graphs, or one graph whose nodes have a ``client``.
     """
@@ -59,7 +59,6 @@ def clients_path(data: DataConfig) -> Path | None:
 
 @lru_cache(maxsize=16)
 def _says_clients(file: Path, saved: int, gaps: Gaps) -> bool:
-    """Read whether nodes have a client; with `saved`, a changed file is read again."""
     return names_clients(file) if file.is_dir() else read_file(file, gaps).get(CLIENT) is not None
 
 
@@ -134,7 +133,6 @@ def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[st
 
 
 def _owners(values: Tree) -> list[object]:
-    """Return the client of each node; None for a node without one."""
     given = values.get(CLIENT)
     if given is None:
         raise DataError(f"no node has a {CLIENT}, which says whose it is")
@@ -149,13 +147,11 @@ def _owners(values: Tree) -> list[object]:
 
 
 def _order(client: Any) -> tuple[bool, int, str]:
-    """Order clients by number if they have numbers, else by name."""
     is_number = str(client).isdecimal()
     return not is_number, int(client) if is_number else 0, str(client)
 
 
 def _pick(value: Any, rows: Tensor) -> object:
-    """Return some nodes' part of an attribute of all nodes."""
     if isinstance(value, Tensor):
         return (value if value.layout == torch.strided else value.to_dense())[rows]
     return value if value is None else [value[row] for row in rows.tolist()]

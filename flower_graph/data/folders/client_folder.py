@@ -1,4 +1,4 @@
-"""Clients with graphs of their own, such as PyG's ``Data``: one by one, or from a folder of files.
+"""Clients with graphs of their own, such as PyG's ``Data``: one by one, or from a folder.
 
 The files of a folder may come from anybody: nothing in them is executed. Clients are numbered in
 the order of the files' names.
@@ -83,7 +83,7 @@ class Clients(list[T]):
     def as_graph(self: Clients[G]) -> Graph:
         """Return all clients as one graph: the original one, or their disjoint union.
 
-        A node is in a mask if it is at any client.
+        A node is in a mask if it is in that mask at any client.
         """
         if self.whole is not None:
             n = self.whole.num_nodes
@@ -138,9 +138,8 @@ def load_folder(
 ) -> Clients[ClientGraph]:
     """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
-    ``graphless_ratio`` removes edges from clients of one
-    graph; in a folder, files without edges make graphless clients. ``uses``: whether labels
-    are numbers to learn, and edges have weights.
+    ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
+    make graphless clients. ``uses``: whether labels are numbers to learn, and edges have weights.
     """
     files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
@@ -174,7 +173,6 @@ def read_clients(
 
 
 def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
-    """Read the clients' graphs, which have equally many features; labels are as they are given."""
     if gaps.no_features == ONE_HOT:
         raise DataError(
             f"data.no_features='one-hot' with data.name={str(path)!r}: numbers of nodes mean "
@@ -199,7 +197,6 @@ def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) 
 
 
 def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
-    """Bring the features of all clients into one order, by their names where they have names."""
     own = [each.found.columns for each in files if each.found.columns is not None]
     if not own:
         return files
@@ -217,7 +214,6 @@ def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
 
 
 def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
-    """Return all clients' labels, numbered together; a file's largest ``num_classes`` counts."""
     declared = []
     if files[0].found.targets is not None:
         with saying(f"folder {path}"):
@@ -235,7 +231,7 @@ def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
 
 
 def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
-    """Return the clients of a folder; log what was done to all data, and to single clients'."""
+    """Return the clients of a folder; log the changes to all data, and to single clients'."""
     clients = Clients(graphs, files.num_classes, files.classes, files.notes, files.treatment)
     done = [[*getattr(each.values, "notes", ()), *each.found.notes] for each in files]
     cautions = {note: None for each in done for note in each if isinstance(note, Caution)}
@@ -254,7 +250,7 @@ def client_graph_from_data(
     targets: bool = False,
     weights: bool = False,
 ) -> ClientGraph:
-    """Make a client of a graph that is not cut out of a larger one here.
+    """Make a client from its own graph, which is not cut out of a larger one.
 
     Parameters
     ----------
@@ -262,11 +258,10 @@ def client_graph_from_data(
         Number of the client; unique over the run.
     data
         A PyG ``Data`` or anything else with dense ``x`` ``[n, f]`` and ``y`` ``[n]``, int64 and
-        below 0 for a node without a label. Without ``edge_index`` ``[2, e]``, or where it is
-        None, the client is graphless; one of no edges is a graph that has none. Its masks are
-        boolean ``[n]``; if there is one, those that are missing are empty.
+        below 0 for a node without a label. If ``edge_index`` ``[2, e]`` is missing or None, the
+        client is graphless. Masks are boolean ``[n]``; beside a given mask, missing ones are empty.
     ratios
-        Shares for training, validation and test of the labelled nodes, where there is no mask.
+        Shares for training, validation and test of the labelled nodes, if there is no mask.
     seed
         Seed of that draw.
     targets
@@ -303,7 +298,6 @@ def _alone(found: Described) -> Described:
 
 
 def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: int) -> ClientGraph:
-    """Make a client of a file's content, with labels numbered."""
     y, masks = found.labels, masks_of_client(found)
     assert isinstance(y, Tensor)
     every = torch.arange(y.numel())
@@ -328,7 +322,7 @@ def masks_of_client(found: Described) -> Masks:
 
 
 def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwork:
-    """Make a client of a graph that is not cut out of a larger one here.
+    """Make a client from its own graph, which is not cut out of a larger one.
 
     Parameters
     ----------
@@ -336,17 +330,17 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
         Number of the client; unique over the run.
     data
         A PyG ``Data`` or anything else with dense ``x`` ``[n, f]``, ``edge_index`` ``[2, e]`` and
-        ``y`` ``[n]``, int64 and below 0 for a node without a label. Its masks are boolean ``[n]``;
-        one that is missing is empty (``split_per_client`` draws all three).
+        ``y`` ``[n]``, int64 and below 0 for a node without a label. Masks are boolean ``[n]``;
+        missing ones are empty (``split_per_client`` draws all three).
     identities
-        ``n`` integers or ``n`` words, in the order of the rows of ``x``: the same node has the same
-        one at every client.
+        ``n`` integers or ``n`` words, in the order of the rows of ``x``. A node has the same
+        identity at every client.
 
     Returns
     -------
     EgoNetwork
-        The client, its nodes in the order of ``data``. It counts the first one as its ego, which
-        plays no part in training.
+        The client, its nodes in the order of ``data``. Its ego is the first node, which plays no
+        part in training.
 
     Raises
     ------

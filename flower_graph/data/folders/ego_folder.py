@@ -37,31 +37,11 @@ def load_ego_folder(
     features: str = AS_IS,
     gaps: Gaps = NO_GAPS,
 ) -> Clients[EgoNetwork]:
-    """Load one client from each graph of a folder, or of a file that says who holds what.
+    """Load one client from each graph of a folder, or of a file whose nodes name their client.
 
-    Parameters
-    ----------
-    path
-        A folder of graphs, or a graph whose nodes have a ``client``; its nodes have an
-        ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``.
-    split
-        ``per-client`` or ``global``; masks that a graph has stay.
-    ratios, seed
-        Of the clients without masks.
-    features
-        As for ``prepare_features``.
-    gaps
-        What stands for what nodes lack.
-
-    Returns
-    -------
-    Clients
-        One ego-network for each client.
-
-    Raises
-    ------
-    DataError
-        If anything is missing or malformed; names file, client and what is allowed.
+    Nodes have an ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``. Clients without
+    masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
+    file, client and what is allowed.
     """
     files = read_clients(path, features, gaps)
     egos: list[EgoNetwork] = []
@@ -80,7 +60,6 @@ def _split(
     ratios: Sequence[float],
     seed: int,
 ) -> list[EgoNetwork]:
-    """Give masks to each client that has none."""
     own = [any(mask is not None for mask in file.found.masks.values()) for file in files]
     if split != GLOBAL:
         drawn = split_per_client(egos, ratios, seed)
@@ -96,7 +75,6 @@ def _split(
 
 
 def _warn(path: Path | str, egos: Sequence[EgoNetwork]) -> None:
-    """Warn of clients that have nothing in common."""
     held: list[int | str] = [one for ego in egos for one in ego.identities]
     if len(set(held)) == len(held) and len(egos) > 1:
         tell(

@@ -1,4 +1,4 @@
-"""Identities of nodes, by which clients know what they have in common."""
+"""Identities of nodes, by which clients recognise common nodes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def identities_in(values: Mapping[str, Any], count: int) -> Named:
 
 
 def named_by(identities: Identities, count: int) -> Named:
-    """Return the nodes' numbers, and their names if they have some."""
+    """Return the nodes' numbers, and their names if they have any."""
     given = identities.tolist() if isinstance(identities, Tensor) else list(identities)
     kinds = {type(one) for one in given}
     if kinds not in ({int}, {str}):

@@ -1,7 +1,7 @@
 """The server's list of members: which client numbers each SuperNode may speak for.
 
 ``flower-graph partition`` writes ``members.csv`` into the server's folder, a row for each
-SuperNode's folder. With authenticated SuperNodes, the user writes their ids beside them.
+SuperNode's folder. With authenticated SuperNodes, the user adds their ids.
 """
 
 from __future__ import annotations
@@ -54,22 +54,9 @@ def write_members(path: Path, members: Iterable[Member]) -> None:
 
 
 def read_members(folder: Path) -> tuple[Member, ...] | None:
-    """Read the list of a server's folder; None if it has none.
+    """Read the list of a server's folder, in the file's order; None if it has none.
 
-    Parameters
-    ----------
-    folder : Path
-        The server's data folder.
-
-    Returns
-    -------
-    tuple of Member, optional
-        In the file's order.
-
-    Raises
-    ------
-    DataError
-        If the list cannot be read, or a client number or a node id is there twice.
+    ``DataError`` if the list cannot be read, or has a client number or a node id twice.
     """
     path = folder / MEMBERS
     if not path.exists():
@@ -85,7 +72,6 @@ def read_members(folder: Path) -> tuple[Member, ...] | None:
 
 
 def _member(path: Path, line: int, row: list[str]) -> Member:
-    """Read a row."""
     if len(row) != len(COLUMNS):
         raise DataError(f"{path}: line {line} has {len(row)} entries, not {len(COLUMNS)}")
     folder, clients, node = (entry.strip() for entry in row)
@@ -95,7 +81,6 @@ def _member(path: Path, line: int, row: list[str]) -> Member:
 
 
 def _numbers(path: Path, line: int, text: str) -> frozenset[int]:
-    """Read client numbers, such as ``0-4,6``."""
     result = set[int]()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
@@ -114,7 +99,6 @@ def _numbers(path: Path, line: int, text: str) -> frozenset[int]:
 
 
 def _check_once(path: Path, what: str, numbers: Iterable[int]) -> None:
-    """Refuse what is there twice."""
     number, times = next(iter(Counter(numbers).most_common(1)), (0, 0))
     if times > 1:
         raise DataError(f"{path}: {what} {number} is there {times} times")

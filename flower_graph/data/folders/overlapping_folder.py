@@ -1,6 +1,6 @@
-"""Clients whose graphs share nodes, from a folder of files: ids, public nodes and common roles.
+"""Clients whose graphs share nodes, from a folder of files: ids, public nodes, common roles.
 
-Clients are numbered in the order of the files' names, and each one's nodes in that of their ids.
+Clients are numbered in the order of the files' names, and a client's nodes in that of their ids.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NO_ROLE = -1
 
 
 class Holder(NamedTuple):
-    """What the split must know of a client: its nodes' numbers and classes, and masks or None."""
+    """A client as the split needs it: its nodes' numbers and classes, and masks or None."""
 
     where: str
     ids: Tensor
@@ -44,7 +44,7 @@ class Holder(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """What one file holds, its nodes in the order of their ids; ``[n]`` each but edges and x."""
+    """The content of one file, its nodes ordered by their ids; ``[n]`` each but edges and x."""
 
     where: str
     ids: Tensor
@@ -88,7 +88,7 @@ def load_overlapping_folder(
 
 
 def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
-    """Give the nodes' ids, int64 ``[n]`` each; words are numbered in order, and given too."""
+    """Return the nodes' ids, int64 ``[n]`` each, and, if they are words, the words in order."""
     who = identities_of(files)
     words_of_all = sorted({word for _, words in who for word in words or ()})
     number = {word: index for index, word in enumerate(words_of_all)}
@@ -101,7 +101,6 @@ def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
 
 
 def _held(file: ClientFile, ids: Tensor) -> _Held:
-    """Check what one file says of others, and put its nodes in the order of their ids."""
     found, y = file.found, file.found.labels
     with saying(file.where):
         public, masks = _checked_public(file.values, ids.numel()), masks_of_client(found)
@@ -121,7 +120,6 @@ def _held(file: ClientFile, ids: Tensor) -> _Held:
 
 
 def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
-    """Give ``public`` if it is there."""
     if getattr(values, "public", None) is None:
         return None
     public = read_mask("public", values.public, n, [])
@@ -131,14 +129,13 @@ def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
 
 
 def _at_two(ids: Sequence[Tensor]) -> Tensor:
-    """Give the ids that two clients or more have."""
     every: Tensor
     every, counts = torch.cat(list(ids)).unique(return_counts=True)
     return every[counts >= 2]
 
 
 def _publics(path: Path | str, held: Sequence[_Held]) -> list[Tensor]:
-    """Say which nodes each client sends; refuse a client that has none in common with others."""
+    """Return the nodes that each client sends; refuse a client without common nodes."""
     # A node that one client holds back is not public at another that says nothing about it.
     offered = [each.ids if each.public is None else each.ids[each.public] for each in held]
     common, publics = _at_two(offered), []
@@ -180,7 +177,6 @@ def common_roles(held: Sequence[Holder], ratios: Sequence[float], seed: int) -> 
 
 
 def _note_roles(role: Tensor, rows: Tensor, held: Holder) -> None:
-    """Write a client's masks into the roles of all nodes, in place."""
     for number, mask in enumerate(held.masks or ()):
         before = role[rows[mask]]
         clash = (before != NO_ROLE) & (before != number)
@@ -195,7 +191,6 @@ def _note_roles(role: Tensor, rows: Tensor, held: Holder) -> None:
 
 
 def _check_roles(held: _Held, client: int, masks: Masks, ratios: Sequence[float]) -> None:
-    """Refuse a client without nodes in a role that is to have some."""
     if held.masks is None:
         with saying(held.where):
             check_roles(client, masks, ratios)

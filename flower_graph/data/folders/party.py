@@ -1,7 +1,7 @@
 """A run's data, assigned to its parties: written as folders, and read by an app.
 
-An app works with all of the run's data, or with those of the folder that its party was given. There
-graphs lie as plain tensors by name.
+An app works with all of the run's data, or with its party's folder. A folder has graphs as plain
+tensors by name.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def node_data(graph: Graph) -> RunData:
 
 # Any: further fields of ``RunData``
 def graph_data(graphs: Sequence[HeldGraph], classes: int, **details: Any) -> RunData:
-    """Assign each client its graph, and the server only counts; ``RunData`` has details."""
+    """Assign each client its graph; the server gets only counts."""
 
     def part(clients: range) -> Tensors:
         return {
@@ -147,7 +147,7 @@ def matrix_tensors(name: str, x: Tensor) -> Tensors:
 
 
 def read_matrix(name: str, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Read what :func:`matrix_tensors` wrote; the same matrix in the same layout."""
+    """Read the output of :func:`matrix_tensors`; the same matrix in the same layout."""
     if name + FORM not in tensors:
         return tensors[name]
     rows, columns, is_dense = tensors[name + FORM].tolist()
@@ -240,7 +240,6 @@ def share(context: Context, count: int) -> slice:
 
 
 def _whole(context: Context, key: str) -> int:
-    """Read a whole number of the node config."""
     value: object = context.node_config.get(key)
     if value is None:
         message = f"node-config {key}: is missing; {HINT}"

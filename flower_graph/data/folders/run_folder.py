@@ -1,8 +1,8 @@
 """Folders with one party's part of a run's data: a SuperNode's clients', or the server's.
 
-``flower-graph partition`` writes them, so that each party gets only its own. A folder has
-``manifest.json`` and, if there are tensors, ``data.safetensors``. The manifest says
-which settings made the data; a run with other settings refuses the folder.
+``flower-graph partition`` writes them, so that each party gets only its own data. A folder has
+``manifest.json`` and, if there are tensors, ``data.safetensors``. The manifest has the settings
+that made the data; a run with other settings refuses the folder.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ HINT = {
 }
 _NUMBERS = ("format", "num_clients", "features", "classes")
 CLASS_NAMES, DATA_FORM = "class-names", "data-form"
-# Keys of ``data`` that do not change a party's data: its folder, and users who came and went
+# Keys of ``data`` that do not change a party's data: its folder, and users that came and went
 _OTHERS = ("root", "add", "remove")
 _TABLES = ("settings", "details", "files", "versions")
 
@@ -75,11 +75,9 @@ class Manifest:
 
     @property
     def app(self) -> str:
-        """The method's app."""
         return str(self.settings.get("app"))
 
     def to_json(self) -> dict[str, object]:
-        """Return the content of the file."""
         return {
             "format": self.format,
             "role": self.role,
@@ -190,13 +188,11 @@ def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFol
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Write a new file that its owner alone can read."""
     with saying(file), replaced(file) as stream:
         stream.write(content)
 
 
 def _read_manifest(file: Path, place: str, role: str) -> Manifest:
-    """Read and check a manifest."""
     content = _read(
         file, f"{place}: it is no folder of `flower-graph partition`; {HINT[role]}", 4 * MOST_RECORD
     )
@@ -224,7 +220,6 @@ def _read_manifest(file: Path, place: str, role: str) -> Manifest:
 
 
 def _check_types(manifest: Manifest) -> None:
-    """Refuse a manifest with entries of wrong types; name the entry."""
     values = asdict(manifest)
     for names, kind in ((_NUMBERS, int), (_TABLES, dict)):
         for name in names:
@@ -251,7 +246,6 @@ def _differences(theirs: Mapping[str, object], ours: Mapping[str, object]) -> di
 
 
 def _read_tensors(file: Path, digest: str) -> dict[str, Tensor]:
-    """Read a file of tensors whose checksum is known."""
     content = _read(file, "the manifest names it; copy the whole folder again", MOST_TENSORS)
     if hashlib.sha256(content).hexdigest() != digest:
         raise DataError(

@@ -1,8 +1,8 @@
 """Clients that hold a part of one graph each, some of them without its edges.
 
 The setting of FedGLS (Fu et al., TMLR 2024, section 5.1.1): communities of one graph are the
-clients, a share of them is graphless, and each splits its own nodes into training, validation
-and test.
+clients, a share of them is graphless, and each splits its own nodes into training, validation and
+test.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class ClientGraph:
     x
         Features, float ``[n, f]``, dense or sparse CSR as in the whole graph.
     y
-        Class of each node, int64 ``[n]``; below 0 without a label. Where numbers are learnt, 0 for
-        each node that has one.
+        Class of each node, int64 ``[n]``; below 0 without a label. With ``targets``, 0 for each
+        node that has one.
     edge_index
         Both directions of every edge, by place in ``nodes``, int64 ``[2, e]``, sorted, no
         self-loops; None for a graphless client.
@@ -80,9 +80,9 @@ class ClientGraph:
     called
         The user's names of the nodes; None if the data have no names.
     targets
-        Number that each node is to learn, float32 ``[n]``, NaN for none; None where classes are.
+        Number that each node is to learn, float32 ``[n]``, NaN for none; None for classes.
     edge_weight
-        Weight of each edge, float32 ``[e]``, in the order of ``edge_index``; None: all count alike.
+        Weight of each edge, float32 ``[e]``, in the order of ``edge_index``; None: all equal.
     """
 
     client: int
@@ -100,7 +100,6 @@ class ClientGraph:
 
     @property
     def is_graphless(self) -> bool:
-        """Whether the client has no edges."""
         return self.edge_index is None
 
 
@@ -119,12 +118,7 @@ def partition_graph(
         Share of the clients without edges, 0 to 1, rounded to whole clients; those of a smaller
         share are among those of a larger one.
     seed
-        Seed of the run; stands in for ``partition.seed`` where that is None.
-
-    Returns
-    -------
-    list of ClientGraph
-        One per client, in the order of the clients' numbers.
+        Seed of the run, for ``partition.seed`` None.
 
     Raises
     ------
@@ -192,19 +186,9 @@ def without_edges(graph: ClientGraph) -> ClientGraph:
 
 
 def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
-    """Make a client from each part: its nodes and the edges among them, without masks.
+    """Make a client from each part ``[n]`` of node numbers: its nodes and the edges among them.
 
-    Parameters
-    ----------
-    data
-        The whole graph; its edges count in both directions.
-    parts
-        Node numbers of each client, int64, ascending; a node may be in several.
-
-    Returns
-    -------
-    list of ClientGraph
-        One per part, with edges and empty masks.
+    Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
     n = int(data.y.numel())
     neighbours, graphs = Neighbours.of(to_undirected(data.edge_index, n), n), []
@@ -230,13 +214,8 @@ def split_nodes(
     seed
         The draw depends on this and on the client's number alone.
     roles
-        Masks of the whole graph's nodes, used instead of a draw if clients share nodes, since none
-        may train at one client and be tested at another.
-
-    Returns
-    -------
-    ClientGraph
-        The same with masks, each of at least one node.
+        Masks of the whole graph's nodes, used instead of a draw if clients share nodes: a node
+        must not train at one client and be tested at another.
 
     Raises
     ------
@@ -277,7 +256,7 @@ def fewer_trained(graph: ClientGraph, share: float | None, seed: int) -> ClientG
 def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -> None:
     """Check that a client can train: it has labels, and edges or features that differ.
 
-    The treatment is that of all features: what is alike now may have differed before.
+    The treatment is that of all features: features that are alike now may have differed before.
     """
     nodes = graph.y.numel()
     if not (graph.y >= 0).any():
@@ -353,7 +332,6 @@ def _joined(
 
 
 def _of_ego(ego: EgoNetwork) -> ClientGraph:
-    """Take an ego-network as any client's graph: who is in the middle plays no part."""
     masks = ego.train_mask, ego.val_mask, ego.test_mask
     return ClientGraph(
         ego.client, ego.nodes, ego.x, ego.y, ego.edge_index, None, *masks, ego.called

@@ -37,8 +37,8 @@ def louvain(
 ) -> list[Tensor]:
     """Find communities by Louvain's method (Blondel et al., 2008); keep the largest, or merge.
 
-    ``fits`` says whether a client can do with some nodes; without a resolution, one is sought at
-    which all can.
+    ``fits`` says whether some nodes are enough for a client. Without a resolution, one is sought at
+    which all clients have enough.
     """
     if resolution is None:
         return _enough(edge_index, n, clients, seed, every_node, fits)
@@ -101,9 +101,9 @@ def _enough(
 def joined(
     parts: list[Tensor], edge_index: Tensor, n: int, fits: Callable[[Tensor], bool]
 ) -> list[Tensor]:
-    """Join each part that is too small, the smallest first, to that which it has most edges with.
+    """Join each part that is too small, the smallest first, to the part with most edges to it.
 
-    One without edges to others joins the smallest.
+    A part without edges to others joins the smallest.
     """
     source, target = to_undirected(edge_index, n)
     part_of = torch.full((n,), -1)
@@ -222,7 +222,6 @@ def random_parts(n: int, clients: int, seed: int) -> list[Tensor]:
 
 
 def _parts(part: Tensor, count: int) -> list[Tensor]:
-    """List the nodes of each part, given the part of each node."""
     sizes = torch.bincount(part, minlength=count).tolist()
     # Copies: a view would keep the whole list in memory, and in every message that carries it.
     return [nodes.clone() for nodes in part.argsort(stable=True).split(sizes)]

@@ -1,8 +1,8 @@
 """Ego-networks: the subgraphs around sampled nodes, one per client, and their splits.
 
 As in FedSCem (Xie et al., CIKM 2024), a client's ego-network is all nodes within some hops of one
-node, the ego, with all edges among them. Ego-networks overlap, and every node keeps
-its number in the whole graph, so that clients recognise common nodes.
+node, the ego, with all edges among them. Ego-networks overlap. Every node keeps its number in the
+whole graph, so that clients recognise common nodes.
 """
 
 from __future__ import annotations
@@ -84,24 +84,8 @@ class PartitionSettings(Protocol):
 def partition_egos(data: WholeGraph, partition: PartitionSettings, seed: int) -> list[EgoNetwork]:
     """Sample egos, and make and split their ego-networks.
 
-    Parameters
-    ----------
-    data
-        The whole graph; its own masks play no part.
-    partition
-        The partition section of a config.
-    seed
-        Seed of the run; stands in for ``partition.seed`` where that is None.
-
-    Returns
-    -------
-    list of EgoNetwork
-        One per client, in the order of the clients' numbers.
-
-    Raises
-    ------
-    DataError
-        If the settings are impossible, alone or for this graph.
+    The whole graph's own masks play no part. ``seed``, of the run, stands in for ``partition.seed``
+    None. ``DataError`` if the settings are impossible, alone or for this graph.
     """
     seed = seed if partition.seed is None else partition.seed
     egos = sample_egos(data, partition.clients, partition.hops, partition.min_nodes, seed)
@@ -115,7 +99,7 @@ def partition_egos(data: WholeGraph, partition: PartitionSettings, seed: int) ->
 
 
 def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed: int) -> Tensor:
-    """Draw the nodes in the middle, without repetition."""
+    """Draw the egos, without repetition."""
     for key, value in (("clients", clients), ("hops", hops), ("min_nodes", min_nodes)):
         if value < 1:
             raise DataError(f"partition.{key} = {value}: must be at least 1")
@@ -139,26 +123,10 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
 
 
 def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> list[EgoNetwork]:
-    """Make the ego-network of each ego, without masks.
+    """Make the ego-network of each ego, without masks; client numbers follow the egos' order.
 
-    Parameters
-    ----------
-    data
-        The whole graph; its edges count in both directions.
-    egos
-        The nodes in the middle, ``[m]``, each once; client numbers follow their order.
-    hops
-        Hops from the ego to the rim, at least 1.
-
-    Returns
-    -------
-    list of EgoNetwork
-        One per ego, with empty masks.
-
-    Raises
-    ------
-    DataError
-        If an ego is outside the graph or there twice, or ``hops`` is below 1.
+    ``egos`` are distinct, ``hops`` is at least 1; otherwise ``DataError``. Edges count in both
+    directions.
     """
     if hops < 1:
         raise DataError(f"partition.hops = {hops}: must be at least 1")
@@ -193,8 +161,8 @@ def split_global(
 ) -> list[EgoNetwork]:
     """Give every node one role, the same at all clients that hold it.
 
-    The stricter split: no client trains on a label that another is tested on. A client may be
-    left without any training node.
+    The stricter split: no client trains on a label that another is tested on. A client may be left
+    without any training node. The draw is the same for any clients.
 
     Parameters
     ----------
@@ -205,17 +173,7 @@ def split_global(
     ratios
         Shares of the whole graph's labelled nodes, as for :func:`split_per_client`.
     seed
-        The only source of randomness; the draw is the same for any clients.
-
-    Returns
-    -------
-    list of EgoNetwork
-        The same with masks.
-
-    Raises
-    ------
-    DataError
-        If the shares are impossible.
+        The only source of randomness.
     """
     _check_ratios(ratios)
     roles = _draw(y, ratios, generator(seed, "global-split"))
@@ -235,7 +193,6 @@ def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
 
 
 def _subgraphs(neighbours: Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Return each ego's nodes and the edges among them, by index."""
     nodes = neighbours.num_nodes
     members = _members(neighbours, egos, hops)
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
@@ -265,7 +222,6 @@ def _check_ratios(ratios: Sequence[float]) -> None:
 
 
 def _draw(y: Tensor, ratios: Sequence[float], rng: torch.Generator) -> Masks:
-    """Divide the labelled nodes at random into three shares, the first never empty."""
     labelled = (y >= 0).nonzero().flatten()
     order = labelled[torch.randperm(labelled.numel(), generator=rng)]
     return masks_of(y.numel(), cut_by_shares(order, ratios, first=1))

@@ -44,7 +44,7 @@ class OverlappingGraph:
 
 
 class DealtSettings(Protocol):
-    """What says who holds which node."""
+    """The settings of which client holds which node."""
 
     clients: int
     public: str
@@ -53,7 +53,7 @@ class DealtSettings(Protocol):
 
 
 class OverlapSettings(DealtSettings, Protocol):
-    """What is read from the partition section of a config."""
+    """The settings that are read from the partition section of a config."""
 
     label_noise: float
     seed: int | None
@@ -65,22 +65,9 @@ def overlapping_graphs(
 ) -> list[OverlappingGraph]:
     """Cut a graph into clients that share their public nodes.
 
-    Every client has all edges among its nodes; one without any edge is allowed, and so are
-    isolated nodes. Roles are drawn once for the whole graph, class by class.
-
-    Parameters
-    ----------
-    data
-        The whole graph; its own masks play no part.
-    partition
-        The partition section of a config.
-    seed
-        Seed of the run; stands in for ``partition.seed`` where that is None.
-
-    Returns
-    -------
-    list of OverlappingGraph
-        One per client, in the order of the clients' numbers.
+    Every client has all edges among its nodes; a client without edges is allowed, and so are
+    isolated nodes. Roles are drawn once for the whole graph, class by class; its own masks play no
+    part. ``seed``, of the run, stands in for ``partition.seed`` None.
 
     Raises
     ------
@@ -109,7 +96,7 @@ def overlapping_graphs(
 def overlapping_parts(
     edge_index: Tensor, n: int, partition: DealtSettings, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
-    """Give each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
+    """Return each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
     owner = deal_nodes(edge_index, n, partition, seed)
     held = [(owner == EVERYBODY) | (owner == client) for client in range(partition.clients)]
     parts = [mask.nonzero().flatten() for mask in held]
@@ -117,7 +104,7 @@ def overlapping_parts(
 
 
 def deal_nodes(edge_index: Tensor, n: int, partition: DealtSettings, seed: int) -> Tensor:
-    """Say who holds each node: everybody, one client, or nobody."""
+    """Return the holder of each node: everybody, one client, or nobody."""
     # Private nodes are assigned from one random order of all nodes, whichever way public ones are
     # chosen: client after client takes the next that are not public.
     if not edge_index.numel():
@@ -153,7 +140,6 @@ def noisy_labels(
 
 
 def _sizes(n: int, partition: DealtSettings) -> tuple[int, int]:
-    """Count the public nodes, and the private ones of each client, both rounded down."""
     clients, public, private = partition.clients, partition.public_share, partition.private_share
     if clients < 1:
         raise DataError(f"partition.clients = {clients}: must be at least 1")
@@ -205,7 +191,7 @@ def greedy_cover(edge_index: Tensor, order: Tensor, count: int) -> Tensor:
 
 
 class _Cover:
-    """What is chosen so far, and how many chosen neighbours each node has."""
+    """The nodes chosen so far, and how many chosen neighbours each node has."""
 
     # Lists rather than tensors: nearly all steps touch a few numbers.
 

@@ -29,20 +29,7 @@ class PartitionStatistics(NamedTuple):
 def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
     """Describe ego-networks as FedSCem's Table 2 and Figure 4 do, with overlap and split.
 
-    Parameters
-    ----------
-    networks
-        One per client, at least one.
-
-    Returns
-    -------
-    PartitionStatistics
-        ``docs/partition.md`` says what each figure means.
-
-    Raises
-    ------
-    DataError
-        If there are no ego-networks.
+    ``docs/partition.md`` says what each figure means. ``DataError`` if there are no clients.
     """
     if not networks:
         raise DataError("no ego-networks to describe: at least one client is needed")
@@ -88,7 +75,7 @@ def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
 
 
 def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
-    """Return the nodes' numbers by identity, the same at all clients."""
+    """Replace the nodes' numbers by those of their identities, the same at all clients."""
     of: dict[int | str, int] = {}
     return [
         replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
@@ -128,22 +115,9 @@ def client_statistics(
 ) -> PartitionStatistics:
     """Describe clients with graphs as FedGLS's Table 4 does, with cut edges, overlap and split.
 
-    Parameters
-    ----------
-    graphs
-        One per client, at least one. Edges are those of all clients that have or hide some.
-    whole
-        The graph that they were cut out of; None where they have graphs of their own.
-
-    Returns
-    -------
-    PartitionStatistics
-        ``docs/partition.md`` says what each figure means.
-
-    Raises
-    ------
-    DataError
-        If there are no clients.
+    Edges are those of all clients that have or hide some. ``whole`` is the graph that they were cut
+    out of; None for graphs of their own. ``docs/partition.md`` says what each figure means.
+    ``DataError`` if there are no clients.
     """
     if not graphs:
         raise DataError("no clients to describe: at least one is needed")
@@ -183,22 +157,8 @@ def overlap_statistics(
 ) -> PartitionStatistics:
     """Describe clients that share public nodes: sizes as in PPFL-GNN's section 4.1, and reach.
 
-    Parameters
-    ----------
-    graphs
-        One per client, at least one.
-    whole
-        The graph that they were cut out of; None where they have graphs of their own.
-
-    Returns
-    -------
-    PartitionStatistics
-        ``docs/partition.md`` says what each figure means.
-
-    Raises
-    ------
-    DataError
-        If there are no clients.
+    ``whole`` is the graph that they were cut out of; None for graphs of their own.
+    ``docs/partition.md`` says what each figure means. ``DataError`` if there are no clients.
     """
     if not graphs:
         raise DataError("no clients to describe: at least one is needed")
@@ -231,7 +191,6 @@ def overlap_statistics(
 
 
 def _public_neighbours(graphs: Sequence[OverlappingGraph]) -> Tensor:
-    """Count the public neighbours of every client's private nodes."""
     counts = []
     for graph in graphs:
         source, target = graph.edge_index
@@ -241,7 +200,6 @@ def _public_neighbours(graphs: Sequence[OverlappingGraph]) -> Tensor:
 
 
 def _reach_figures(graphs: Sequence[OverlappingGraph]) -> dict[str, float]:
-    """Return how many nodes public nodes reach at their clients."""
     around = _public_neighbours(graphs)
     degrees = [torch.bincount(graph.edge_index[0], minlength=graph.y.numel()) for graph in graphs]
     isolated = torch.cat([degree == 0 for degree in degrees])
@@ -255,7 +213,6 @@ def _reach_figures(graphs: Sequence[OverlappingGraph]) -> dict[str, float]:
 
 
 def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict[str, float]:
-    """Return the share of edges that no client holds, and the degree of public nodes."""
     n = whole.y.numel()
     edges, held = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
     public = held.clone()
@@ -271,7 +228,6 @@ def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict
 
 
 def _homophily(y: Tensor, edges: Tensor) -> float:
-    """Give the share of edges between two nodes of one class; NaN if none has two labels."""
     source, target = y[edges]
     is_labelled = (source >= 0) & (target >= 0)
     return float((source == target)[is_labelled].double().mean())
@@ -295,7 +251,6 @@ def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, 
 
 
 def _roles(graphs: Sequence[object]) -> dict[str, float]:
-    """Count the nodes of a client that are for training, validation and test."""
     counts = {part: [int(getattr(one, f"{part}_mask").sum()) for one in graphs] for part in ROLES}
     return {f"{part}-per-client": sum(each) / len(graphs) for part, each in counts.items()}
 
@@ -319,7 +274,6 @@ def _split_figures(networks: Sequence[EgoNetwork]) -> dict[str, float]:
 
 
 def _distinct_edges(networks: Sequence[EgoNetwork] | Sequence[OverlappingGraph]) -> int:
-    """Count the edges that some client holds, each once."""
     nodes = 1 + max(int(network.nodes.max()) for network in networks)
     ends = [network.nodes[network.edge_index] for network in networks]
     keys = torch.cat([source * nodes + target for source, target in ends])
@@ -331,7 +285,6 @@ def _classes(y: Tensor) -> int:
 
 
 def _mean(values: Tensor) -> float:
-    """Average; 0 of nothing."""
     return float(values.double().mean()) if values.numel() else 0.0
 
 

@@ -1,7 +1,7 @@
 """Finds raw files, keeps processed copies, and limits how long a download waits.
 
-The data root is only ever read. Whatever a loader writes goes to the cache folder. Where there is
-no network, downloads fail within seconds.
+The data root is only read. Loaders write to the cache folder. Without a network, downloads fail
+within seconds.
 """
 
 from __future__ import annotations

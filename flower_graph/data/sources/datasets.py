@@ -91,24 +91,9 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
 def load_graph(
     config: DataConfig, *, seed: int = 0, download: bool = True, uses: Uses = PLAIN
 ) -> Graph:
-    """Do what :func:`load_data` does, without importing PyG for sets that need none.
+    """As :func:`load_data`, without importing PyG for sets that need none.
 
-    Parameters
-    ----------
-    config, seed, download
-        As for :func:`load_data`.
-    uses
-        Whether nodes have numbers to learn, and edges weights, which a graph of one's own can have.
-
-    Returns
-    -------
-    Graph
-        The same tensors.
-
-    Raises
-    ------
-    DataError
-        As for :func:`load_data`.
+    ``uses``: whether nodes have numbers to learn, and edges weights, as a graph of your own can.
     """
     if config.split not in SPLITS:
         raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
@@ -142,7 +127,6 @@ def load_graph(
 def _split(
     config: DataConfig, graph: Graph, masks: Masks | None, notes: list[str], seed: int
 ) -> Masks:
-    """Take the masks that the config means, or draw them; adds to the notes."""
     if config.split == "random":
         return _random(config, graph, seed)
     if masks is not None:
@@ -168,18 +152,10 @@ def _split(
 
 # Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing
 def describe(data: Any) -> dict[str, int]:
-    """Count what is in a graph.
+    """Count a graph's parts.
 
-    Parameters
-    ----------
-    data
-        A graph as :func:`load_data` or :func:`load_graph` returns it.
-
-    Returns
-    -------
-    dict
-        ``nodes``, ``edges`` (undirected), ``features``, ``classes``, ``isolated``
-        (nodes without an edge), and the sizes ``train``, ``val`` and ``test``.
+    Returns ``nodes``, ``edges`` (undirected), ``features``, ``classes``, ``isolated`` (nodes
+    without an edge), and the sizes ``train``, ``val`` and ``test``.
     """
     nodes = int(data.x.size(0))
     touched = torch.zeros(nodes, dtype=torch.bool)
@@ -285,7 +261,7 @@ def _generator(seed: int) -> torch.Generator:
 
 @dataclass(frozen=True)
 class _Asked:
-    """Which clients are wanted; equal questions have one answer."""
+    """The wanted clients; equal questions have one answer."""
 
     make: Callable[[Any], list[Any]]  # of a method's own schema and graphs
     settings: str
@@ -313,7 +289,7 @@ def _cached_data(settings: str, seed: int, saved: int, uses: Uses) -> Graph:
 def cached_clients(make: Callable[[C], list[G]], config: C, *also: str | int) -> list[G]:
     """Make a run's clients once a process: by seed, deciding sections, and what else `make` reads.
 
-    Clients are built anew for every message, so this is asked for each of them.
+    Clients are built anew for every message, and each of them calls this.
     """
     sections = [getattr(config, name) for name in DECIDING if hasattr(config, name)]
     # Not by ``asdict``, whose copies take several times longer than the rest.

@@ -6,8 +6,7 @@ training. Here a group of nodes with the same outgoing edges and the same target
 in nearly every such group other nodes link to a single one, which is kept. The authors' target is a
 page's traffic. The raw files of geom-gcn have only its five classes, so that nodes of one class
 count as one here even if their traffic differs: 843 nodes and 8,259 edges are left of Chameleon,
-2,204 and
-46,809 of Squirrel, where the authors have 890 and 8,854, 2,223 and 46,998.
+2,204 and 46,809 of Squirrel, where the authors have 890 and 8,854, 2,223 and 46,998.
 """
 
 from __future__ import annotations

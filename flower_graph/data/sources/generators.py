@@ -1,11 +1,10 @@
 """A contextual stochastic block model: graphs of any size that can be learnt.
 
-Classes have equal sizes. Edges are drawn one by one: a source at random, then a target
-of the same class with probability ``homophily``, else of another class. Each node has
-exactly ``active`` features of value 1. The features are cut into ``active`` ranges and
-a node has one feature of each range: with probability ``signal`` the one that its class
-prefers in that range, else any. So indices are distinct and sorted by construction, and
-nothing of size nodes x features is ever needed.
+Classes have equal sizes. Edges are drawn one by one: a source at random, then a target of the same
+class with probability ``homophily``, else of another class. Each node has exactly ``active``
+features of value 1. The features are cut into ``active`` ranges and a node has one feature of each
+range: with probability ``signal`` the one that its class prefers, else any. So indices are distinct
+and sorted by construction, and no array has the size nodes x features.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ class SparseGraph:
         Feature numbers, ascending within a node, int32 ``[n * active]``.
     values
         Feature values, float32 ``[n * active]``.
-    num_classes, num_features
-        Number of classes, and of features.
     """
 
     edge_index: Tensor
@@ -73,19 +70,15 @@ def csbm_sparse(
     degree
         Mean number of neighbours; a little less in small dense graphs (no double edges).
     features, active
-        Number of features, and how many of them each node has. With
-        ``active == features`` features tell nothing about the class.
+        Number of features, and how many of them each node has. With ``active == features``
+        features tell nothing about the class.
     homophily
         Expected share of edges within a class, 0 to 1.
     signal
-        How much features tell of the class, 0 to 1: the chance of each of a node's features to be
-        the one that its class prefers. 0: nothing; 1: they are the same in a whole class.
+        Chance, 0 to 1, of each of a node's features to be the one that its class prefers. 0:
+        features tell nothing; 1: they are the same in a whole class.
     seed
         The same seed gives the same graph.
-
-    Returns
-    -------
-    SparseGraph
 
     Raises
     ------
@@ -120,22 +113,9 @@ def csbm(
     signal: float = SIGNAL,
     seed: int = 0,
 ) -> Graph:
-    """Generate the same graph as :func:`csbm_sparse`, with dense features.
+    """Generate the graph of :func:`csbm_sparse`, with dense features and without masks.
 
-    Parameters
-    ----------
-    nodes, classes, degree, features, active, homophily, signal, seed
-        As for :func:`csbm_sparse`.
-
-    Returns
-    -------
-    Graph
-        Without masks.
-
-    Raises
-    ------
-    DataError
-        If a number is impossible, or the features would take more than 2 GB.
+    ``DataError`` also if the features would take more than 2 GB.
     """
     check_dense_size(nodes, features, "Use flower_graph.data.csbm_sparse for such sizes.")
     parts = csbm_sparse(

@@ -18,7 +18,7 @@ from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, readin
 
 
 class _Key(NamedTuple):
-    """What GraphML declares of an attribute."""
+    """GraphML's declaration of an attribute."""
 
     name: str
     domain: str  # node, edge, graph or all
@@ -27,14 +27,12 @@ class _Key(NamedTuple):
 
     @classmethod
     def of(cls, element: ElementTree.Element) -> _Key:
-        """Read an element ``key``."""
         name = element.get("attr.name") or element.get("id") or ""
         default, kind = element.find("{*}default"), element.get("attr.type")
         text = None if default is None else (default.text or "").strip() or None
         return cls(name, element.get("for", "all"), kind == "boolean", text)
 
     def value(self, text: str) -> object:
-        """Return what a text says."""
         return {"true": True, "false": False}.get(text.lower(), text) if self.is_bool else text
 
 
@@ -103,7 +101,6 @@ def _refuse_entity(name: str, *_: object) -> None:
 def _data_of(
     element: ElementTree.Element, keys: Mapping[str, _Key | None], domain: str
 ) -> dict[str, object]:
-    """Return the attributes of a node or an edge, with defaults for missing ones."""
     said: dict[str, object] = {
         key.name: key.value(key.default)
         for key in keys.values()

@@ -67,15 +67,14 @@ class PygName(NamedTuple):
 
     @property
     def raw(self) -> PygName:
-        """The name of the data set with its duplicate nodes."""
         return PygName(self.group, self.member and self.member.removesuffix(FILTERED))
 
 
 def known_names() -> tuple[str, ...]:
     """Return the names that ``data.name`` knows by itself, bundled sets first.
 
-    Any other single-graph node-classification class of PyG (``Class`` or
-    ``Class/name``) and the path of a saved graph are allowed too.
+    Any other single-graph node-classification class of PyG (``Class`` or ``Class/name``) and the
+    path of a saved graph are allowed too.
     """
     short = tuple(member for _, member in SHORT.values())
     long = tuple(
@@ -88,7 +87,7 @@ def known_names() -> tuple[str, ...]:
 
 
 def expanded(path: str) -> Path:
-    """Return a path with a ``~`` written out, unless it is of a user who is not there."""
+    """Expand ``~`` in a path, unless it names an unknown user."""
     try:
         return Path(path).expanduser()
     except RuntimeError:
@@ -131,7 +130,7 @@ def graphs_in(folder: Path) -> list[Path]:
 
 
 def shown_in(folder: Path) -> list[Path]:
-    """List what a folder has, in the order of the names, without what systems hide there."""
+    """List a folder's entries by name, except hidden files of the system."""
     hidden = (".", "~$", "__MACOSX")
     return sorted(path for path in folder.glob("*") if not path.name.startswith(hidden))
 
@@ -214,16 +213,7 @@ def pyg_name(name: str) -> PygName:
 def check_name(name: str) -> None:
     """Check that a data set of this name could exist, without reading any data.
 
-    Parameters
-    ----------
-    name
-        As ``data.name`` in the config.
-
-    Raises
-    ------
-    DataError
-        If the name is unknown (the message has the nearest known one), or names a
-        file that does not exist.
+    ``DataError`` names the nearest known name, or the missing file.
     """
     path = file_path(name)
     if path is not None:

@@ -135,14 +135,12 @@ class Nodes:
             self.features.extend(numbers)
 
     def word(self, place: int, key: str, value: object) -> str | None:
-        """Return a value as a word; None if it is missing."""
         try:
             return word_of(value, comma=self.gaps.has_comma)
         except DataError as error:
             raise self.wrong(place, f"{key}: {error}") from error
 
     def wrong(self, place: int, why: str) -> DataError:
-        """Return an error with its place."""
         return DataError(f"file {self.path}, {self.unit} {place}: {why}")
 
     def _number(self, row: int, column: int, given: Any) -> float:
@@ -174,7 +172,7 @@ class Nodes:
     def x(self) -> tuple[Tensor | None, Columns | None]:
         """Return the features, float64 ``[n, f]``, and their columns; None without any.
 
-        Until all nodes of a run are known, what is missing is NaN.
+        Missing values are NaN until all nodes of a run are known.
         """
         width = len(self.columns)
         if width == 0:
@@ -216,7 +214,6 @@ class Nodes:
             raise self.wrong(self.rows[row], why)
 
     def check(self) -> None:
-        """Refuse a graph without nodes, or without any label."""
         if not self.places:
             raise DataError(f"file {self.path}: has no nodes")
         if self.needs_labels and not any(self.own[LABEL]):

@@ -13,18 +13,9 @@ HERE, ABSENT, OWN = "here", "to be downloaded", "name your own"
 
 
 def presence(name: str) -> str:
-    """Tell where a data set is: with the package or on disk, to be downloaded, or the user's own.
+    """Tell where a data set is: ``HERE``, ``ABSENT``, or ``OWN`` for a missing file or folder.
 
-    Parameters
-    ----------
-    name : str
-        As ``data.name``.
-
-    Returns
-    -------
-    str
-        ``HERE``, ``ABSENT``, or ``OWN`` for a file or folder that is not there. Files are not
-        looked into, so a set with missing files counts as here.
+    Files are not looked into, so a set with missing files counts as here.
     """
     if name.lower() in (LINQS, CSBM):
         return HERE

@@ -1,11 +1,11 @@
 """Data sets through the loaders of PyTorch Geometric (PyG) and ogb, and graphs that users saved.
 
-PyG writes next to the raw files that it reads. So the raw files of one set are
-copied into a folder of the cache, and PyG is given that folder.
+PyG writes next to the raw files that it reads. So the raw files of a set are copied into a folder
+of the cache, and PyG is given that folder.
 
-Some raw files are pickles (those of Planetoid), which PyG unpickles. So a data root must be
-trusted, but not a file that ``data.name`` names, saved by ``torch.save``.
-The package ``ogb`` is an optional dependency.
+Some raw files are pickles (those of Planetoid), which PyG unpickles: a data root must be trusted. A
+file that ``data.name`` names, saved by ``torch.save``, need not be. ``ogb`` is an optional
+dependency.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _RawFilesWantedError(Exception):
 
 @dataclass(frozen=True)
 class _RawFiles:
-    """Raw folder of a loader and its files, relative to the root that it was given."""
+    """Raw folder of a loader and its files, relative to the given root."""
 
     folder: PurePath
     files: tuple[PurePath, ...]
@@ -276,7 +276,6 @@ def with_own_keys(values: Tree, gaps: Gaps, *, needs_labels: bool) -> Tree:
 
 
 def _read_saved(path: Path) -> dict[str, object]:
-    """Read a ``Data``, or a dict of tensors with its keys, saved by ``torch.save``."""
     try:
         content = _loaded(path)
     # A broken pickle can raise nearly anything.
@@ -288,7 +287,6 @@ def _read_saved(path: Path) -> dict[str, object]:
 
 
 def _loaded(path: Path) -> object:
-    """Load what was saved, a ``Data`` as a dict."""
     try:
         content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
     except UnpicklingError:  # it names classes
@@ -299,7 +297,6 @@ def _loaded(path: Path) -> object:
 
 
 def _unreadable(path: Path, error: Exception) -> str:
-    """Return in one line why ``torch.load`` cannot read a file."""
     if isinstance(error, PermissionError):
         return "cannot be read: make it readable for the user that this process runs as"
     if isinstance(error, OSError):
@@ -343,7 +340,6 @@ def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
 
 
 def _ogb_files(name: str) -> tuple[str, ...]:
-    """Name the files that a set consists of."""
     years = ("raw/node_year.csv.gz",) if name == "ogbn-arxiv" else ()
     parts = ("train", "valid", "test")
     return (*OGB_FILES, *years, *(f"split/{OGB_SPLITS[name]}/{part}.csv.gz" for part in parts))

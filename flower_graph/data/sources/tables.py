@@ -1,8 +1,7 @@
 """Graphs in tables (CSV) and node-link JSON: an entry for each node and for each edge.
 
 All have the same columns for a node: its name, label and split, perhaps its client and its
-identity; any other column is a feature, and must hold numbers. Nothing in such
-files is executed.
+identity; any other column is a feature, and must hold numbers. No code in such files is executed.
 """
 
 from __future__ import annotations
@@ -70,7 +69,6 @@ class Edges:
         self.unused = [key for key in columns if key != self.weight]
 
     def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
-        """Add an edge."""
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
             if isinstance(end, str) and end in self.nodes.places:  # as most are written
                 found.append(self.nodes.places[end])
@@ -94,7 +92,6 @@ class Edges:
         self.weights.append(number)
 
     def weights_of(self) -> Tensor | None:
-        """Return the weights ``[e]``, if the edges have some."""
         weights = torch.tensor(self.weights)
         if bool(weights.isnan().all()):
             return None
@@ -254,14 +251,13 @@ def of_entries(
 
 
 def _named(nodes: Nodes, index: int, key: str, given: object) -> str:
-    """Return a name that a node has besides its number."""
     if (name := nodes.word(index, key, given)) is None:
         raise nodes.wrong(index, f"{key}: is empty, and other nodes have one")
     return name
 
 
 def _listed(value: object, several: int | None) -> Sequence[object]:
-    """Return the numbers of an entry; as many of nothing as another node has numbers."""
+    """Return the numbers of an entry; if it is empty, as many missing ones as others have."""
     if isinstance(value, list):
         return value
     return [None] * several if value is None and several is not None else [value]
@@ -300,19 +296,15 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
 
 
 class _Lines:
-    """The lines of a table; ``csv.Error`` for a row that is too long."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self.first = stream.readline(MOST_ROW)
         self.used, self._next = 0, self.first
 
     def __iter__(self) -> _Lines:
-        """Return this iterator."""
         return self
 
     def __next__(self) -> str:
-        """Return the next line."""
         line, self._next = self._next, ""
         line = line or self._stream.readline(MOST_ROW)
         self.used += len(line)  # since the row began
@@ -324,7 +316,6 @@ class _Lines:
 
 
 def _rows(path: Path, lines: _Lines, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a table that are not empty, each with its line number."""
     for row in reader:
         lines.used = 0
         if not any(cell.strip(BLANK) for cell in row):

@@ -91,7 +91,7 @@ def save_curves(
 
 
 def save_confusion(path: Path, report: RoundReport, *, title: str) -> None:
-    """Draw which share of each class's test nodes was taken for which, in one round."""
+    """Draw a confusion matrix of test nodes in one round, as shares of each class."""
     nodes = np.array(report.confusion, np.float64)  # [k, k] by label and prediction
     figure = Figure(figsize=(5.2, 4.4), layout="constrained")
     axes = figure.subplots()
@@ -174,7 +174,6 @@ def draw_cells(
 
 
 def _number(clients: NDArray[np.int64], at: float) -> str:
-    """Return the client of a row; clients' numbers may have gaps."""
     return str(clients[int(at)]) if 0 <= at < clients.size else ""
 
 
@@ -329,7 +328,7 @@ def legend_below(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def without_formulas(figure: Figure) -> None:
-    """Have a figure's text drawn as it stands: two dollar signs in a name make no formula."""
+    """Draw a figure's text literally: two dollar signs in a name make no formula."""
     scaled = [axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)]
     powers = {  # whose labels matplotlib writes itself, as formulas
         text for axis in scaled if axis.get_scale() == "log" for text in axis.findobj(Text)

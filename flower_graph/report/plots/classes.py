@@ -1,4 +1,4 @@
-"""The usual picture of a split that is not even: how many nodes of each class a client has."""
+"""The picture of an uneven split: each client's number of nodes of each class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST = 200.0  # of a dot, in points squared
 
 
 def classes_panel(counts: Counts, classes: Sequence[str] | None) -> str:
-    """Draw a dot for each client and class, as large as it has nodes; empty if none can be seen."""
+    """Draw a dot for each client and class, sized by its nodes; empty if unreadable."""
     if not is_drawn(counts):
         return ""
     figure, axes = panel()
@@ -37,7 +37,7 @@ def plot_classes(path: Path, counts: Counts, classes: Sequence[str] | None, *, t
 
 
 def is_drawn(counts: Counts) -> bool:
-    """Whether clients and classes are few enough to be seen, and at least two each."""
+    """Whether clients and classes are few enough to draw, and at least two each."""
     return 1 < len(counts) <= MOST_CLIENTS and len(counts[0]) > 1
 
 

@@ -46,7 +46,7 @@ class Interval(NamedTuple):
 
 def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
     """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
-    # Not bars: whoever compares their lengths is misled by an axis that does not begin at 0.
+    # Not bars: their lengths mislead on an axis that does not begin at 0.
     if not any(panels.values()):
         raise ValueError("panels: empty; at least one figure is needed")
     names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
@@ -141,7 +141,7 @@ Line = Mapping[str | float, Sequence[float]]  # all seeds' differences, by a num
 
 
 def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:
-    """Draw differences in points, a panel for each setting that is varied, and a line at zero."""
+    """Draw differences in points, a panel for each varied setting, and a line at zero."""
     if not panels:
         raise ValueError("panels: empty; at least one is needed")
     figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")

@@ -49,10 +49,7 @@ def curves_panel(
 ) -> str:
     """Draw curves over the rounds, several seeds as mean and deviation, and levels as grey lines.
 
-    Returns
-    -------
-    str
-        The picture; empty if no curve has a number.
+    Empty if no curve has a number.
     """
     stacked = {
         name: staying(rows, max(map(len, rows))) for name, rows in curves.items() if any(rows)
@@ -127,7 +124,7 @@ def clients_panel(label: str, values: Mapping[int, float]) -> str:
 
 
 def confusion_panel(nodes: Sequence[Sequence[float]], classes: Sequence[str] | None) -> str:
-    """Draw which share of each class was taken for which."""
+    """Draw a confusion matrix, as shares of each class."""
     counts: NDArray[np.float64] = np.array(nodes, np.float64)  # [k, k] by label and prediction
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     figure, axes = panel(height=3.8)
@@ -177,7 +174,7 @@ def panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:
 
 
 def svg(figure: Figure) -> str:
-    """Write a figure as an SVG element that is as wide as what it stands in."""
+    """Write a figure as an SVG element as wide as its container."""
     stream = io.StringIO()
     # Names of clipped parts must differ between the pictures of one page, and not between runs.
     salt = sha256(repr([axes.get_ylabel() for axes in figure.axes]).encode()).hexdigest()

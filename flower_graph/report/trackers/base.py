@@ -38,12 +38,11 @@ class Subject:
 
 
 class Tracker(Protocol):
-    """One tracker's record of one run. Whatever it raises ends the tracking, not the run."""
+    """One tracker's record of one run. Its errors end the tracking, not the run."""
 
     identity: str  # by which the record is continued; may be empty
 
-    def log(self, server_round: int, figures: Mapping[str, float]) -> None:
-        """Show the figures of a round."""
+    def log(self, server_round: int, figures: Mapping[str, float]) -> None: ...
 
     def finish(self, final: Mapping[str, float] | None) -> None:
         """End the record, with the run's final figures; None if the run stopped early."""
@@ -62,7 +61,6 @@ class Trackers:
         self._is_started = False
 
     def see(self, report: RoundReport) -> None:
-        """Show a round to all trackers."""
         # Not earlier: a run that fails before its first round leaves nothing, anywhere.
         if not self._is_started:
             self._is_started = True
@@ -72,7 +70,6 @@ class Trackers:
             self._guarded(name, partial(tracker.log, report.round, shown))
 
     def finish(self, result: Mapping[str, object] | None) -> None:
-        """End the records, with the final figures; None if the run stopped early."""
         final = None if result is None else _finite(result)
         for name, tracker in list(self._active.items()):
             self._guarded(name, partial(tracker.finish, final))
@@ -99,7 +96,7 @@ class Trackers:
         self._active[name] = start(subject)
 
     def _guarded(self, name: str, action: Callable[[], None]) -> None:
-        """Do something with a tracker; if it fails, warn and show it no more of this run."""
+        """Call a tracker; if it fails, warn and drop it for this run."""
         try:
             action()
         except Exception as error:
@@ -108,7 +105,7 @@ class Trackers:
 
 
 def _said(error: Exception) -> str:
-    """Give an error's words, unless they may hold an address with a password."""
+    """Return an error's words, unless they may hold an address with a password."""
     words = one_line(str(error))
     return type(error).__name__ + (f": {words}" if words and "@" not in words else "")
 
@@ -121,10 +118,7 @@ def _read_identities(path: Path) -> dict[str, str]:
 
 
 def figures_of(report: RoundReport) -> dict[str, float]:
-    """Return the figures of a round by name, without those that nobody measured.
-
-    No client's name, address or error is among them.
-    """
+    """Return the measured figures of a round by name, without clients' names and errors."""
     names = {name.replace("_", "-"): getattr(report, name) for name in (*PLAIN, *COUNTS)}
     names["rejected"] = len(report.rejected)
     names |= {f"bytes/{way}": sum(report.bytes.get(way, {}).values()) for way in WAYS}
@@ -145,7 +139,7 @@ def _finite(figures: Mapping[str, object]) -> dict[str, float]:
 
 
 def visible(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Return settings by dotted key; of paths the last name only, and no place of keys or files."""
+    """Return settings by dotted key; of paths only the last name, and no paths of keys or files."""
     result: dict[str, object] = {}
     for name, value in settings.items():
         key = f"{prefix}{name}"

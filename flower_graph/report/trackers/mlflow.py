@@ -46,7 +46,6 @@ class MLflow:
             self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
-        """Show the figures of a round."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -57,7 +56,6 @@ class MLflow:
         self._client.log_batch(self.identity, metrics=metrics)
 
     def finish(self, final: Mapping[str, float] | None) -> None:
-        """End the record."""
         if final is not None:
             self.log(0, {f"final/{name}": value for name, value in final.items()})
         self._client.set_terminated(self.identity, "KILLED" if final is None else "FINISHED")

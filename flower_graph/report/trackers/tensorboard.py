@@ -25,7 +25,6 @@ class TensorBoard:
         self._settings = {key: str(value) for key, value in subject.settings.items()}
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
-        """Show the figures of a round."""
         for name, value in figures.items():
             self._writer.add_scalar(name, value, server_round)
         self._writer.flush()

@@ -45,11 +45,9 @@ class WeightsAndBiases:
         self._run.define_metric("*", step_metric="round")
 
     def log(self, server_round: int, figures: Mapping[str, float]) -> None:
-        """Show the figures of a round."""
         self._run.log({"round": server_round, **figures})
 
     def finish(self, final: Mapping[str, float] | None) -> None:
-        """End the record."""
         if final is not None:
             self._run.summary.update({f"final/{name}": value for name, value in final.items()})
         self._run.finish(exit_code=int(final is None))

@@ -1,1 +1,1 @@
-"""Matching of identities that nobody sees."""
+"""Private matching of identities."""

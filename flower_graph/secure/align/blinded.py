@@ -1,31 +1,31 @@
-"""What both halves of the alignment by blinded identities have: messages, names, their union.
+"""Common parts of the alignment by blinded identities: messages, names, their union.
 
-Clients want one name for the same identity that tells nobody else what the identity is. A plain
-hash would not do: whoever can list the identities can hash them all. So the name of an identity is
-``F(id) = SHA-512(id, k · H(id))``, where ``k`` is the sum of the secrets of a few clients, the
-*key-holders*. A client learns ``k · H(id)`` without showing the identity: it sends
-``r · H(id)`` for a random ``r``, which is a uniformly random point; every key-holder multiplies it
-by its own secret; the client divides the sum by ``r``. This is 2HashDH, the oblivious
-pseudo-random function of RFC 9497 in its unverified mode, with the key split by addition: it takes
-all key-holders together to try out identities.
+Clients want a common name for an identity that reveals the identity to nobody else. A plain hash is
+not enough: an attacker that can list the identities can hash them all. So the name of an identity
+is ``F(id) = SHA-512(id, k · H(id))``, where ``k`` is the sum of the secrets of a few clients, the
+*key-holders*. A client learns ``k · H(id)`` without revealing the identity: it sends ``r · H(id)``
+for a random ``r``, which is a uniformly random point; every key-holder multiplies it by its own
+secret; the client divides the sum by ``r``. This is 2HashDH, the oblivious pseudo-random function
+of RFC 9497 in its unverified mode, with the key split by addition: it takes all key-holders
+together to try out identities.
 
 Group operations are libsodium's, the hashes are ``hashlib``'s. Points and scalars are 32 bytes.
 
-The messages' keys are used by nothing else, so that a message can travel with others in one
-exchange. Rows of bytes (points, tokens) of several clients stand one after the other, with their
-numbers beside them.
+No other message uses these messages' keys, so that they can travel with others in one exchange.
+Rows of bytes (points, tokens) of several clients are concatenated, with the clients' numbers beside
+them.
 
-The union of many sets, with multiplicities, comes from one sum of vectors. Every client writes its
-tokens into a table, an invertible Bloom lookup table; the secure sum adds the tables up; from the
-total alone the tokens of all clients can be read, each with the number of clients that have it, and
-nothing about who has what.
+One sum of vectors gives the union of many sets, with multiplicities. Every client writes its tokens
+into a table, an invertible Bloom lookup table; the secure sum adds up the tables; the total alone
+gives the tokens of all clients, each with the number of clients that have it, and no information on
+which client has which token.
 
 A token is added to one cell in each of four parts of the table. A cell has three 64-bit words, all
 of them sums over what was added: a *marker* (1 in the lower 16 bits, a hash of the token above) and
-the token's two halves. Where a cell holds one token only, *c* times, the lower bits of the marker
-are *c*, dividing the halves by *c* gives the token, and the hash says that it is so. Taking that
-token out of its other cells lays bare the next ones. All words are sums modulo 2^64, so cells that
-overflow on the way come right again once they have been emptied.
+the token's two halves. If a cell holds one token only, *c* times, the lower bits of the marker are
+*c*, dividing the halves by *c* gives the token, and the hash confirms it. Removing that token from
+its other cells exposes the next tokens. All words are sums modulo 2^64, so cells that overflow on
+the way are right again after they are emptied.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class BlindRequest(Message, down="train.align", fixed={ALIGN_STAGE: BLIND}):
 
 @dataclass
 class BlindReply(Message, up="train.align"):
-    """Client to server: blinded identities, filled up with random points."""
+    """Client to server: blinded identities, padded with random points."""
 
     epoch: Annotated[int, EPOCH]
     clients: Annotated[IntArray, CLIENTS]
@@ -150,7 +150,6 @@ class PublishedTokens(Message, down="train", fixed={ALIGN_STAGE: PUBLISH}):
 
     @property
     def num_slots(self) -> int:
-        """Number of slots."""
         return len(self.tokens)
 
 
@@ -207,12 +206,12 @@ def hash_to_group(run_id: bytes, identity: bytes) -> bytes:
 
 
 def padded_size(count: int) -> int:
-    """Return the size of the block that shows nothing of ``count`` but its power of two."""
+    """Return the size of the block that reveals nothing of ``count`` but its power of two."""
     return max(MIN_BLOCK, 1 << (count - 1).bit_length()) if count > 0 else MIN_BLOCK
 
 
 def blind(points: Mapping[int, bytes], secret: bytes, epoch: int, size: int) -> Bytes2D:
-    """Blind points, each with the factor of its number, and fill up to a size with random ones."""
+    """Blind points, each with the factor of its number, and pad them with random points."""
     given = list(points.items())
 
     def one(place: int) -> bytes:
@@ -237,13 +236,13 @@ def unblind(point: bytes, secret: bytes, epoch: int, number: int) -> bytes:
 
 
 def key_share(secrets: Sequence[bytes], epoch: int) -> bytes:
-    """Return the key-holders' shares of the key, added up: several on one machine act as one."""
+    """Return the sum of the key-holders' shares: several on one machine act as one."""
     shares = [scalar(secret, b"key", epoch) for secret in secrets]
     return reduce(sodium.crypto_core_ed25519_scalar_add, shares)
 
 
 def multiply(points: Bytes2D, factor: bytes) -> Bytes2D:
-    """Multiply all points ``[n, 32]`` by a scalar; ``ValueError`` names one that is no point."""
+    """Multiply all points ``[n, 32]`` by a scalar; ``ValueError`` names an invalid point."""
     given = pieces(points)
 
     def one(number: int) -> bytes:
@@ -269,14 +268,14 @@ def add(blocks: Sequence[Bytes2D]) -> Bytes2D | None:
 
 
 def invalid_points(points: Bytes2D) -> list[int]:
-    """Return the numbers of those rows that are no points of the group."""
+    """Return the numbers of the rows that are no points of the group."""
     valid = spread(sodium.crypto_core_ed25519_is_valid_point, pieces(points))
     return [number for number, is_valid in enumerate(valid) if not is_valid]
 
 
 def names(run_id: bytes, identity: bytes, point: bytes) -> tuple[bytes, bytes]:
     """Return token and slot key of an identity from ``k · H(id)``."""
-    # They are separate parts of one hash: who sees the token learns nothing of the key.
+    # They are separate parts of one hash: the token reveals nothing of the key.
     digest = hashlib.sha512(DOMAIN + framed(run_id, b"name", identity, point)).digest()
     return digest[:TOKEN], digest[-KEY:]
 
@@ -289,7 +288,7 @@ def _blind_scalar(secret: bytes, epoch: int, number: int) -> bytes:
 
 
 def cells_for(distinct: int) -> int:
-    """Return how many cells a table for that many distinct tokens needs."""
+    """Return how many cells a table for so many distinct tokens needs."""
     if distinct < 0:
         raise ValueError(f"{distinct} tokens: must be 0 or more")
     return PARTS * math.ceil((CELLS_PER_TOKEN * distinct + FURTHER_CELLS) / PARTS)
@@ -337,7 +336,7 @@ def peel(total: Words) -> tuple[Bytes2D, NDArray[np.int64]] | None:
 def order_tokens(
     order: Bytes2D, tokens: Bytes2D, counts: NDArray[np.int64], least: int = 2
 ) -> Bytes2D:
-    """Append to the order of slots those tokens that enough clients hold."""
+    """Append to the order of slots the tokens that enough clients hold."""
     # order [s, 12], tokens [t, 12], counts [t]
     placed = set(pieces(order))
     shared = pieces(np.ascontiguousarray(tokens[counts >= least]))
@@ -377,7 +376,6 @@ def _hash(tokens: Bytes2D, cells: int) -> tuple[NDArray[np.int64], Words]:
 
 
 def _halves(tokens: Bytes2D) -> Words:
-    """Return the tokens' halves as integers, ``[2, n]``."""
     wide = np.zeros((2, len(tokens), 8), np.uint8)
     wide[:, :, :HALF] = tokens.reshape(-1, 2, HALF).transpose(1, 0, 2)
     return wide.view("<u8")[:, :, 0].astype(np.uint64)

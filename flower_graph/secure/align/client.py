@@ -1,13 +1,14 @@
 """The clients' half of the alignment by blinded identities, for all clients of one SuperNode.
 
-Stages, in the order in which ``align_server`` asks for them: *blind* the identities; *evaluate*
-everybody's blinded points, if a key-holder is among the clients; take the answers and add up the
-table of tokens (*union*); look up the slots in what is *published*. A stage that is asked for twice
-gives the same again, except for the random points that fill up a block.
+Stages, in the order in which ``align_server`` asks for them: *blind* the identities; *evaluate* all
+blinded points, if a key-holder is among the clients; take the answers and add up the table of
+tokens (*union*); look up the slots in the *published* order. A repeated stage gives the same
+result, except for the random points that pad a block.
 
 Clients of one SuperNode share a process, and so their names of identities. Each identity is blinded
-once, in the block of one of them: all are dealt evenly, whoever holds them, and all blocks have one
-size. So the server sees how many identities a SuperNode has a client, not how many a client has.
+once, in the block of one client: all identities are dealt evenly among the clients, whichever holds
+them, and all blocks have one size. So the server sees how many identities a SuperNode has a client,
+not how many a client has.
 """
 
 from __future__ import annotations
@@ -50,14 +51,13 @@ from flower_graph.wire.keys import ALIGN_STAGE
 
 
 class AnyAlignmentClient(ABC):
-    """What the clients' halves of all forms share: they answer messages of several stages."""
+    """The interface of the clients' halves of all forms: they answer messages of several stages."""
 
     # What is answered, and by which method
     stages: ClassVar[tuple[tuple[type[Message], str], ...]]
     _identities: Mapping[int, Any]  # in the form's own words
 
     def answer(self, config: Mapping[str, object]) -> dict[str, object]:
-        """Answer the message of any stage; the reply of some stages is empty."""
         for kind, method in self.stages:
             if kind.fixed[ALIGN_STAGE] == config.get(ALIGN_STAGE):
                 reply = getattr(self, method)(kind.from_config(config))
@@ -115,12 +115,11 @@ class AlignmentClient(AnyAlignmentClient):
 
     @property
     def points(self) -> dict[int, int]:
-        """How many points each client's block has."""
         each = -(-len(self._distinct) // max(1, len(self._identities)))
         return dict.fromkeys(self._identities, ids.padded_size(each))
 
     def _deal(self, clients: list[int]) -> None:
-        """Deal what some clients have, and what no block of this epoch has yet, among them."""
+        """Deal the identities of some clients that no block of this epoch has yet among them."""
         places = {identity: number for number, identity in enumerate(self._distinct)}
         own = (places[identity] for client in clients for identity in self._identities[client])
         needed = sorted({0, *own}.difference(*self._dealt.values()))
@@ -129,7 +128,6 @@ class AlignmentClient(AnyAlignmentClient):
             self._dealt[client], self._sizes[client] = needed[at :: len(clients)], size
 
     def blind(self, request: BlindRequest) -> BlindReply:
-        """Blind the identities of the request's clients."""
         self._known(request.clients)
         self._enter(request.epoch)
         clients = request.clients.tolist()
@@ -147,7 +145,6 @@ class AlignmentClient(AnyAlignmentClient):
         return BlindReply(request.epoch, request.clients, np.array(sizes, np.int64), points)
 
     def evaluate(self, request: EvaluateRequest) -> EvaluateReply:
-        """Multiply points by the shares of the key that the request's key-holders have."""
         self._known(request.holders)
         self._enter(request.epoch)
         if not request.holders.size:
@@ -178,7 +175,6 @@ class AlignmentClient(AnyAlignmentClient):
         self._look_up_names()
 
     def _look_up_names(self) -> None:
-        """Give their tokens and keys to clients whose blocks, and all whose names, are there."""
         for client in sorted(self._answered):
             own = [ids.GROUP_IDENTITY, *self._identities[client]]
             if not all(identity in self._names for identity in own):
@@ -189,7 +185,6 @@ class AlignmentClient(AnyAlignmentClient):
             self._group_key = local[0][1]
 
     def sketch(self, cells: int, clients: Iterable[int]) -> Words:
-        """Return the table of tokens of some clients, added up."""
         chosen = [int(client) for client in clients]
         missing = [client for client in chosen if client not in self._tokens]
         if missing:
@@ -198,7 +193,6 @@ class AlignmentClient(AnyAlignmentClient):
 
     @property
     def order(self) -> Bytes2D:
-        """The tokens of the slots, ``[s, 12]``."""
         return self._order
 
     @property
@@ -207,7 +201,6 @@ class AlignmentClient(AnyAlignmentClient):
         return sorted(self._tokens)
 
     def publish(self, message: PublishedTokens) -> SlotTable:
-        """Look up the clients' slots in the published order."""
         if message.epoch != self._epoch:
             raise StateLostError(
                 f"slots of alignment {message.epoch}, but the clients are in {self._epoch}"
@@ -221,13 +214,12 @@ class AlignmentClient(AnyAlignmentClient):
 
     @property
     def slots(self) -> SlotTable:
-        """The clients' slots, once they are published; clients without tokens are not in it."""
+        """The clients' published slots; clients without tokens have none."""
         if self._table is None:
             self._table = slot_table(self._order, self._tokens, self._keys, self._group_key)
         return self._table
 
     def to_bytes(self) -> bytes:
-        """Write everything that the next message needs, secrets included."""
         clients, names = list(self._identities), self._names
         known = [number for number, one in enumerate(self._distinct) if one in names]
         local = [names[self._distinct[number]] for number in known]
@@ -250,13 +242,12 @@ class AlignmentClient(AnyAlignmentClient):
     def from_bytes(
         cls, data: bytes, run_id: bytes, identities: Mapping[int, Iterable[object]]
     ) -> AlignmentClient:
-        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
+        """Read the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
         host = cls(run_id, identities)
         host.restore(data)
         return host
 
     def restore(self, data: bytes) -> None:
-        """Load what ``to_bytes`` wrote; ``StateLostError`` if it is of other identities."""
         arrays = load(data)
         clients = arrays["clients"].tolist()
         if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
@@ -286,7 +277,7 @@ class AlignmentClient(AnyAlignmentClient):
             self._keys.clear()
 
     def _digest(self) -> Bytes2D:
-        """Hash the run and the identities, to recognise whose state it is."""
+        """Hash the run and the identities, to recognise the state's origin."""
         whole = hashlib.sha256(self._run_id)
         for client, named in self._identities.items():
             whole.update(b"|%d|%d|" % (client, len(named)))

@@ -1,4 +1,4 @@
-"""Who holds shares of the key: clients drawn by the operating system's chance."""
+"""The draw of key-holders, from the operating system's randomness."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 def draw_holders(
     free: Iterable[int], holders: Sequence[int], node_of: Mapping[int, int], count: int
 ) -> list[int]:
-    """Draw further key-holders, on machines of their own as far as there are any."""
+    """Draw further key-holders, on different machines as far as possible."""
     draw, left = secrets.SystemRandom(), list(free)
     nodes = sorted({node_of[client] for client in left})
     draw.shuffle(left)
-    draw.shuffle(nodes)  # by SuperNode: who hosts more clients is not likelier
+    draw.shuffle(nodes)  # by SuperNode: hosting more clients is not likelier
     rank = {node: number for number, node in enumerate(nodes)}
     drawn = sorted(left, key=lambda client: rank[node_of[client]])
     chosen: list[int] = []

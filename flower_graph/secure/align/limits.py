@@ -1,6 +1,6 @@
-"""What an alignment takes of one client and of one SuperNode, and which identities are shared.
+"""The limits of an alignment for one client and one SuperNode.
 
-Light: a node config is read without the alignment's code.
+A light module: a node config is read without the alignment's code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OF_NODE, HOLDERS = "most-points", "least-holders"  # of the node config
 
 @dataclass(frozen=True)
 class Limits:
-    """What an alignment takes.
+    """The limits of an alignment.
 
     Attributes
     ----------
@@ -30,7 +30,7 @@ class Limits:
     most_points : int
         The most points of all clients of one SuperNode.
     least_holders : int
-        How many clients must hold an identity that is to have a slot.
+        The fewest clients that hold an identity with a slot.
     """
 
     block_cap: int = MOST_BLOCK
@@ -38,14 +38,10 @@ class Limits:
     least_holders: int = LEAST_HOLDERS
 
     def fault(self, block: int, before: int) -> str:
-        """Say why a block of so many points is too much; empty if it is not.
+        """Say why a block is too large; empty if it is not.
 
-        Parameters
-        ----------
-        block : int
-            The block's points.
-        before : int
-            Points of other clients of the same SuperNode.
+        ``block`` is the number of its points, ``before`` that of other clients of the same
+        SuperNode.
         """
         if block > self.block_cap:
             return f"its block has {block} points, at most {self.block_cap} are taken"
@@ -58,10 +54,10 @@ class Limits:
 
 
 def most_points(node_config: Mapping[str, object]) -> int:
-    """Return how many points of one SuperNode a key-holder's node config takes."""
+    """Return the most points of one SuperNode that a key-holder accepts."""
     return whole_number(node_config, OF_NODE, MOST_POINTS, 1)
 
 
 def least_holders(node_config: Mapping[str, object]) -> int:
-    """Return how many clients must hold what a SuperNode's clients put into sums."""
+    """Return how many clients must hold an identity in a SuperNode's sums."""
     return whole_number(node_config, HOLDERS, LEAST_HOLDERS, LEAST_HOLDERS)

@@ -1,9 +1,9 @@
 """Alignment that hides nothing: all identities go to the server as they are.
 
 Its halves are driven like ``AlignmentServer`` and ``AlignmentClient``, without a union to sum:
-``requests`` until there are none, then ``publications``; when some enrol later, all start again.
-There are no slot keys: the server sees the sums of what is added up by these slots. What
-``flower_graph.secure.align.polynomial`` has in common with this form is here.
+``requests`` until there are none, then ``publications``; a later enrolment restarts all. There are
+no slot keys: the server sees the sums of these slots. The parts common with
+``flower_graph.secure.align.polynomial`` are here.
 """
 
 from __future__ import annotations
@@ -43,11 +43,10 @@ class Names(Field[list[list[str]]]):
     type = "str"
 
     def encode(self, value: list[list[str]]) -> str:
-        """Write the lists."""
         return json.dumps(value)
 
     def decode(self, value: object, name: str, reading: Reading) -> list[list[str]]:
-        """Refuse what is no list of lists of words; whose they are is checked by the message."""
+        """Refuse anything but lists of lists of words; the message checks their owners."""
         try:
             names: list[list[str]] = json.loads(value if isinstance(value, (str, bytes)) else "")
             return names
@@ -73,7 +72,7 @@ class PlainReply(Message, up="train.align"):
     ]
 
     def check(self, known: Known) -> None:
-        """Refuse what is not one list for each client, and an identity that comes twice at one."""
+        """Refuse anything but one list for each client, and repeated identities in a list."""
         if not isinstance(self.identities, list) or len(self.identities) != self.clients.size:
             raise MalformedReplyError("align-identities: not one list for each client")
         for client, local in zip(self.clients.tolist(), self.identities, strict=True):
@@ -85,7 +84,7 @@ class PlainReply(Message, up="train.align"):
 
 @dataclass
 class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
-    """Server to client: the slots of the clients' nodes, and how many slots in all."""
+    """Server to client: the slots of the clients' nodes, and the number of slots."""
 
     num_slots: Annotated[int, NUM_SLOTS]
     clients: Annotated[IntArray, CLIENTS]
@@ -94,7 +93,7 @@ class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
 
 
 class OpenClient(AnyAlignmentClient):
-    """What the clients of both unblinded forms share: slots, and the state between messages."""
+    """Common parts of both unblinded forms' clients: slots, and the state between messages."""
 
     def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
         self._num_slots = 0
@@ -103,11 +102,10 @@ class OpenClient(AnyAlignmentClient):
 
     @property
     def slots(self) -> SlotTable:
-        """The clients' slots, once they are agreed on."""
+        """The clients' slots, after they are agreed on."""
         return open_table(self._num_slots, self._slots)
 
     def to_bytes(self) -> bytes:
-        """Write everything that the next message needs."""
         arrays: dict[str, NDArray[np.generic]] = {"num-slots": np.array([self._num_slots])}
         arrays |= {f"slots/{client}": slots for client, slots in self._slots.items()}
         arrays |= {f"patterns/{client}": local for client, local in self._patterns.items()}
@@ -115,7 +113,6 @@ class OpenClient(AnyAlignmentClient):
 
     @classmethod
     def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> Self:
-        """Read what ``to_bytes`` wrote."""
         host = cls(identities)
         for name, value in load(data).items():
             kind, _, client = name.partition("/")
@@ -143,13 +140,11 @@ class PlaintextAlignmentClient(OpenClient):
         }
 
     def identities(self, request: PlainRequest) -> PlainReply:
-        """Return the clients' identities."""
         self._known(request.clients)
         local = [self._identities[client] for client in request.clients.tolist()]
         return PlainReply(request.clients, local)
 
     def order(self, message: PlainOrder) -> None:
-        """Take the slots."""
         self._known(message.clients)
         parts = split_rows(message.slots, message.sizes)
         self._num_slots = message.num_slots
@@ -157,7 +152,7 @@ class PlaintextAlignmentClient(OpenClient):
 
 
 class OpenRequest(Protocol):
-    """A request of either form: it names the clients that it is about."""
+    """A request of either form, with the clients that it concerns."""
 
     clients: IntArray
 
@@ -166,7 +161,7 @@ R = TypeVar("R", bound=OpenRequest)
 
 
 class OpenServer(AnyAlignmentServer[R]):
-    """What the servers of both unblinded forms share; a new client makes all begin again."""
+    """Common parts of both unblinded forms' servers; a new client restarts all."""
 
     settled = True  # there is no union to wait for
 
@@ -175,19 +170,17 @@ class OpenServer(AnyAlignmentServer[R]):
         self._begin()
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
-        """Note the clients' SuperNode; if a client is new, all begin again."""
+        """Record the clients' SuperNode; if a client is new, restart all."""
         for client in clients:
             if client not in self._node:
                 self._begin()
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Remove clients that have lost their state, so that they can enrol again."""
         self._node = {c: at for c, at in self._node.items() if c not in set(clients)}
 
     @property
     def aligned(self) -> list[int]:
-        """Clients that have slots."""
         return sorted(self._node)
 
     def _drop(self, unanswered: Mapping[int, R]) -> None:
@@ -201,7 +194,7 @@ class OpenServer(AnyAlignmentServer[R]):
 
 
 class PlaintextAlignmentServer(OpenServer[PlainRequest]):
-    """Sees all identities and numbers those that two clients hold."""
+    """Sees all identities, and numbers those that at least two clients hold."""
 
     def _begin(self) -> None:
         self._identities: dict[int, list[str]] = {}
@@ -218,7 +211,6 @@ class PlaintextAlignmentServer(OpenServer[PlainRequest]):
         self._identities |= zip(reply.clients.tolist(), reply.identities, strict=True)
 
     def publications(self) -> dict[int, PlainOrder]:
-        """Return the slots of every node's clients."""
         holders = Counter(chain.from_iterable(self._identities.values()))
         shared = sorted(name for name, count in holders.items() if count >= 2)
         order = {name: slot for slot, name in enumerate(shared)}

@@ -1,17 +1,16 @@
 """The paper's polynomials over identities (FedSCem, section 4.3.1). For reproduction only.
 
 **This does not hide identities.** A client's set becomes the coefficients of
-``ρ*(γ) = (γ − γ_1) ⋯ (γ − γ_n) · (γ − ξ)  mod β`` (equation 12), and whoever has them finds the
-roots in a moment: by evaluating at every candidate, or by factoring, which is easy over a prime
-field. The random root ξ adds one more identity and hides none. ``tests/secure`` does the former.
+``ρ*(γ) = (γ − γ_1) ⋯ (γ − γ_n) · (γ − ξ)  mod β`` (equation 12). From the coefficients, anybody
+finds the roots in a moment: by evaluating at every candidate, or by factoring, which is easy over a
+prime field. The random root ξ adds one more identity and hides none. ``tests/secure`` does the
+former.
 
 Two clients' sum ``ρ*_a + ρ*_b`` vanishes at an identity of *a* exactly if ``ρ*_b`` does. All
 identities are below 2^30 and every ξ is a prime above that and below β: so no ξ is ever taken for
 an identity, and the probability of a false root is zero. (With ξ from all primes below a 31-bit β,
 as the paper's text allows, each of *m* clients adds a false member to one of *n* identities with
 probability *n* / 10^8.)
-
-Messages and both halves of this form stand below the formulas.
 """
 
 from __future__ import annotations
@@ -141,22 +140,19 @@ def slots(
 
 @dataclass(frozen=True)
 class Modular(Exact):
-    """Numbers below a prime of 31 bits, which the message or its reader has."""
+    """Numbers below a prime of 31 bits; the message or its reader has the prime."""
 
     type = "bytes (uint32)"
 
     def encode(self, value: IntArray) -> bytes:
-        """Write the numbers row by row."""
         return value.astype("<u4").tobytes()
 
     def unpack(self, value: object) -> Residues:
-        """Read the bytes."""
         if not isinstance(value, bytes) or len(value) % 4:
             raise self.refuse("rows of 4 bytes", value)
         return np.frombuffer(value, "<u4").astype(np.uint64)
 
     def decode(self, value: object, name: str, reading: Reading) -> IntArray:
-        """Refuse what is not below the prime."""
         numbers = super().decode(value, name, reading)
         prime = reading.values.get("prime", reading.known.get("prime"))
         if numbers.size and numbers.max() >= prime:
@@ -221,7 +217,6 @@ class PatternReply(Message, up="train.align"):
     ]
 
     def check(self, known: Known) -> None:
-        """Refuse patterns without a count above zero each."""
         if self.counts.size != len(self.patterns) or (self.counts < 1).any():
             raise MalformedReplyError(
                 f"{self.counts.size} counts for {len(self.patterns)} patterns"
@@ -263,7 +258,6 @@ class PolynomialAlignmentClient(OpenClient):
         }
 
     def polynomials(self, request: PolynomialRequest) -> PolynomialReply:
-        """Return the coefficients of the clients' polynomials."""
         self._known(request.clients)
         clients = request.clients.tolist()
         rows = [polynomial(self._identities[client], request.prime) for client in clients]
@@ -271,7 +265,7 @@ class PolynomialAlignmentClient(OpenClient):
         return PolynomialReply(request.clients, sizes, np.concatenate(rows))
 
     def patterns(self, request: PairRequest) -> PatternReply:
-        """Find out who shares each identity, and count the identities of each pattern."""
+        """Find the holders of each identity, and count the identities of each pattern."""
         self._known(request.clients)
         distinct, counts = [], []
         for client, row, sums in zip(
@@ -288,7 +282,6 @@ class PolynomialAlignmentClient(OpenClient):
         )
 
     def order(self, message: SectionOrder) -> None:
-        """Take the common order of sections."""
         first = message.first.tolist()
         start = {p.tobytes(): slot for p, slot in zip(message.patterns, first, strict=True)}
         self._num_slots = message.num_slots

@@ -1,4 +1,4 @@
-"""The server's half of the alignment by blinded identities: who is asked what, and what is refused.
+"""The server's half of the alignment by blinded identities: requests, and checks of replies.
 
 Free of any transport. The caller drives it::
 
@@ -9,14 +9,14 @@ Free of any transport. The caller drives it::
         ... tables; server.take_union(total, contributors), or, if there is no sum, union_failed
     ... send server.publications() with the next messages
 
-Whoever does not answer a stage is left out; ``blamed`` says who and why. A lost key-holder is
-replaced and only the replacement is asked again, since every choice of key-holders has a key of its
-own. Nobody can know beforehand who that will be: key-holders are drawn from the operating system's
-randomness, SuperNode by SuperNode, when all points are there. They are asked for so many at a time
-that all can answer. If the union cannot be read, ``Trials`` finds out without whom it can be.
-Clients that enrol later go through the stages for themselves; slots that are there keep their
-places. If a key-holder is lost by then, its share of the key is lost too, and all start again under
-the next *epoch*.
+A client that does not answer a stage is left out; ``blamed`` has it with the reason. A lost
+key-holder is replaced and only the replacement is asked again, since every choice of key-holders
+has a key of its own. Nobody can know the replacement beforehand: key-holders are drawn from the
+operating system's randomness, SuperNode by SuperNode, when all points are there. They are asked for
+so many at a time that all can answer. If the union cannot be read, ``Trials`` finds the clients
+without whom it can be. Clients that enrol later go through the stages for themselves; existing
+slots keep their places. If a key-holder is lost by then, its share of the key is lost too, and all
+start again under the next *epoch*.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Request = TypeVar("Request")
 
 
 class AnyAlignmentServer(ABC, Generic[Request]):
-    """What the servers of all forms share: each client's SuperNode, and the open requests."""
+    """Common parts of all forms' servers: each client's SuperNode, and the open requests."""
 
     def __init__(self) -> None:
         self.blamed: list[tuple[int, str]] = []  # client and reason
@@ -77,7 +77,6 @@ class AnyAlignmentServer(ABC, Generic[Request]):
         self._asked: dict[int, Request] = {}
 
     def move(self, old: int, node: int) -> None:
-        """Register a SuperNode under another id."""
         self._node = {client: node if at == old else at for client, at in self._node.items()}
 
     def waits(self, resting: Collection[int] = ()) -> bool:
@@ -139,7 +138,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._order = np.zeros((0, TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
-        """Note the clients' SuperNode; clients that are new wait for their alignment."""
         for client in clients:
             if client not in self._node:
                 if len(self._node) == MAX_CLIENTS:
@@ -150,7 +148,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
-        """Remove clients that have lost their state, so that they can enrol again."""
         # If one held a share of the key, nobody's tokens can be compared with new ones.
         gone = set(clients)
         for by_client in (self._node, self._pending, self._blinded, self._evaluated, self._sizes):
@@ -160,7 +157,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             self._restart()
 
     def waits(self, resting: Collection[int] = ()) -> bool:
-        """Note who sits out the next union; return whether others wait for it."""
+        """Record which clients sit out the next union; return whether others wait for it."""
         self._resting = set(resting)
         self._end_trials("")
         return not self._evaluated.keys() <= self._resting
@@ -180,11 +177,9 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
 
     @property
     def order(self) -> Bytes2D:
-        """The tokens of the slots, ``[s, 12]``."""
         return self._order
 
     def union_requests(self) -> dict[int, UnionRequest]:
-        """Return for every node its clients' answers and the size of the table."""
         requests = {}
         for node, clients in self._by_node(self.uniting).items():
             waiting = [client for client in clients if client in self._evaluated]
@@ -224,7 +219,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return True
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
-        """Try again without clients that took no part, or else with other SuperNodes together."""
+        """Try again without absent clients, or else with other SuperNodes together."""
         if absent:
             self._absent |= set(absent)
             for client in self._evaluated.keys() & absent:
@@ -253,7 +248,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
             raise AlignmentError(f"no clients could be aligned: {why}")
 
     def publications(self) -> dict[int, PublishedTokens]:
-        """Return the order of slots, for every node that has aligned clients."""
         message = PublishedTokens(self.epoch, self._order)
         return dict.fromkeys(self._by_node(self._sizes), message)
 
@@ -269,7 +263,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return cells_for(points * 2**self._doublings // share)
 
     def _leave_out(self, client: int, reason: str) -> None:
-        """Remove a client, so that it may enrol again, and note the reason."""
+        """Remove a client, so that it may enrol again, and record the reason."""
         self._node.pop(client, None)
         self._pending.pop(client, None)
         self.blamed.append((client, reason))
@@ -285,7 +279,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 # Nor is there hope for another key-holder on the same machine.
                 self._dropped |= {client for client, at in self._node.items() if at == node}
                 lost += request.holders.tolist()
-        if self._blinded:  # the key is needed again: whoever was left out since has its share
+        if self._blinded:  # the key is needed again, and clients left out since have shares
             lost += [holder for holder in self._holders if holder not in self._node]
         if lost:
             self._lose_holders(lost, "did not answer as key-holder")
@@ -323,7 +317,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._points[node] += len(block)
 
     def _brought(self) -> Counter[int]:
-        """Count the points that the clients of each SuperNode have brought."""
         brought = Counter[int]()
         for client, node in self._node.items():
             block = self._blinded.get(client, self._evaluated.get(client, ()))
@@ -331,7 +324,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return brought
 
     def _evaluate_requests(self) -> dict[int, EvaluateRequest]:
-        """Ask the key-holders that have not answered yet."""
         if not self._holders:
             self._holders = self._choose(KEY_HOLDERS)
         answered = set(chain.from_iterable(self._answers))
@@ -343,7 +335,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         }
 
     def _at_a_time(self) -> list[int]:
-        """Return the first clients of those that wait, with as many points as one stage takes."""
+        """Return the first waiting clients whose points fit into one stage."""
         total, chosen = 0, list[int]()
         for client, block in self._blinded.items():
             total += len(block)
@@ -353,7 +345,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         return chosen
 
     def _add_up(self) -> None:
-        """Add up the key-holders' answers and split them by client."""
         # Checking the sum costs a fraction of checking every answer. What it misses, parts outside
         # the group that cancel, does no harm.
         total = add(list(self._answers.values()))
@@ -369,7 +360,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._answers.clear()
 
     def _lose_holders(self, holders: list[int], reason: str) -> None:
-        """Replace key-holders; if tokens were made with their shares, start again for all."""
+        """Replace key-holders; if tokens were made with their shares, restart all."""
         self._dropped |= set(holders)
         self.blamed += [(holder, reason) for holder in holders]
         self._holders = [holder for holder in self._holders if holder not in self._dropped]
@@ -388,7 +379,6 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         self._holders, self._doublings, self._order = [], 0, self._order[:0]
 
     def _choose(self, count: int) -> list[int]:
-        """Draw further key-holders, on machines of their own as far as there are any."""
         free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
         chosen = draw_holders(free, self._holders, self._node, count)
         enough = min(FEWEST_HOLDERS, len(self._node))

@@ -1,13 +1,13 @@
-"""The slots that a SuperNode's clients hold, and the pads that hide even the sum of a slot.
+"""The slots of a SuperNode's clients, and the pads that hide even the sum of a slot.
 
-A slot is the place of one identity in the vectors that clients add up. All holders of a slot know
-a secret key of it that nobody else knows, and from it, in every round, the same *pad*. Holders add
-the pad to what they send, so that the sum over *c* of them holds the pad *c* times: the server adds
-up without seeing even the sum, and holders take the pad out again.
+A slot is the place of one identity in the vectors that clients add up. All holders of a slot share
+a secret key of it that nobody else knows, and derive from it, in every round, the same *pad*.
+Holders add the pad to what they send, so that the sum over *c* of them holds the pad *c* times: the
+server adds up without seeing even the sum, and holders take the pad out again.
 
 All clients of a run, holders or not, also have one *group key* in common. Its stream, added by
 every client everywhere, hides from the server which slots had how many holders in a round; without
-it, a sum with one client fewer would tell which slots that client holds.
+it, a sum with one client fewer would reveal which slots that client holds.
 
 With *C* contributors, *c* of them holders, a holder sends ``(x + pad) · 2^g + group`` and any other
 client ``group``; the sum is ``(Σx + c · pad) · 2^g + C · group`` modulo 2^64. ``C · group`` has as
@@ -49,7 +49,7 @@ class SlotTable:
     )
 
     def pads(self, run_id: bytes, server_round: int, width: int) -> NDArray[np.uint64]:
-        """Return the pads of one round, ``[s, width]``; ``run_id``: also what the sum is of."""
+        """Return the pads of one round, ``[s, width]``; ``run_id`` also names the sum."""
         if len(self.keys) != self.held.size:
             raise ValueError("slots aligned in the clear have no keys, and so no pads")
 
@@ -76,7 +76,7 @@ class SlotTable:
         return self._once(b"group", (run_id, server_round, length), make)
 
     def check(self, run_id: bytes, server_round: int, length: int) -> SumCheck:
-        """Return what tells whether a sum of so many words was changed by who has no group key."""
+        """Return the checks of a sum: they detect changes by parties without the group key."""
         # Arguments and errors are those of ``group_pad``.
         if not self.group_key:
             raise ValueError("clients aligned in the clear have no common key, and so no check")
@@ -90,7 +90,7 @@ class SlotTable:
     def check_pads(
         self, run_id: bytes, server_round: int, clients: Iterable[int]
     ) -> NDArray[np.uint64]:
-        """Return the pads, added up, that each of some clients puts on its checks."""
+        """Return, for some clients, the sum of the pads that each puts on its checks."""
         # Each has its own, as a multiple of one would leave lowest bits in the clear: those of
         # what is checked, which slots' pads are in, are not zeros.
         base = hashlib.shake_128(_context(run_id, b"member", server_round, CHECKS))
@@ -134,7 +134,7 @@ def slot_table(
 def open_table(
     num_slots: int, by_client: Mapping[int, NDArray[np.int64]], group_key: bytes = b""
 ) -> SlotTable:
-    """Return the table of slots that were agreed on in the clear: without keys."""
+    """Return a table of slots, without keys, that were agreed on in the clear."""
     slots: Sequence[NDArray[np.int64]] = [*by_client.values(), np.zeros(0, np.int64)]
     held = np.unique(np.concatenate(slots))
     return SlotTable(
@@ -143,7 +143,7 @@ def open_table(
 
 
 def _context(run_id: bytes, purpose: bytes, server_round: int, numbers: int) -> bytes:
-    """Return what a stream is for; the key that follows is always 32 bytes long."""
+    """Return a stream's context; the key that follows is always 32 bytes long."""
     # How long it is goes in: of two lengths the shorter would be the beginning of the other.
     ends = server_round.to_bytes(8, "big") + numbers.to_bytes(8, "big")
     return DOMAIN + framed(run_id, purpose) + ends

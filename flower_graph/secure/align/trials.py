@@ -1,10 +1,10 @@
-"""Which SuperNodes add up tables together after a sum of tables failed and nobody knows by whom.
+"""Finds the SuperNodes that spoil a sum of tables, by trying sums over subsets.
 
 If the sum over some SuperNodes can be read, all of them are cleared. So random halves of the others
 are tried together with the cleared ones, until a single one is left with them: if that sum fails,
 its table is wrong. SuperNodes that were in no readable sum are left out. A liar among *n* costs
-about 2 log2 *n* sums. One that lies only where some other takes part can have that one left out in
-its place: from sums alone nobody can tell the two apart.
+about 2 log2 *n* sums. A SuperNode that lies only where another takes part can have that one left
+out in its place: sums alone cannot tell the two apart.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Trials:
         self._failed: list[set[int]] = []
 
     def succeeded(self, nodes: Collection[int]) -> None:
-        """Clear those whose sum could be read; ``nodes`` are all that still take part."""
+        """Clear the SuperNodes of a readable sum; ``nodes`` are all that still take part."""
         self._keep(nodes)
         self.cleared |= self.together
         self.suspects -= self.together
@@ -36,7 +36,7 @@ class Trials:
         self._next()
 
     def failed(self) -> None:
-        """Note that those together include one that spoils their sum."""
+        """Record that the SuperNodes of the last sum include one that spoils it."""
         self._failed.append(set(self.together))
         alone = self.together - self.cleared
         if self.cleared and len(alone) == 1:
@@ -44,7 +44,6 @@ class Trials:
         self._next()
 
     def keep(self, nodes: Collection[int]) -> None:
-        """Drop SuperNodes that no longer take part; draw anew if one of them was to be next."""
         if self._keep(nodes):
             self._size = len(self.suspects) + 1
             self._next()
@@ -64,7 +63,7 @@ class Trials:
         self._size = len(self.suspects) + 1
 
     def _next(self) -> None:
-        """Draw some of those that are not cleared, but none that are known to spoil a sum."""
+        """Draw some uncleared SuperNodes, but no set that is known to spoil a sum."""
         draw = secrets.SystemRandom()
         while self.suspects and len(self._failed) < MOST_TRIALS:
             least = 1 if self.cleared else FEWEST

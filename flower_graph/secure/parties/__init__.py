@@ -1,1 +1,1 @@
-"""What is needed besides where the server may lie: SuperNodes with keys of their own, parties."""
+"""Further parts where the server may lie: SuperNodes with keys of their own, called parties."""

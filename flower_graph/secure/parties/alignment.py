@@ -1,18 +1,18 @@
-"""The blinded alignment where the server is not trusted: every step is signed or proved.
+"""The blinded alignment without a trusted server: every step is signed or proved.
 
 It shares stages and union with ``AlignmentServer`` and ``AlignmentClient``, and differs in what
 clients believe. *Parties* are SuperNodes with a registered key (``identity.py``).
 
 - A party signs each block of points that its clients send. A key-holder evaluates only blocks that
   are signed by a party to which the client is granted, no larger than declared, and one for each
-  client: so nobody tries out identities but with blocks of its own, which are counted.
+  client: so a party can try out identities only with blocks of its own, which are counted.
 - Key-holders follow from the epoch's seed, to which all parties committed: its first
-  ``KEY_HOLDERS`` parties, or the next in the draw for those that are gone, up to ``MOST_SKIPPED``.
+  ``KEY_HOLDERS`` parties, or the next in the draw for absent ones, up to ``MOST_SKIPPED``.
 - A key-holder signs the public key of its share and proves each client's answers (``proofs``). The
   server forwards answers and proofs as they are. Clients check key, place in the draw and proof of
   every key-holder, and add the answers up themselves.
 
-A server that names absent whoever it likes has ``KEY_HOLDERS + MOST_SKIPPED`` parties to find
+A server that names any party absent has ``KEY_HOLDERS + MOST_SKIPPED`` parties to find
 ``KEY_HOLDERS`` accomplices among: of a tenth that collude, once in 120 runs.
 """
 
@@ -115,7 +115,7 @@ class ProvedUnionRequest(Message, down="train.union", fixed={ALIGN_STAGE: UNION}
 
 
 def drawn(seed: bytes, parties: Iterable[int]) -> list[int]:
-    """Order parties as the epoch's seed does: the first ones hold keys."""
+    """Order parties by the epoch's seed: the first ones hold keys."""
 
     def rank(party: int) -> bytes:
         return hashlib.sha256(framed(b"flower-graph/key-holder", seed, b"%d" % party)).digest()
@@ -124,12 +124,12 @@ def drawn(seed: bytes, parties: Iterable[int]) -> list[int]:
 
 
 def block_parts(run_id: bytes, epoch: int, client: int, block: Bytes2D) -> tuple[bytes, ...]:
-    """Return what a party signs of a client's block."""
+    """Return the parts of a client's block that a party signs."""
     return run_id, b"%d" % epoch, b"%d" % client, hashlib.sha256(block.tobytes()).digest()
 
 
 def proof_context(run_id: bytes, epoch: int, holder: int, client: int) -> bytes:
-    """Encode which key-holder's proof for which client it is."""
+    """Encode the key-holder and the client of a proof."""
     return framed(run_id, b"%d" % epoch, b"%d" % holder, b"%d" % client)
 
 
@@ -140,9 +140,9 @@ class VerifiedAlignmentClient(AlignmentClient):
     ----------
     run_id : bytes
     identities : mapping of int to iterable
-        As ``AlignmentClient`` has them.
+        As in ``AlignmentClient``.
     trust : TrustSettings
-        The party's key, with the registry; most points of a client that it evaluates; its journal.
+        The party's key, the registry, the most points of a client that it evaluates, its journal.
     """
 
     stages = (
@@ -202,7 +202,7 @@ class VerifiedAlignmentClient(AlignmentClient):
             clients, parties, blocks, pieces(request.signatures), strict=True
         ):
             self._check_block(epoch, client, party, block, signature)
-        # On the disk before answers leave: who has our state put back gets no second block.
+        # On the disk before answers leave: a server that rolls our state back gets no second block.
         Journal(self._trust.journal).serve(epoch, clients, self._trust.runs, self._trust.run)
         key = ids.key_share(list(self._secrets.values()), epoch)
         public, answers, proofs = public_of(key), [], []
@@ -246,7 +246,6 @@ class VerifiedAlignmentClient(AlignmentClient):
     def _claims(
         self, request: ProvedUnionRequest, number: int, answers: list[Bytes2D]
     ) -> dict[int, Claim]:
-        """Return what each key-holder must have proved about one client's block."""
         client, epoch = int(request.clients[number]), request.epoch
         return {
             holder: Claim(key, local, proof, proof_context(self._run_id, epoch, holder, client))
@@ -273,7 +272,6 @@ class VerifiedAlignmentClient(AlignmentClient):
         identities: Mapping[int, Iterable[object]],
         trust: TrustSettings,
     ) -> VerifiedAlignmentClient:
-        """Read what ``to_bytes`` wrote; ``trust`` as of a new one."""
         host, cut = cls(run_id, identities, trust), 8 + int.from_bytes(data[:8], "big")
         host.restore(data[8:cut])
         blocks = load(data[cut:]) if data[cut:] else {}
@@ -293,7 +291,7 @@ class VerifiedAlignmentClient(AlignmentClient):
     def _check_block(
         self, epoch: int, client: int, party: int, block: Bytes2D, signature: bytes
     ) -> None:
-        """Refuse a block that no party signed for its own client, a larger and a second one."""
+        """Refuse a block without its party's signature, a too large block, and a second block."""
         registry, parts = self._identity.registry, block_parts(self._run_id, epoch, client, block)
         registered = registry.parties.get(party)
         if party not in self._draw or registered is None or not registered.may_host([client]):

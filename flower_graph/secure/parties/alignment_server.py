@@ -1,4 +1,4 @@
-"""The server's half of the alignment in which the server is not trusted; see ``alignment.py``."""
+"""The server's half of the alignment without a trusted server; see ``alignment.py``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_FAILED = 2  # unions in a row that too few took part in
 
 
 class VerifiedAlignmentServer(AlignmentServer):
-    """Leads the verifiable alignment: it forwards what key-holders answer, and adds nothing up."""
+    """Leads the verifiable alignment: it forwards key-holders' answers, and adds nothing up."""
 
     def __init__(self, run_id: bytes, registry: Registry, limits: Limits | None = None) -> None:
         super().__init__(limits)
@@ -45,7 +45,7 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._proved: dict[int, dict[int, tuple[bytes, bytes, Bytes2D, bytes]]] = {}
 
     def begin(self, seed: bytes, clients: Mapping[int, Sequence[int]], registry: Registry) -> None:
-        """Store an epoch's seed, clients and registry; have clients that are aligned align anew."""
+        """Store an epoch's seed, clients and registry; aligned clients align anew."""
         if self._sizes or self._evaluated or self._blinded:
             self._restart()  # other parties are to hold keys
         self._registry = registry
@@ -54,12 +54,10 @@ class VerifiedAlignmentServer(AlignmentServer):
 
     @property
     def enrolled(self) -> set[int]:
-        """Clients that are enrolled, aligned or not."""
         return set(self._node)
 
     # Any: other requests than its parent's, with signatures and proofs
     def union_requests(self) -> dict[int, Any]:
-        """Return for every node all key-holders' answers to its clients."""
         result: dict[int, object] = {}
         for node, request in super().union_requests().items():
             clients = request.clients.tolist()
@@ -97,7 +95,7 @@ class VerifiedAlignmentServer(AlignmentServer):
         return read
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
-        """Align all anew, without those that took no part."""
+        """Align all anew, without the absent clients."""
         self._failed += 1
         if not absent or self._failed > MOST_FAILED:
             raise AlignmentError(f"no clients could be aligned: {why}")
@@ -134,7 +132,7 @@ class VerifiedAlignmentServer(AlignmentServer):
             self._end_stage()
 
     def _end_stage(self) -> None:
-        """Hand on the key-holders' answers, or replace those whose proofs clients would refuse."""
+        """Forward the key-holders' answers, or replace key-holders whose proofs fail."""
         asked = self._at_a_time()
         if wrong := {one for client in asked for one in self._wrong_proofs(client)}:
             holders = [holder for holder in self._holders if self._party[holder] in wrong]
@@ -151,7 +149,6 @@ class VerifiedAlignmentServer(AlignmentServer):
         self._answers.clear()
 
     def _wrong_proofs(self, client: int) -> list[int]:
-        """Name the parties that have not proved their answers to one client's block."""
         block, claims = self._blinded[client], {}
         for party, (key, _, local, proof) in self._proved[client].items():
             context = proof_context(self._run_id, self.epoch, party, client)

@@ -1,10 +1,10 @@
-"""Which sums may follow each other: what two of them tell together is their difference.
+"""Which sums may follow each other: two sums reveal their difference.
 
-Two sums of vectors that have changed little, one of them without a SuperNode, tell what that one
-sent. So a party signs a list only if the parties on it are the very same as those of an earlier sum
-of the run, or at least ``differ-by`` others, from every earlier one; and a state that has not
-changed enters no sum of others. Sums of one purpose alone are compared: others have nothing in
-common.
+If two sums are of vectors that have changed little, and a SuperNode is in only one of them, they
+reveal what that SuperNode sent. So a party signs a list only if the parties on it are the very same
+as those of an earlier sum of the run, or differ from those of every earlier sum by at least
+``differ-by``; and an unchanged state enters no sum of other parties. Only sums of one purpose are
+compared: others have nothing in common.
 
 Sets of parties are whole numbers here, party n being bit n.
 """
@@ -25,7 +25,7 @@ STATE_BYTES = 16
 
 
 def digest_of(arrays: Iterable[ArrayLike]) -> bytes:
-    """Name a state, such as a vector before masks and pads, by its numbers; 16 bytes."""
+    """Name a state, such as a vector before masks and pads, by a hash of its numbers; 16 bytes."""
     vectors = [np.asarray(one) for one in arrays]
     parts = [f"{one.dtype} {one.shape} ".encode() + one.tobytes() for one in vectors]
     return hashlib.sha256(framed(b"flower-graph state 1", *parts)).digest()[:STATE_BYTES]
@@ -46,7 +46,7 @@ def members_of(parties: int) -> list[int]:
 
 
 def check_difference(parties: int, earlier: Collection[int], differ_by: int) -> None:
-    """Refuse the parties of a sum that are neither those of an earlier one nor far from all."""
+    """Refuse parties of a sum that are neither those of an earlier sum nor far from all."""
     if parties not in earlier and (near := _near(parties, earlier, differ_by)):
         raise RefusedError(
             f"this sum has other SuperNodes in it than an earlier one, and only "
@@ -64,28 +64,28 @@ def choose(
     fewest: int,
     number: int,
 ) -> int | None:
-    """Choose who is in a sum, of those who are there: as many as may be.
+    """Choose the parties of a sum among those present: as many as possible.
 
     Parameters
     ----------
     present : int
-        Who could be in it.
+        Parties that could be in it.
     earlier : collection of int
-        Who was in each earlier sum.
+        The parties of each earlier sum.
     differ_by : int
-        How many parties two sums differ by, unless they are of the same ones.
+        How many parties two sums differ by, unless they have the same parties.
     spare : sequence of int
-        Parties that may be left out, those that are to be first.
+        Parties that may be left out, the first ones first.
     fewest : int
-        Parties in a sum, at least.
+        The fewest parties in a sum.
     number : int
-        Of the sum. Where several earlier sets serve as well, they take turns.
+        Of the sum. If several earlier sets serve as well, they take turns.
 
     Returns
     -------
     int or None
-        The set; None if there is none. A set of an earlier sum tells nothing new and is preferred,
-        unless somebody who is there is in none of those.
+        The set; None if there is none. A set of an earlier sum reveals nothing new and is
+        preferred, unless a party that is present is in none of those.
     """
     if present in earlier or not _near(present, earlier, differ_by):
         return present
@@ -106,7 +106,6 @@ def choose(
 
 
 def _near(parties: int, earlier: Collection[int], differ_by: int) -> list[int]:
-    """Return the earlier sets that differ from one by too few."""
     return [one for one in earlier if 0 < (parties ^ one).bit_count() < differ_by]
 
 
@@ -118,6 +117,6 @@ def _thinned(
         left = [party for party in order if parties >> party & 1]
         if not left or parties.bit_count() <= fewest:
             return None
-        # Without somebody who is in an earlier set as well, the two differ by one more.
+        # Leaving out a party of an earlier set makes the two sets differ by one more.
         parties ^= 1 << max(left, key=lambda party: sum(one >> party & 1 for one in near))
     return parties

@@ -1,15 +1,15 @@
-"""Which parties sum under a server that may lie, the graph of partners, and the checks of lists.
+"""Epochs of sums under a server that may lie: parties, graph of partners, checks of lists.
 
 Pure functions. In arrays a party has an *index*, 0 to n - 1, in ascending order of its number.
 
 *Graph.* Every party commits to a seed before it sees another's. The seeds are shown when all have
 seen the same list of commitments, and the graph comes from all of them: one honest party is enough
-for nobody to have chosen it. It is over all parties of the epoch, whoever takes part in a round, so
+for nobody to have chosen it. It is over all parties of the epoch, present in a round or not, so
 that nobody chooses partners by choosing who takes part.
 
-*Lists.* A round has two: who prepared (its masks are in the others' vectors) and who sent a vector.
-Both are signed together, as a server that told some that a neighbour is not there, and others that
-it is, could cut the circle of partners by that alone.
+*Lists.* A round has two: of the parties that prepared (whose masks are in the others' vectors) and
+of the parties that sent a vector. Both are signed together: a server that told some parties that a
+neighbour is absent, and others that it is present, could cut the circle of partners by that alone.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def commit(run_id: bytes, party: int, seed: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Epoch:
-    """Parties whose graph of partners stays the same, and what they agreed on when it began."""
+    """Parties with a fixed graph of partners, and their agreement at its beginning."""
 
     number: int
     parties: Integers  # [n] ascending
@@ -71,12 +71,12 @@ class Epoch:
         registry : bytes
             The registry's digest.
         seeds : array, shape (n, 32)
-            What the parties had committed to.
+            The seeds to which the parties committed.
 
         Raises
         ------
         RefusedError
-            A seed is missing, or another than its party committed to.
+            A seed is missing, or is not the one its party committed to.
         """
         parties, commitments = shown.parties, shown.commitments
         if seeds.shape != commitments.shape:
@@ -96,17 +96,16 @@ class Epoch:
 
     @property
     def id(self) -> bytes:
-        """What its rounds name as their run: in the context of each key, packet and commitment."""
+        """The run's name in its rounds: in the context of each key, packet and commitment."""
         return self.digest[:RUN_BYTES]
 
     @cached_property
     def plan(self) -> tuple[int, int]:
-        """Number of partners, and threshold."""
         return plan_of(self.parties.size, self.dropout, self.corrupt)
 
     @property
     def threshold(self) -> int:
-        """How many shares reconstruct a secret, and how many signatures each share needs."""
+        """Number of shares that reconstruct a secret, and of signatures that each share needs."""
         return self.plan[1]
 
     @cached_property
@@ -133,7 +132,7 @@ class Epoch:
         return index
 
     def check_present(self, present: MASKS, what: str) -> None:
-        """Refuse a list that is too short, or on which somebody has too few partners."""
+        """Refuse a list that is too short, or on which a party has too few partners."""
         # present [n]
         if present.shape != self.parties.shape:
             raise RefusedError(
@@ -155,9 +154,8 @@ class Epoch:
         return self.digest, struct.pack("<q", number), key
 
     def _partners_among(self, present: MASKS) -> Integers:
-        """Count each party's partners on a list, ``[n]``."""
         n, k = self.parties.size, self.plan[0]
-        # Along the circle, begun again on both sides: who stands up to k/2 places away, but oneself
+        # Along the circle, repeated on both sides: parties up to k/2 places away, except oneself
         around = np.tile(present[self.order], 3).cumsum()
         counts = np.empty(n, np.int64)
         places = n + np.arange(n)
@@ -178,7 +176,7 @@ def plan_of(parties: int, dropout: float, corrupt: float) -> tuple[int, int]:
 
 
 def fewest_in_a_sum(parties: int, dropout: float, corrupt: float, least: int) -> int:
-    """Return how many parties a sum of an epoch needs, where the registry asks for `least`."""
+    """Return how many parties a sum of an epoch needs, if the registry asks for `least`."""
     # Each that is in a sum has as many partners there as the threshold, which may be as high as
     # the registry's minimum, or above it, where fewer may vanish than that minimum allows.
     return max(least, plan_of(parties, dropout, corrupt)[1] + 1)
@@ -206,8 +204,8 @@ def check_list(
 def check_declared(
     declared: Integers, hosted: Sequence[int], own: Mapping[int, int], block_cap: int
 ) -> None:
-    """Refuse declared points that are not as the own clients declared them, or above the cap."""
-    # declared [b, 2]: clients and points; own: points of those who are hosted here
+    """Refuse declared points that differ from the own clients', or exceed the cap."""
+    # declared [b, 2]: clients and points; own: points of the clients hosted here
     clients, points = declared.T
     if (np.diff(clients) <= 0).any():
         raise RefusedError("the clients that are to be aligned are there twice, or not ascending")
@@ -226,7 +224,7 @@ def check_declared(
 def check_work(
     declared: Integers, granted: Mapping[int, Sequence[range]], most_points: int
 ) -> None:
-    """Refuse declared points of one party that are more work than a key-holder does for it."""
+    """Refuse a party's declared points if they exceed a key-holder's limit of work."""
     # granted: by party the clients that it may speak for
     ends = np.concatenate([[0], declared[:, 1].cumsum()])
     for party, parts in granted.items():
@@ -269,7 +267,7 @@ def check_partners(
 
 
 def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.generic]]:
-    """Write what a list of commitments and an epoch have alike."""
+    """Write the common part of a list of commitments and an epoch."""
     return {
         f"{name}/whole": np.array([head.number, head.minimum, head.differ_by], np.int64),
         f"{name}/real": np.array([head.dropout, head.corrupt, head.limit]),
@@ -280,7 +278,7 @@ def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.g
 
 # Left open: the fields of two dataclasses, by name
 def read_head(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, Any]:
-    """Read what ``write_head`` wrote."""
+    """Read the output of ``write_head``."""
     number, minimum, differ_by = arrays[f"{name}/whole"].tolist()
     dropout, corrupt, limit = arrays[f"{name}/real"].tolist()
     return {

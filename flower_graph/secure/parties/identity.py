@@ -1,6 +1,6 @@
-"""A party's own key, what it signs, and what its node config says of whom it trusts.
+"""A party's own key, its signatures, and its node config's settings of trust.
 
-The keys of all parties, and what each may speak for, are in the registry
+The keys of all parties, and the clients that each may speak for, are in the registry
 (``flower_graph.secure.parties.registry``), which no server hands out.
 """
 
@@ -38,7 +38,7 @@ MOST_BEGUN = 24  # times a day that a party begins anew, unless trust-runs says 
 
 
 def new_identity(path: Path) -> bytes:
-    """Make a key for its owner alone, and beside it the public key, ``.pub``, to be given out."""
+    """Make a private key that only its owner can read, and beside it ``.pub``, the public key."""
     private = Ed25519PrivateKey.generate()
     public = private.public_key()
     pem = keys.Encoding.PEM
@@ -105,7 +105,7 @@ class Identity:
 
     @classmethod
     def read(cls, path: Path | str, registry: Registry) -> Identity:
-        """Read a key's file and find whose it is.
+        """Read a key's file and find its party.
 
         Raises
         ------
@@ -127,14 +127,14 @@ class Identity:
 
 @dataclass(frozen=True)
 class Binding:
-    """What a party says of itself when a run begins, under one signature.
+    """A party's signed statement at the beginning of a run.
 
     Parameters
     ----------
     run : bytes
-        The run that it is for.
+        The run.
     party : int
-        Who says it.
+        The party that makes the statement.
     clients : tuple of int
         The client numbers that it hosts, ascending; a part of what the registry grants it.
     channel_key : bytes, shape (32,)
@@ -153,26 +153,17 @@ class Binding:
     blocks: tuple[int, ...] = ()
 
     def sign(self, identity: Identity, block_cap: int | None = None) -> bytes:
-        """Sign it with the party's own key; ``IdentityError`` if it says what it may not say."""
+        """Sign it with the party's own key; ``IdentityError`` if the statement is not allowed."""
         self._check(identity.registry, block_cap)
         if identity.party != self.party:
             raise IdentityError(f"the binding is of party {self.party}, not {identity.party}")
         return identity.sign(BINDING, *self._parts())
 
     def verify(self, registry: Registry, signature: bytes, block_cap: int | None = None) -> None:
-        """Refuse it unless the party signed it and the registry grants what it says.
+        """Refuse it unless the party signed it and the registry grants what it claims.
 
-        Parameters
-        ----------
-        registry : Registry
-        signature : bytes, shape (64,)
-        block_cap : int, optional
-            The most points that a client may bring.
-
-        Raises
-        ------
-        IdentityError
-            Says which party, and what is wrong.
+        ``block_cap`` is the most points that a client may bring. ``IdentityError`` names the party
+        and the fault.
         """
         self._check(registry, block_cap)
         if not registry.verify(self.party, signature, BINDING, *self._parts()):
@@ -211,7 +202,7 @@ class Binding:
 
 @dataclass(frozen=True)
 class TrustSettings:
-    """What a SuperNode's own node config says of trust; no run can ask for less.
+    """A SuperNode's own settings of trust, from its node config; no run can ask for less.
 
     Parameters
     ----------
@@ -227,15 +218,15 @@ class TrustSettings:
     block_cap : int
         ``block-cap``: the most points that a client may bring to an alignment.
     journal : Path
-        Where it is noted what is done once (``journal.py``): beside the key.
+        The journal (``journal.py``), beside the key.
     runs : int
         ``trust-runs``: how often in 24 hours its sums may begin anew; 24.
     run : bytes
-        The run that it is asked in: Flower's number of it.
+        Flower's number of the run.
     most_points : int
         ``most-points``: the most points that one SuperNode's clients may bring together.
     differ_by : int
-        ``differ-by``: how many SuperNodes two sums differ by, unless they are of the same ones; 2.
+        ``differ-by``: how many SuperNodes two sums differ by, unless they have the same; 2.
     """
 
     identity: Identity
@@ -259,7 +250,7 @@ class TrustSettings:
         ConfigError
             Settings that are unknown, without the key or the registry, or impossible.
         IdentityError
-            What is wrong with the files.
+            If a file is unusable.
         """
         given = {key: node_config[key] for key in SETTINGS if key in node_config}
         if unknown := [key for key in node_config if key.startswith("trust-") and key not in given]:

@@ -1,14 +1,14 @@
-"""The journal of a party: what it has done once, and does not do again whatever a server asks.
+"""The journal of a party: the steps that it has done once and never repeats for a server.
 
-Two sums that differ in one contributor tell what that one sent, and a second block of points that a
-key-holder evaluates is a second dictionary. A server must not bring a party back to before it did
-something (by rolling Flower's state back, by a restarted SuperNode, by another epoch). So a file
-beside the party's key says what it did; nothing that a server can ask for rolls this file back.
+Two sums that differ in one contributor reveal what that contributor sent, and a second block of
+points that a key-holder evaluates is a second dictionary. A server must not bring a party back to
+before a step (by rolling Flower's state back, by a restarted SuperNode, by another epoch). So a
+file beside the party's key records the steps; no request of a server rolls this file back.
 
-What has been done in the same run is *refused*, in whatever epoch: numbers of sums must go up. What
-nobody can tell from honest work is *bounded*: a new run over the same data, or a SuperNode that has
-lost its state. Both count as beginning anew, which is allowed so many times in 24 hours. The file
-holds the runs that were used last; one that no longer fits in counts as new.
+A step that was done in the same run is *refused*, in whatever epoch: numbers of sums must go up.
+A repetition that cannot be told from honest work is *bounded*: a new run over the same data, or a
+SuperNode that has lost its state. Both count as beginning anew, which is allowed so many times in
+24 hours. The file holds the runs that were used last; a run that no longer fits in counts as new.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ MOST_NAME = 256  # bytes of a run's name: the server may have chosen some of the
 DAY = 24 * 3600.0  # seconds
 # Alignments of a run, each under another key: so many blocks of a client a key-holder evaluates
 MOST_ALIGNMENTS = 8
-# What is kept of who was in sums: hexadecimal digits of a run's sets, and the newest runs; of an
-# older one nothing is known, so it is over
+# Limits of the record of sums' parties: hexadecimal digits of a run's sets, and the newest runs.
+# Nothing is known of an older run, so it is over
 MOST_DIGITS, MOST_COMPARED = 1 << 19, 8
 MOST_STATES = 1 << 12  # of all runs; then the older half is forgotten
 OVER = 1 << 62
@@ -50,7 +50,7 @@ OVER = 1 << 62
 
 @dataclass
 class Kept:
-    """What is known of one run."""
+    """The journal's record of one run."""
 
     number: int = -1  # the highest round
     begun: bool = False  # whether it is counted
@@ -68,7 +68,7 @@ KEPT = {name: type(value) for name, value in vars(Kept()).items()}
 
 
 class Journal:
-    """What a party has done, by run.
+    """A party's record of its steps, by run.
 
     Parameters
     ----------
@@ -85,14 +85,14 @@ class Journal:
         return kept.number if kept.number >= 0 else None
 
     def contribute(self, number: int, *run: bytes) -> None:
-        """Note, before it leaves, that something of a round of a run has been sent.
+        """Record, before it leaves, that something of a round of a run is sent.
 
         Parameters
         ----------
         number : int
-            The round's number. What is noted is on the disk when this returns.
+            The round's number. The record is on the disk when this returns.
         run : bytes
-            What names the run: nothing that a server may choose anew when it repeats a round.
+            The run's name: nothing that a server may choose anew when it repeats a round.
 
         Raises
         ------
@@ -105,26 +105,26 @@ class Journal:
             _go_up(kept, number)
 
     def continue_run(self, number: int, mark: str, most: int, *run: bytes) -> str:
-        """Note a round, as `contribute` does, and detect a state of the party that was rolled back.
+        """Record a round, as `contribute` does, and detect a party state that was rolled back.
 
         Parameters
         ----------
         number, run
-            As of `contribute`.
+            As in `contribute`.
         mark : str
-            What this returned last, as the party's state has it; empty for a state that is new.
+            The last result, as the party's state has it; empty for a new state.
         most : int
             How often in 24 hours the party may begin anew, with another run or state.
 
         Returns
         -------
         str
-            The state's mark from now on.
+            The state's new mark.
 
         Raises
         ------
         RefusedError, IdentityError
-            As of `contribute`; and the party has begun anew too often.
+            As in `contribute`; also if the party has begun anew too often.
         """
         with self._changed(run) as (file, kept):
             _go_up(kept, number)
@@ -134,20 +134,20 @@ class Journal:
         return kept.mark
 
     def answer_list(self, most_lists: int, most: int, *run: bytes) -> None:
-        """Note, before a seed is shown, that a list of commitments is answered.
+        """Record, before a seed is shown, that a list of commitments is answered.
 
         Parameters
         ----------
         most_lists : int
-            How many a run may show, whatever numbers the server gives its sums: whoever shows a
-            list sees the draw of partners and key-holders that it gives.
+            How many lists a run may show, whatever numbers the server gives its sums: a server that
+            shows a list sees the draw of partners and key-holders that it gives.
         most, run
-            As of `continue_run`: a run in which a list is answered has begun.
+            As in `continue_run`: a run in which a list is answered has begun.
 
         Raises
         ------
         RefusedError, IdentityError
-            As of `continue_run`; and so many lists were answered in this run.
+            As in `continue_run`; also if so many lists were answered in this run.
         """
         with self._changed(run) as (file, kept):
             if kept.lists >= most_lists:
@@ -162,22 +162,22 @@ class Journal:
     def check_state(self, purpose: str, state: bytes, ready: int) -> None:
         """Refuse, before it is sent, a state that was in a sum which cannot be had again.
 
-        States of all runs are compared: a run that begins anew from the same data and seed has
-        those of the run before it.
+        States of all runs are compared: a run that begins anew from the same data and seed has the
+        states of the run before it.
 
         Parameters
         ----------
         purpose : str
-            Which sum it is, as in `SumTerms`.
+            The kind of sum, as in `SumTerms`.
         state : bytes
-            The state, as `digest_of` names it.
+            The state's `digest_of`.
         ready : int
-            The set of parties that may be in the sum, as `set_of` writes it.
+            The set of parties that may be in the sum, as of `set_of`.
 
         Raises
         ------
         RefusedError, IdentityError
-            It was in one with others; the journal cannot be read.
+            The state was in a sum of others; the journal cannot be read.
         """
         before = _parties_with(JournalFile.read(self._path), _state(purpose, state))
         if before is not None and before & ~ready:
@@ -192,24 +192,24 @@ class Journal:
         differ_by: int,
         *run: bytes,
     ) -> None:
-        """Note, before the list is signed, who is in a sum and the state that is in it.
+        """Record, before the list is signed, the parties and the state of a sum.
 
         Parameters
         ----------
         number, run
-            As of `contribute`.
+            As in `contribute`.
         purpose, state
-            As of `check_state`.
+            As in `check_state`.
         parties : int
-            The set of those in the sum, as `set_of` writes it.
+            The set of parties in the sum, as of `set_of`.
         differ_by : int
-            How many parties two sums of a purpose differ by, unless they are of the same ones.
+            How many parties two sums of a purpose differ by, unless they have the same parties.
 
         Raises
         ------
         RefusedError, IdentityError
-            As of `contribute`; and the parties are neither those of an earlier sum nor enough
-            others; the state was in a sum of others; more sets were in sums than are kept.
+            As in `contribute`; also if the parties are neither those of an earlier sum nor enough
+            others, the state was in a sum of others, or more sets were in sums than are kept.
         """
         with self._changed(run) as (file, kept):
             _go_up(kept, number)
@@ -233,19 +233,19 @@ class Journal:
 
     @contextmanager
     def one_trial(self, step: int, *run: bytes) -> Iterator[None]:
-        """Read the relayed sum of a step: once one is refused, that step is over.
+        """Read the relayed sum of a step in the block; a refusal ends the step.
 
         Parameters
         ----------
         step : int
-            Its number: those of a run go up.
+            Its number, which goes up in a run.
         run
-            As of `contribute`.
+            As in `contribute`.
 
         Raises
         ------
         RefusedError, IdentityError
-            What the block raises; the step is over; the journal cannot be read or written.
+            The block's; also if the step is over, or the journal cannot be read or written.
         """
         if step <= _kept(JournalFile.read(self._path), _name(run)).void:
             raise RefusedError(REFUSAL)
@@ -257,21 +257,22 @@ class Journal:
             raise
 
     def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
-        """Note, before answers leave, whose blocks are evaluated: one of a client an alignment.
+        """Record, before answers leave, the clients whose blocks are evaluated, once an alignment.
 
         Parameters
         ----------
         alignment : int
-            Its number; it goes up when one begins again under another key.
+            Its number, which goes up when an alignment begins again under another key.
         clients : collection of int
-            Whose blocks they are.
+            The clients.
         most, run
-            As of `continue_run`.
+            As in `continue_run`.
 
         Raises
         ------
         RefusedError, IdentityError
-            As of `continue_run`; a second block, an alignment that is over, or one too many.
+            As in `continue_run`; also for a second block, or an alignment that is over or one too
+            many.
         """
         with self._changed(run) as (file, kept):
             if not kept.begun:
@@ -293,7 +294,7 @@ class Journal:
 
     @contextmanager
     def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[JournalFile, Kept]]:
-        """Change what is known of a run; it is written if the block ends well."""
+        """Change the record of a run; it is written if the block ends well."""
         name = _name(run)
         with self._locked():
             file = JournalFile.read(self._path)
@@ -322,7 +323,6 @@ class Journal:
 
 
 def _kept(file: JournalFile, name: bytes) -> Kept:
-    """Read what is known of a run."""
     raw = file.get(name)
     with reading(f"journal {file.path}", IdentityError, OTHER):
         if raw is not None:
@@ -335,7 +335,7 @@ def _kept(file: JournalFile, name: bytes) -> Kept:
 
 
 def _parties_with(file: JournalFile, state: bytes) -> int | None:
-    """Return with whom a state was in a sum; None if it was in none."""
+    """Return the parties of the sum that a state was in; None if it was in none."""
     raw = file.get(state)
     with reading(f"journal {file.path}", IdentityError, OTHER):
         return None if raw is None else int(raw, 16)
@@ -362,7 +362,7 @@ def _begin(file: JournalFile, kept: Kept, most: int) -> None:
 
 
 def _end_oldest(file: JournalFile) -> None:
-    """End the runs that were used before the last few: whose sets are no longer kept."""
+    """End the runs that were used before the last few; their sets are no longer kept."""
     compared = []
     for name in _runs(file):
         if (kept := _kept(file, name)).sums:
@@ -390,7 +390,6 @@ def _unchanged(purpose: str) -> RefusedError:
 
 
 def _ranges(numbers: Collection[int]) -> list[range]:
-    """Write numbers as ranges, ascending."""
     result: list[range] = []
     for number in sorted(numbers):
         if result and result[-1].stop == number:
@@ -401,7 +400,7 @@ def _ranges(numbers: Collection[int]) -> list[range]:
 
 
 def _state(purpose: str, state: bytes) -> bytes:
-    """Name a state, as digest_of does, of a kind of sums."""
+    """Name a state, a `digest_of`, of a kind of sums."""
     return STATE + hashlib.sha256(framed(purpose.encode(), state)).hexdigest()[:32].encode()
 
 

@@ -1,9 +1,9 @@
 """The file of a party's journal: lines of a key, JSON and a hash; the last line of a key counts.
 
-A note is one line more, written at the end and then synced: what others notes say is neither read
-nor written again, however much it is. A line that a crash cut short was on no disk when anything
-left, and does not count. Now and then the file is written anew, without what counts no more. A line
-whose hash is not its own was changed: then the whole file is no journal, and nothing is sent.
+A note is one more line, written at the end and then synced; other notes are neither read nor
+written again. A line that a crash cut short was not on disk when anything left, and does not count.
+Now and then the file is rewritten without superseded lines. A line with a wrong hash was changed:
+then the whole file is no journal, and nothing is sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OTHER = (
 
 @dataclass
 class JournalFile:
-    """What the file has, and what is to be added to it."""
+    """The file's content, and the notes to be added."""
 
     path: Path
     lines: dict[bytes, bytes]  # by key the JSON that counts, the last noted at the end
@@ -40,7 +40,6 @@ class JournalFile:
 
     @classmethod
     def read(cls, path: Path) -> JournalFile:
-        """Read the file; it need not exist."""
         with reading(f"journal {path}", IdentityError):
             try:
                 data = read_bytes(path, MOST_RECORD)
@@ -63,27 +62,24 @@ class JournalFile:
             found.lines[key] = content
         return found
 
-    # Left open: what JSON says; whoever asks for a key checks it
+    # The JSON is not checked here: the reader of a key checks it
     def get(self, key: bytes) -> Any:
-        """Return what was noted last under a key; None if nothing was."""
         if key not in self.lines:
             return None
         with reading(f"journal {self.path}", IdentityError, OTHER):
             return parse_json(self.lines[key])
 
     def put(self, key: bytes, value: object) -> None:
-        """Note something under a key."""
         self.lines.pop(key, None)
         self.lines[key] = json.dumps(value).encode()
         self.fresh += sealed(key, self.lines[key])
 
     def drop(self, key: bytes) -> None:
-        """Forget a key."""
         del self.lines[key]
         self.size = 0
 
     def write(self) -> None:
-        """Write what was noted; it is on the disk when this returns."""
+        """Write the notes; they are on the disk when this returns."""
         try:
             if self._may_grow():
                 _append(self.path, self.size, self.fresh)
@@ -96,7 +92,7 @@ class JournalFile:
             ) from error
 
     def _may_grow(self) -> bool:
-        """Tell whether the file is the owner's alone, and has few lines that count no more."""
+        """Tell whether the file is the owner's alone, and has few superseded lines."""
         if not self.size or self.path.stat().st_mode & 0o077:
             return False
         live = sum(len(key) + len(content) + HASH + 3 for key, content in self.lines.items())
@@ -110,7 +106,6 @@ def sealed(key: bytes, content: bytes) -> bytes:
 
 
 def _is_other(sealed: bytes, line: bytes) -> bool:
-    """Tell whether a line does not end with its hash."""
     return sealed != line + b" " + _hash(line)
 
 

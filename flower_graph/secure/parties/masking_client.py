@@ -24,43 +24,38 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 
 class PartyActions(NumPyClient):
-    """The exchanges in which a SuperNode with a key of its own sends no vector."""
+    """The exchanges without a vector, of a SuperNode with a key of its own."""
 
     party_actions = ("sum_bind", "sum_reveal", "sum_epoch", "sum_list")
     trust: TrustSettings | None
 
     @abstractmethod
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
-        """Answer any of them, and ``sum_unmask``."""
+        """Answer any of these exchanges, and ``sum_unmask``."""
 
     def as_party(self, action: str, config: Config) -> Config:
-        """Answer with the key that the SuperNode has, if it has one."""
+        """Answer with the SuperNode's key; refuse if it has none."""
         if self.trust is None:
             raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
         return self.of_party(action, config, self.trust)
 
     def sum_bind(self, parameters: Parameters, config: Config) -> Answer:
-        """Say who is here, signed."""
         return [], 1, self.as_party("sum_bind", config)
 
     def sum_reveal(self, parameters: Parameters, config: Config) -> Answer:
-        """Show the own part of the seed of the graph of partners."""
         return [], 1, self.as_party("sum_reveal", config)
 
     def sum_epoch(self, parameters: Parameters, config: Config) -> Answer:
-        """Begin an epoch."""
         return [], 1, self.as_party("sum_epoch", config)
 
     def sum_list(self, parameters: Parameters, config: Config) -> Answer:
-        """Sign who is in a sum."""
         return [], 1, self.as_party("sum_list", config)
 
 
 class MaskingParty(PartyActions, MaskingClient):
-    """A ``MaskingClient`` that takes no part in a sum whose server is trusted if it has ``trust``.
+    """A ``MaskingClient`` that, if it has ``trust``, enters no sum of a trusted server.
 
-    With ``trust``, the SuperNode's own key and whom it trusts, the keys that are kept are those of
-    a party; without it, of clients.
+    With ``trust``, the SuperNode's own settings, the kept keys are a party's; without it, clients'.
     """
 
     actions = (*MaskingClient.actions, *PartyActions.party_actions)
@@ -81,13 +76,11 @@ class MaskingParty(PartyActions, MaskingClient):
         return super().sum_enroll(parameters, config)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
-        """Reveal shares of one sum, prepare the next, or both."""
         if self.trust is not None:
             return [], len(self.clients), self.as_party("sum_unmask", config)
         return super().sum_unmask(parameters, config)
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
-        """Answer any of the exchanges without a vector, and ``sum_unmask``."""
         if action == "sum_bind":
             kept = None
             with suppress(StateLostError):

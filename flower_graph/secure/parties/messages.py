@@ -1,7 +1,7 @@
 """Further messages of the secure sum, for a server that may lie.
 
 An epoch begins with ``sum_bind``, ``sum_reveal`` and ``sum_epoch``. In a round, signatures of the
-keys travel beside what ``messages.py`` has, and ``sum_list`` is an exchange of its own.
+keys travel beside the messages of ``messages.py``, and ``sum_list`` is an exchange of its own.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ EpochRun = Annotated[bytes, Raw("epoch-run", "the run of the sums")]
 
 
 def none_declared() -> Integers:
-    """Give what is declared where nothing is to be aligned."""
+    """Return the declaration where nothing is to be aligned."""
     return np.zeros((0, 2), np.int64)
 
 
 @dataclass
 class BindRequest(Message, down="sum_bind"):
-    """Server to client: say who is here."""
+    """Server to client: state your clients."""
 
     run_id: BindRun
 
 
 @dataclass
 class BindReply(Message, up="sum_bind"):
-    """Client to server: who is here, under the party's signature."""
+    """Client to server: its clients, under the party's signature."""
 
     run_id: BindRun
     party: Annotated[int, Whole("bind-party", "its number in the registry", least=0)]
@@ -74,7 +74,7 @@ class BindReply(Message, up="sum_bind"):
 
 @dataclass
 class RevealRequest(Message, down="sum_reveal"):
-    """Server to client: all commitments; show what you committed to."""
+    """Server to client: all commitments; show the seed that you committed to."""
 
     run_id: RevealRun
     number: Annotated[int, Whole("reveal-epoch", "which epoch", least=0)]
@@ -109,7 +109,7 @@ class RevealReply(Message, up="sum_reveal"):
 
 @dataclass
 class EpochRequest(Message, down="sum_epoch"):
-    """Server to client: all seeds, and what the client's partners have signed."""
+    """Server to client: all seeds, and the statements that the client's partners signed."""
 
     run_id: EpochRun
     seeds: Annotated[Bytes, Block("epoch-seeds", "of all parties", shape=f"n {SEED_BYTES}")]
@@ -126,7 +126,7 @@ class EpochRequest(Message, down="sum_epoch"):
 
 @dataclass
 class EpochReply(Message, up="sum_epoch"):
-    """Client to server: the epoch as it is understood."""
+    """Client to server: its view of the epoch."""
 
     run_id: EpochRun
     digest: Annotated[Bytes, Block("epoch-digest", "the epoch's hash", shape=f"{SEED_BYTES}")]
@@ -143,7 +143,7 @@ class SignedKey(Message, up="sum_unmask"):
 
 @dataclass
 class Ready(Message, down="sum_mask"):
-    """Server to client, beside ``MaskRequest``: who prepared, and their signatures of the keys."""
+    """Server to client, beside ``MaskRequest``: the parties that prepared, and their signatures."""
 
     ready: Annotated[NDArray[np.bool_], Flags("mask-ready", "who of the epoch", shape="n")]
     signatures: Annotated[
@@ -153,7 +153,7 @@ class Ready(Message, down="sum_mask"):
 
 @dataclass
 class ListRequest(Message, down="sum_list"):
-    """Server to client: who is in the sum."""
+    """Server to client: the parties in the sum."""
 
     run_id: Annotated[bytes, Raw("list-run", "the epoch")]
     server_round: Annotated[int, Whole("list-round", "number of the sum")]
@@ -173,7 +173,7 @@ class ListReply(Message, up="sum_list"):
 
 @dataclass
 class Signatures(Message, down="sum_unmask"):
-    """Server to client, beside ``UnmaskRequest``: what its partners signed."""
+    """Server to client, beside ``UnmaskRequest``: its partners' signatures."""
 
     columns: Annotated[Integers, Exact("unmask-columns", "places of these partners", shape="s")]
     signatures: Annotated[

@@ -1,9 +1,9 @@
 """The client's side of the secure sum under a server that may lie.
 
-A ``PartyClient`` is a SuperNode: it takes part with the sum over all clients that it hosts, and the
+A ``PartyClient`` is a SuperNode: it takes part with the sum over all clients that it hosts. The
 protocol inside is that of ``SumClient``, with one client, the party. Around it are checks that no
-server can make a party skip: who its partners are and which keys they have, who was ready and who
-is on the list, and that enough partners have signed the same.
+server can make a party skip: of its partners and their keys, of the parties that were ready and
+that are on the list, and that enough partners have signed the same.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class PartyClient:
         self.epoch: Epoch | None = None
         self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the partners
         self.sums: SumClient | None = None
-        # By round and by index in the epoch: who was ready when we sent, and the list we signed
+        # By round and index in the epoch: parties ready when we sent, and the list we signed
         self._ready: dict[int, MASKS] = {}
         self._signed: dict[int, MASKS] = {}
         self._terms: dict[int, bytes] = {}  # what the sum is of, hashed
@@ -101,16 +101,14 @@ class PartyClient:
 
     @property
     def party(self) -> int:
-        """Its number in the registry."""
         return self.trust.identity.party
 
     @property
     def has_sent(self) -> bool:
-        """Whether a vector was sent, as far as this state knows."""
         return bool(self._mark)
 
     def bind(self) -> BindReply:
-        """Say which clients are hosted here, and commit to a fresh part of the graph's seed."""
+        """State the clients hosted here, and commit to a fresh part of the graph's seed."""
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
         commitment = commit(self.run_id, self.party, self._seed)
@@ -176,7 +174,7 @@ class PartyClient:
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
 
     def prepare(self, request: PrepareRequest) -> tuple[PrepareReply, SignedKey]:
-        """Make the keys of a round, for the partners and the threshold that the epoch has."""
+        """Make the keys of a round, for the epoch's partners and threshold."""
         epoch, sums = self._begun()
         wanted = epoch.parties[epoch.partners_of(epoch.index(self.party))]
         if request.clients.tolist() != [self.party] or not np.array_equal(
@@ -199,10 +197,10 @@ class PartyClient:
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
 
     def receive(self, request: MaskRequest, ready: Ready, ring: Ring | None) -> None:
-        """Check what a server tells of a sum: all that it can be asked of before there is a vector.
+        """Check a server's statements about a sum, all of them before there is a vector.
 
-        Whether a party answers must not tell what its vector is like to a server that told it
-        other terms than the rest. So nobody makes a vector before this was called.
+        If a server tells one party other terms than the rest, the party's refusal must not depend
+        on its vector. So the vector is made only after this call.
         """
         # ring: of the vector; None where words are no numbers
         epoch, sums = self._begun()
@@ -229,10 +227,9 @@ class PartyClient:
         self._received = came, ready, ring
 
     def mask(self, total: RingArray, terms: SumTerms, state: bytes) -> MaskedReply:
-        """Mask the own sum, once it is received what the server tells of it."""
         # state: what the sum was made of, as digest_of names it: no sum of others has it
         epoch, sums = self._begun()
-        assert self._received is not None  # whoever makes a vector has called ``receive``
+        assert self._received is not None  # ``receive`` comes before a vector is made
         (came, ready, ring), self._received = self._received, None
         assert terms.ring == ring
         request = came.request
@@ -252,7 +249,7 @@ class PartyClient:
         return reply
 
     def sign_list(self, request: ListRequest) -> ListReply:
-        """Sign who is in a sum, if the list is sound; one list a round."""
+        """Sign the parties of a sum, if the list is sound; one list a round."""
         epoch, _ = self._begun()
         number, listed = request.server_round, request.listed
         if request.run_id != epoch.id or number not in self._ready:
@@ -268,8 +265,9 @@ class PartyClient:
                 f"our vector was sent for round {number}, but we are not on the list: who signed "
                 "it would have our masks opened"
             )
-        # Who has two lists signed, our state put back between them, gets both secrets of whom one
-        # of them leaves out; who has two sums, that of which they differ.
+        # If the server rolls our state back and gets us to sign two different lists, it learns
+        # both secrets of any party that is on only one of them. From two sums it learns their
+        # difference. The journal prevents both.
         who = set_of(epoch.parties[listed].tolist())
         journal, run = Journal(self.trust.journal), (LIST, self.trust.run)
         journal.enter(number, *self._sent[number], who, epoch.differ_by, *run)
@@ -279,7 +277,7 @@ class PartyClient:
         return ListReply(epoch.id, number, np.frombuffer(signature, np.uint8))
 
     def unmask(self, request: UnmaskRequest, signed: Signatures) -> UnmaskReply:
-        """Reveal shares as the signed list has it, if enough partners signed the very same."""
+        """Reveal shares by the signed list, if enough partners signed the very same."""
         epoch, sums = self._begun()
         number = request.server_round
         if request.run_id != epoch.id or number not in self._signed:
@@ -298,7 +296,6 @@ class PartyClient:
         return reply
 
     def to_bytes(self) -> bytes:
-        """Write the state; it holds secrets."""
         arrays: dict[str, NDArray[np.generic]] = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "clients": np.array(self.clients, np.int64),
@@ -329,7 +326,6 @@ class PartyClient:
 
     @classmethod
     def from_bytes(cls, state: bytes, trust: TrustSettings) -> PartyClient:
-        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         try:
             arrays = load(state)
             points = dict(arrays["points"].tolist())

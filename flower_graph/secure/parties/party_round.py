@@ -1,8 +1,8 @@
-"""One round of sums over parties at the server, and whom it leaves out so that parties agree.
+"""One round of sums over parties at the server, and the parties to leave out of it.
 
-Parties sign no list that differs from an earlier one by too few (``differences.py``). Whom that
-takes is known only once all vectors are there, which are added up as they come. So the sums of a
-few parties, by turns, are kept beside the total until then, to be taken out of it again.
+Parties sign no list that differs from an earlier one by too few (``differences.py``). The server
+knows which parties to leave out only when all vectors are there, but it adds vectors up as they
+come. So the sums of a few parties, by turns, are kept beside the total, to be taken out again.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PartyRound:
     def mask_requests(
         self, length: int, word: int, terms: SumTerms, earlier: Collection[int]
     ) -> dict[int, MaskRequest]:
-        """Ask for masked sums; choose whom to leave out if the sum could not be made with them."""
+        """Ask for masked sums; choose parties to leave out if the sum is not allowed with them."""
         requests = self.inner.mask_requests(length, word, terms)
         self.purpose, apart = terms.purpose, self.epoch.differ_by
         ready = self.epoch.parties[self.inner.live].tolist()
@@ -64,7 +64,7 @@ class PartyRound:
             self._kept[party] = reply.total
 
     def settle(self, earlier: Collection[int]) -> int | None:
-        """Leave out whom the list of this sum may not have; return the set, None if none may be."""
+        """Leave out parties that this sum's list may not have; return the set, if any is left."""
         epoch, inner = self.epoch, self.inner
         present = set_of(epoch.parties[inner.contributed].tolist())
         chosen = self._choose(present, earlier, [one for one in self._spare if one in self._kept])
@@ -87,7 +87,7 @@ class PartyRound:
 
 
 def warn_of_few(parties: int, fewest: int, differ_by: int) -> None:
-    """Say, when an epoch begins, that its sums cannot do without anybody."""
+    """Warn, when an epoch begins, that its sums need every party."""
     if differ_by > max(1, parties - fewest):
         LOG.warning(
             "%d SuperNodes, of which %d must be in every sum: once a sum of all was made, there is "

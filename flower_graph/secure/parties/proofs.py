@@ -9,10 +9,10 @@ of the inputs. It differs in two ways, which make several proofs about one block
 
 - All is hashed once: the public key, the context, which says whose block of which alignment it is,
   and all points. Weights, of 128 bits, and the challenge come from that hash.
-- A proof consists of the two commitments and the response, not of challenge and response. Then what
-  is to be checked is linear in the points, and the checks of several key-holders' answers to one
+- A proof consists of the two commitments and the response, not of challenge and response. Then the
+  statement to check is linear in the points, and the checks of several key-holders' answers to one
   block can be added up, each times a random number of the verifier's own: the inputs are multiplied
-  once for all of them. Who verifies is fooled with a chance of 2^-128.
+  once for all of them. A verifier is fooled with a chance of 2^-128.
 
 A point of small order, or one beside the subgroup, is refused everywhere: with it a proof would say
 less.
@@ -98,7 +98,7 @@ def prove(
 
 
 def verify(inputs: Bytes2D, claims: Sequence[Claim]) -> bool:
-    """Tell whether all proofs of ``prove`` about the same inputs hold; every point is looked at."""
+    """Tell whether all proofs of ``prove`` about the same inputs hold; every point is checked."""
     try:
         return bool(claims) and all(_hold(inputs, claims))
     except SodiumError:  # a point that is not in the group
@@ -138,7 +138,6 @@ def _hold(inputs: Bytes2D, claims: Sequence[Claim]) -> list[bool]:
 
 
 def _statement(public: bytes, inputs: Bytes2D, outputs: Bytes2D, context: bytes) -> bytes:
-    """Hash all that a proof is about."""
     points = inputs.tobytes(), outputs.tobytes()
     return hashlib.sha512(framed(SUITE + b"/Statement", public, context, *points)).digest()
 

@@ -1,4 +1,4 @@
-"""The registry of parties: who takes part, with which key, and for which clients it may speak.
+"""The registry of parties: their keys, and the clients that each may speak for.
 
 A *party* is a SuperNode with an Ed25519 key of its own. All parties have the same registry, a JSON
 file; it is distributed out of band, not by the server. The SHA-256 of the file's bytes is part of
@@ -52,9 +52,9 @@ class RegisteredParty:
     clients : tuple of range
         The client numbers that it may speak for.
     revoked : bool
-        Whether nothing that it signs is valid any more.
+        Whether all its signatures are invalid.
     former : tuple of bytes
-        Keys that it had before; no party may have them again.
+        Its earlier keys; no party may have them again.
     """
 
     number: int
@@ -64,18 +64,16 @@ class RegisteredParty:
     former: tuple[bytes, ...] = ()
 
     def may_host(self, clients: Iterable[int]) -> bool:
-        """Tell whether all of these client numbers are granted to it."""
         return all(any(client in part for part in self.clients) for client in clients)
 
     @property
     def count(self) -> int:
-        """Client numbers that it is granted."""
         return sum(map(len, self.clients))
 
 
 @dataclass(frozen=True)
 class Registry:
-    """Who may take part; all parties have the same.
+    """The parties that may take part; all parties have the same registry.
 
     Parameters
     ----------
@@ -96,7 +94,6 @@ class Registry:
     digest: bytes = field(default=b"", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is not sound."""
         _check(self)
         if not self.digest:
             digest = hashlib.sha256(self.text().encode()).digest()
@@ -104,7 +101,7 @@ class Registry:
 
     @classmethod
     def read(cls, path: Path | str) -> Registry:
-        """Read a registry's file; ``IdentityError`` names it and what is wrong with it."""
+        """Read a registry's file; ``IdentityError`` names it and the fault."""
         path = Path(path).expanduser()
         with reading(f"registry {path}", IdentityError):
             try:
@@ -113,11 +110,9 @@ class Registry:
                 raise IdentityError(f"registry {path}: {error}") from error
 
     def write(self, path: Path) -> None:
-        """Write the registry's file, whole or not at all."""
         write_text(named(path), self.text())
 
     def text(self) -> str:
-        """Return what the registry's file holds."""
         rows = [
             {
                 "party": party.number,
@@ -133,7 +128,6 @@ class Registry:
 
     @property
     def active(self) -> list[int]:
-        """Numbers of the parties that are not revoked."""
         return [party.number for party in self.parties.values() if not party.revoked]
 
     @property
@@ -145,14 +139,7 @@ class Registry:
     def verify(self, party: int, signature: bytes, purpose: bytes, *parts: bytes) -> bool:
         """Tell whether a party that is not revoked signed these parts for this purpose.
 
-        Parameters
-        ----------
-        party : int
-            Who is said to have signed; of a number that the registry does not have nothing is
-            valid.
-        signature : bytes, shape (64,)
-        purpose, parts : bytes
-            As in `Identity.sign`.
+        Nothing is valid of a number that the registry does not have.
         """
         registered = self.parties.get(party)
         if registered is None or registered.revoked or len(signature) != crypto_sign_BYTES:
@@ -168,12 +155,10 @@ class Registry:
     # New versions of the file
 
     def with_party(self, key: bytes, clients: Sequence[range]) -> Registry:
-        """Return the registry with one more party."""
         number = len(self.parties)
         return self._with(RegisteredParty(number, key, tuple(clients)))
 
     def rotated(self, party: int, key: bytes) -> Registry:
-        """Return the registry with another key for a party."""
         old = self._active(party)
         return self._with(replace(old, key=key, former=(*old.former, old.key)))
 
@@ -199,7 +184,6 @@ def _read(data: bytes) -> Registry:
 
 
 def _check(registry: Registry) -> None:
-    """Refuse a registry that is not sound in itself."""
     parties = list(registry.parties.values())
     if registry.most_clients < 1:
         raise IdentityError(f"most-clients is {registry.most_clients}, must be at least 1")
@@ -228,7 +212,7 @@ def _check(registry: Registry) -> None:
 
 
 def _parsed(raw: Any) -> tuple[dict[int, RegisteredParty], int]:
-    """Read what a registry's file says; nothing may be missing, more, or of another type."""
+    """Read a registry's file; refuse missing, unknown and mistyped entries."""
     _need(raw, HEAD, "the file")
     if raw["format"] != FORMAT:
         raise IdentityError(f"has format {raw['format']}, this version reads {FORMAT}")
@@ -297,5 +281,5 @@ def write_numbers(clients: Iterable[range]) -> str:
 
 
 def signed_bytes(digest: bytes, party: int, purpose: bytes, parts: Sequence[bytes]) -> bytes:
-    """Encode what is signed: no other registry, party, purpose or parts give the same bytes."""
+    """Encode signed parts: no other registry, party, purpose or parts give the same bytes."""
     return framed(DOMAIN, digest, party.to_bytes(8, "big"), purpose, *parts)

@@ -1,6 +1,6 @@
-"""The server's side of the secure sum that parties need not trust: it carries, and they check.
+"""The server's side of the secure sum without trust: the server carries, the parties check.
 
-An honest server checks the same as the parties, so that no party's lie makes it look like a liar.
+An honest server makes the parties' checks too, so that no party's lie makes it look like a liar.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class PartyServer:
         # As TrustSettings has them, unless all have others
         self._block_cap, self._most_points = block_cap, most_points
         self._differ_by = differ_by
-        self._earlier: dict[str, list[int]] = {}  # who was in sums, by purpose
+        self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self.run_id = os.urandom(RUN_BYTES)
         self.blamed: list[Reason] = []  # their clients are numbers of parties
         self.excluded: set[int] = set()
@@ -99,7 +99,7 @@ class PartyServer:
         self.excluded |= set(parties)
 
     def renew(self, registry: Registry) -> None:
-        """Take another version of the registry: nothing that was signed before counts any more."""
+        """Take another version of the registry: earlier signatures no longer count."""
         old, new = self.registry.parties, registry.parties
         self.registry = registry
         LOG.warning(
@@ -115,7 +115,6 @@ class PartyServer:
     # Epochs
 
     def check_binding(self, reply: BindReply) -> Binding:
-        """Refuse what a SuperNode says of itself unless its party signed it."""
         commitment = reply.commitment.tobytes()
         key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
         if reply.declared.size and not np.array_equal(reply.declared[:, 0], reply.clients):
@@ -136,16 +135,14 @@ class PartyServer:
         return binding
 
     def take_binding(self, node: int, reply: BindReply) -> None:
-        """Store what a SuperNode says of itself, if its party signed it."""
+        """Store a SuperNode's statement, if its party signed it."""
         self.bindings[reply.party] = self.check_binding(reply), reply.signature.tobytes()
         self.settle(node, reply.party)
 
     def settle(self, node: int, party: int) -> None:
-        """Note at which SuperNode a party is."""
         self.homes[party], self._at[node] = node, party
 
     def move(self, old: int, node: int) -> None:
-        """Register a party under another id of its SuperNode."""
         self.settle(node, self._party(old))
         for one in self._rounds.values():
             one.inner.move(old, node)
@@ -156,23 +153,21 @@ class PartyServer:
 
     @property
     def minimum(self) -> int:
-        """The fewest parties in a sum, as ``TrustSettings`` has it."""
         return self.registry.minimum
 
     @property
     def parties(self) -> list[int]:
-        """Numbers of the parties that are connected, ascending."""
         return sorted(self.homes.keys() - self.excluded)
 
     @property
     def lists(self) -> int:
-        """How many lists of commitments were shown; parties answer ``MOST_LISTS``."""
+        """Number of lists of commitments that were shown; parties answer ``MOST_LISTS``."""
         return self._number + 1
 
     def reveal_requests(
         self, limit: float, present: Collection[int] | None = None
     ) -> dict[int, RevealRequest]:
-        """Show all present parties the same list of commitments; nobody if they are too few."""
+        """Show all present parties the same list of commitments; no party if they are too few."""
         # limit: largest size of a number in the sums
         parties = [party for party in self.parties if present is None or party in present]
         if len(parties) < self.minimum:
@@ -198,7 +193,6 @@ class PartyServer:
         return {self.homes[party]: self._request for party in parties}
 
     def take_seed(self, node: int, reply: RevealReply) -> None:
-        """Store a party's part of the graph's seed, if it committed to it."""
         party, seed = self._party(node), reply.seed.tobytes()
         self._check(reply.run_id, self.run_id, reply.number, self._number)
         if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
@@ -238,7 +232,6 @@ class PartyServer:
         )
 
     def take_epoch(self, node: int, reply: EpochReply) -> None:
-        """Check that a party has the same epoch."""
         assert self.epoch is not None
         if reply.digest.tobytes() != self.epoch.digest:
             raise MalformedReplyError(f"party {self._party(node)} has another epoch")
@@ -278,7 +271,6 @@ class PartyServer:
         return {node: one for node, one in inner.prepare_requests().items() if node >= 0}
 
     def take_prepared(self, node: int, reply: PrepareReply, signed: SignedKey) -> None:
-        """Take keys and sealed shares, with the key's signature."""
         one, party = self._round(reply.server_round), self._party(node)
         parts = one.epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
         self._verify(party, signed.signature, ROUND_KEY, parts)
@@ -288,7 +280,6 @@ class PartyServer:
     def mask_requests(
         self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
-        """Ask every party that prepared for its masked sum."""
         one = self._round(number)
         epoch = one.epoch
         requests = one.mask_requests(length, word, terms, self._earlier.get(terms.purpose, ()))
@@ -302,11 +293,9 @@ class PartyServer:
         return result
 
     def take_masked(self, node: int, reply: MaskedReply) -> None:
-        """Add a masked sum."""
         self._round(reply.server_round).take_masked(node, self._party(node), reply)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
-        """Ask the parties in the sum to sign the list of them."""
         one = self._round(number)
         epoch = one.epoch
         earlier = self._earlier.setdefault(one.purpose, [])
@@ -324,7 +313,6 @@ class PartyServer:
         return {self.homes[party]: request for party in epoch.parties[listed].tolist()}
 
     def take_list(self, node: int, reply: ListReply) -> None:
-        """Take a signature."""
         one, party = self._round(reply.server_round), self._party(node)
         inner = one.inner
         parts = one.epoch.signed_parts(
@@ -335,7 +323,6 @@ class PartyServer:
         one.lists[index], one.signed[index] = reply.signature, True
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-        """Ask the parties that signed for their shares, with their partners' signatures."""
         one = self._round(number)
         epoch = one.epoch
         result = {}
@@ -350,7 +337,6 @@ class PartyServer:
         return result
 
     def take_shares(self, node: int, reply: UnmaskReply) -> None:
-        """Take shares that are revealed."""
         self._round(reply.server_round).inner.take(node, reply)
 
     def result(self, number: int) -> SumResult | Skipped:
@@ -360,7 +346,6 @@ class PartyServer:
         return result
 
     def clients_of(self, parties: Collection[int]) -> list[int]:
-        """Return the clients that parties host, ascending."""
         return sorted(c for party in parties for c in self.bindings[party][0].clients)
 
     def _round(self, number: int) -> PartyRound:

@@ -1,4 +1,4 @@
-"""How the messages of sums under a server that may lie travel over Flower: both halves.
+"""Both halves' transport over Flower of sums under a server that may lie.
 
 A sum takes three exchanges, masked vectors, the signed list and shares; the last also prepares the
 next sum. An epoch begins, with three more, when SuperNodes have joined.
@@ -54,7 +54,7 @@ TRIES = 3  # lists of commitments, while parties show no seed
 
 
 class PartySums(SumServer):
-    """Carries out sums over parties, SuperNodes with registered keys; callers see clients alone.
+    """Carries out sums over parties, SuperNodes with registered keys; callers see only clients.
 
     `begin` begins an epoch once all that joined have enrolled; `sign` comes between masked vectors
     and shares.
@@ -70,8 +70,8 @@ class PartySums(SumServer):
     most_points : int
         Most points that the clients of one SuperNode may declare together.
     differ_by : int
-        SuperNodes that two sums of a purpose differ by at least, unless they are of the same ones;
-        the server leaves out more to comply. No party takes less than its own ``differ-by``.
+        SuperNodes that two sums of a purpose differ by at least, unless they have the same; the
+        server leaves out more to comply. No party takes less than its own ``differ-by``.
 
     Raises
     ------
@@ -109,12 +109,11 @@ class PartySums(SumServer):
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
         self._told = 0  # how many of the parties' are among them
-        # Rounds, each with the clients that it is for, and who was left out of it
+        # Rounds, each with its clients, and the parties left out of it
         self._open: dict[int, tuple[set[int], dict[int, str]]] = {}
 
     @property
     def fewest_nodes(self) -> int:
-        """The fewest SuperNodes in a sum."""
         return self._protocol.minimum
 
     @property
@@ -124,7 +123,7 @@ class PartySums(SumServer):
 
     @property
     def epoch(self) -> Epoch | None:
-        """What the parties have agreed on; None before the first epoch, or under a new registry."""
+        """The parties' agreement; None before the first epoch, or under a new registry."""
         return self._protocol.epoch
 
     @property
@@ -145,7 +144,6 @@ class PartySums(SumServer):
 
     @property
     def excluded(self) -> set[int]:
-        """Clients of parties that have cheated."""
         return set(
             self._protocol.clients_of(self._protocol.excluded & self._protocol.bindings.keys())
         )
@@ -157,7 +155,6 @@ class PartySums(SumServer):
 
     @property
     def out(self) -> set[int]:
-        """Clients that cannot be in a sum of this epoch."""
         return set(self._protocol.clients_of(self._protocol.bindings.keys() - self._taking_part))
 
     @property
@@ -167,12 +164,10 @@ class PartySums(SumServer):
 
     @property
     def homes(self) -> dict[int, int]:
-        """The SuperNode of every enrolled client."""
         homes = self._protocol.homes.items()
         return {client: node for party, node in homes for client in self.hosted([party])}
 
     def node_of(self, client: int) -> int | None:
-        """Return the SuperNode that hosts a client; None if it is not enrolled."""
         return self.homes.get(client)
 
     @property
@@ -182,7 +177,7 @@ class PartySums(SumServer):
     # Who is there
 
     def check_keys(self, node: int, reply: BindReply) -> None:
-        """Refuse what a party has not signed, or may not sign."""
+        """Refuse a statement that its party has not signed, or may not sign."""
         self._protocol.check_binding(reply)
 
     def knows(self, old: int, reply: BindReply) -> bool:
@@ -194,7 +189,6 @@ class PartySums(SumServer):
         self._protocol.move(old, node)
 
     def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
-        """Enrol a party, for the next epoch unless it is in this one."""
         self.check_keys(node, reply)
         if (home := self._protocol.homes.get(reply.party, node)) != node and home not in gone:
             raise MalformedReplyError(f"party {reply.party} is at node {home} already")
@@ -259,7 +253,7 @@ class PartySums(SumServer):
         return False
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
-        """Have the parties of some SuperNodes commit to another seed; return which have."""
+        """Have the parties of some SuperNodes commit to another seed; return those that did."""
         if not nodes:
             return set()
         replies = send(
@@ -274,17 +268,14 @@ class PartySums(SumServer):
         return {party for party, node in self._protocol.homes.items() if node in replies.values}
 
     def epoch_clients(self) -> dict[int, list[int]]:
-        """Return the clients of each party of the epoch."""
         return {party: self.hosted([party]) for party in sorted(self._taking_part)}
 
     def node_of_party(self, party: int) -> int | None:
-        """Return the SuperNode of a party; None if it is not connected."""
         return self._protocol.homes.get(party)
 
     # A round, as ``SumServer`` has it
 
     def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
-        """Begin a round of the epoch, for the parties of some clients."""
         if self.epoch is None:
             return {}
         asked = set(clients)
@@ -298,17 +289,14 @@ class PartySums(SumServer):
     def mask_requests(
         self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
-        """Ask every party that prepared for its masked sum."""
         if number not in self._open:
             return {}
         return self._protocol.mask_requests(number, length, word, terms)
 
     def hosted(self, parties: Iterable[int]) -> list[int]:
-        """Return the clients that a request or a reply is about."""
         return self._protocol.clients_of(list(parties))
 
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
-        """Process a SuperNode's reply of a round."""
         if isinstance(reply, PrepareReply):
             (key,) = more
             assert isinstance(key, SignedKey)  # as ``prepared`` says
@@ -327,12 +315,10 @@ class PartySums(SumServer):
             ]
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
-        """Have the parties whose vectors came sign the list of them."""
         lists = self._protocol.list_requests(number) if number in self._open else {}
         self._exchange(send, server_round, "sum_list", lists, ListReply, self._protocol.take_list)
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
-        """Ask for shares, with the signatures of the list."""
         return self._protocol.unmask_requests(number) if number in self._open else {}
 
     def result(self, number: int) -> SumResult | Skipped:

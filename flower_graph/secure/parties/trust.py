@@ -1,4 +1,4 @@
-"""Whom clients take the server for, how few of them a sum may have, and how far sums differ."""
+"""Settings of trust: the server's role, the least size of sums, their least difference."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ USUAL_DIFFERENCE = 2
 
 
 def differ_by(node_config: Mapping[str, object]) -> int:
-    """Return by how many SuperNodes two sums differ at least, as a node config says; usually 2."""
+    """Return the node config's ``differ-by``, the least difference of two sums; usually 2."""
     return whole_number(node_config, DIFFER_BY, USUAL_DIFFERENCE, 1)

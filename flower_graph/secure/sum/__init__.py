@@ -1,1 +1,1 @@
-"""Sums of vectors that nobody sees singly."""
+"""Secure sums of vectors."""

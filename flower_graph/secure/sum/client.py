@@ -1,11 +1,11 @@
 """The client's side of the secure sum: a SuperNode with all clients that it hosts.
 
 The SuperNode is the party: it has a channel key for the run and, for each round, a seed and a mask
-key, both shared among its partners, other SuperNodes. What it adds to the sum of its clients'
-vectors is the stream of its seed, and for each partner a stream that the two agree on and that one
-adds and the other takes away. Its clients need no masks against each other: only their sum leaves
-it. If all clients of a sum are here, there is nobody to hide it from but whom it is for, and it
-leaves as it is; clients fewer than the minimum send nothing.
+key, both shared among its partners, other SuperNodes. To the sum of its clients' vectors it adds
+the stream of its seed, and for each partner a stream on which the two agree and that one adds and
+the other subtracts. Its clients need no masks against each other: only their sum leaves it. If all
+clients of a sum are here, the sum has only its receiver to hide from, and it leaves unmasked;
+clients fewer than the minimum send nothing.
 
 Every key is used once. A round is prepared once, masked once and unmasked once; the second time is
 refused, as is a round that is not newer than the last.
@@ -55,7 +55,7 @@ from flower_graph.wire.numpy_client import Config
 
 
 class Received(NamedTuple):
-    """What partners sealed for a round, opened."""
+    """The partners' sealed packets of a round, opened."""
 
     kept: ClientRound
     request: MaskRequest
@@ -88,16 +88,13 @@ class SumClient:
 
     @property
     def party(self) -> int:
-        """The SuperNode's number in sums."""
         return min(self.clients)
 
     def keys(self) -> KeyReply:
-        """Return the clients, and the public channel key."""
         public = np.frombuffer(self._public, np.uint8)
         return KeyReply(self.run_id, np.array(self.clients, np.int64), public)
 
     def prepare(self, request: PrepareRequest) -> PrepareReply:
-        """Make the keys, shares and commitments of a round."""
         self._check_prepare(request)
         publics = pieces(request.channel_keys)
         agreed = self._agreed.look_up(self._private, publics)
@@ -120,11 +117,11 @@ class SumClient:
     def mask(
         self, request: MaskRequest, present: Sequence[int], total: RingArray, terms: SumTerms
     ) -> MaskedReply:
-        """Mask the sum of some clients' vectors; ``terms`` say what it is of."""
+        """Mask the sum of some clients' vectors; ``terms`` describe the sum."""
         return self.mask_received(self.receive(request, present), total, terms)
 
     def receive(self, request: MaskRequest, present: Sequence[int]) -> Received:
-        """Open what partners sealed for the clients that are to be in a sum."""
+        """Open the partners' packets for the clients that are to be in a sum."""
         kept = self._round(request.run_id, request.server_round)
         if kept.is_masked:
             raise RefusedError(f"round {kept.number} is masked already: no mask is used twice")
@@ -145,7 +142,7 @@ class SumClient:
         return Received(kept, request, chosen, held, has, refused)
 
     def mask_received(self, came: Received, total: RingArray, terms: SumTerms) -> MaskedReply:
-        """Mask a sum, as ``mask`` does, once what partners sealed is opened."""
+        """Mask a sum, as ``mask`` does, after ``receive``."""
         # total [L]
         kept, request = came.kept, came.request
         terms.check_guard(kept.minimum)
@@ -188,7 +185,6 @@ class SumClient:
         return UnmaskReply(self.run_id, kept.number, request.clients, kinds, shares)
 
     def to_bytes(self) -> bytes:
-        """Write the state; it holds secrets."""
         arrays = {
             "run": np.frombuffer(self.run_id, np.uint8),
             "last": np.array([self._last]),
@@ -204,7 +200,6 @@ class SumClient:
 
     @classmethod
     def from_bytes(cls, state: bytes, least: int = 1) -> SumClient:
-        """Read what ``to_bytes`` wrote; ``StateLostError`` if it is something else."""
         host = cls.__new__(cls)
         host._agreed, host._rounds, host._least = channel.Agreements(), {}, least
         try:
@@ -272,7 +267,6 @@ class SumClient:
         return shares, rows_of(commitments, k, 2, COMMITMENT_BYTES)
 
     def _seal(self, kept: ClientRound, shares: Bytes) -> Bytes:
-        """Seal the partners' shares, ``[k, 82]``."""
         plain = pieces(shares.reshape(-1, 2 * SHARE_BYTES))
         parts = zip(kept.partners.tolist(), pieces(kept.secrets), plain, strict=True)
         own = kept.public.tobytes()

@@ -1,4 +1,4 @@
-"""What a SuperNode keeps of one round of the secure sum, and how it checks requests."""
+"""A SuperNode's state in one round of the secure sum, and its checks of requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHANGING = ("held", "has", "live")
 
 @dataclass
 class ClientRound:
-    """A SuperNode's secrets in one round, and what it holds of its partners'."""
+    """A SuperNode's secrets in one round, and its partners' shares."""
 
     number: int  # As in PrepareRequest
     threshold: int
@@ -91,7 +91,7 @@ def check_terms(request: PrepareRequest) -> None:
 
 
 def check_unmask(kept: ClientRound, request: UnmaskRequest) -> None:
-    """Refuse a request for shares that contradicts what we know of who is in the sum."""
+    """Refuse a request for shares that contradicts the known members of the sum."""
     kinds = request.kinds[0]
     if ((kinds != NOTHING) & ~kept.live).any():
         raise RefusedError("a partner that took no part is asked about: nothing is revealed")

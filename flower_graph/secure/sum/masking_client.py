@@ -24,16 +24,15 @@ FloatArray = NDArray[np.floating]
 
 
 class Holder(Protocol):
-    """The secrets of a SuperNode's clients, whomever they trust."""
+    """The secrets of a SuperNode's clients, whether they trust the server or not."""
 
     run_id: bytes
 
-    def to_bytes(self) -> bytes:
-        """Write everything that the next message needs."""
+    def to_bytes(self) -> bytes: ...
 
 
 class MaskingClient(NumPyClient):
-    """What all clients' halves share: keys, masks and shares. Subclasses send the vectors."""
+    """Common parts of all clients' halves: keys, masks and shares. Subclasses send the vectors."""
 
     # Keys are kept in the context's state.
 
@@ -82,11 +81,10 @@ class MaskingClient(NumPyClient):
         return reply, reply.to_config() | {ARRAY_NAMES: [f"{ARRAYS}/{MASKED_SUM}"]}
 
     def _asked(self, request: MaskRequest) -> list[int]:
-        """Return the clients whose vectors are asked for."""
         return [int(client) for client in request.clients]
 
     def _receive(self, host: Holder, config: Config, request: MaskRequest, ring: Ring) -> None:
-        """Check what is told of a sum before there is a vector; a trusted server needs it not."""
+        """Check a request before there is a vector; a trusted server's needs no check."""
 
     def _masked(
         self,
@@ -97,12 +95,10 @@ class MaskingClient(NumPyClient):
         terms: SumTerms,
         state: Iterable[ArrayLike],
     ) -> MaskedReply:
-        """Mask the sum of the clients in it."""
         assert isinstance(host, SumClient)
         return host.mask(request, present, total, terms)
 
     def sum_unmask(self, parameters: Parameters, config: Config) -> Answer:
-        """Reveal shares of one sum, prepare the next, or both."""
         host = self._sum_client()
         entries = host.unmask_and_prepare(config)
         self._keep(host)

@@ -1,12 +1,11 @@
 """Messages of the secure sum: set up, and the three stages prepare, mask and unmask.
 
-Entries of different stages have different keys, so they may travel in one Flower message.
-Whoever takes part is a SuperNode, a *party*: its number is the lowest of its clients', or the one
-that a registry has. Blocks have a leading axis of one party; *f* are its partners, or those that
-are live.
+Entries of different stages have different keys, so they may travel in one Flower message. A
+SuperNode is a *party*: its number is the lowest of its clients', or its number in a registry.
+Blocks have a leading axis of one party; *f* are its partners, or its live partners.
 
-Reading checks lengths and that numbers agree with each other. Whether clients, rounds and words
-are those that were asked for is checked by ``SumServer`` and ``SumClient``.
+Reading checks lengths and that numbers agree with each other. ``SumServer`` and ``SumClient`` check
+that clients, rounds and words are those that were asked for.
 """
 
 from __future__ import annotations
@@ -89,7 +88,7 @@ class KeyRequest(Message, down="sum_enroll"):
 
 @dataclass
 class KeyReply(Message, up="sum_enroll"):
-    """Client to server: who is here, and the SuperNode's public channel key."""
+    """Client to server: its clients, and the SuperNode's public channel key."""
 
     run_id: Annotated[bytes, Raw("sum-run", "the run; up: as asked")]
     clients: Annotated[Integers, Clients("sum-clients", "who is here", shape="p")]
@@ -140,7 +139,7 @@ class PrepareReply(Message, up="sum_unmask"):
 
 @dataclass
 class MaskRequest(Message, down="sum_mask"):
-    """Server to client: mask the vectors of a round; with what the other SuperNodes prepared."""
+    """Server to client: mask the vectors of a round; with the other SuperNodes' packets."""
 
     run_id: MaskRun
     server_round: Annotated[int, Whole("mask-round", "number of the sum")]

@@ -1,17 +1,17 @@
-"""Who shares secrets with whom in a secure sum, and how many shares reconstruct a secret.
+"""The graph of partners, which share secrets in a secure sum, and the threshold of shares.
 
-The parties are the SuperNodes. Their graph of partners is random, and every party has the same few.
-With all pairs, cost would grow with their number (Bonawitz et al., CCS 2017); Bell et al. (CCS
-2020) show that some random partners are enough. The graph is a circle of the parties in random
-order in which each is joined to its k/2 neighbours on either side.
+The parties are the SuperNodes. Their graph of partners is random, and every party has the same
+small number of partners. With all pairs, cost would grow with the number of parties (Bonawitz et
+al., CCS 2017); Bell et al. (CCS 2020) show that some random partners are enough. The graph is a
+circle of the parties in random order, each joined to its k/2 neighbours on either side.
 
-Why a threshold above half of the partners, and by how much: whoever asks the holders of a party's
-secrets may tell them different stories. An honest holder gives out one of the two secrets, the seed
-or the mask key; one that colludes gives both. With t shares needed of either, both secrets can be
-had if 2 t is at most the partners plus those who collude among them. And whoever names the k/2
-parties on one side of somebody as vanished leaves it k/2 partners, and those who collude among the
-k/2 that it has lost: if these were t, the circle could be cut there, and at a second place, and two
-small sums would come out in place of a large one.
+The threshold must be above half of the partners, for two reasons. First, a server may tell the
+holders of a party's secrets different stories. An honest holder gives out one of the two secrets,
+the seed or the mask key; a colluding holder gives both. With t shares needed of either, the server
+gets both secrets if 2 t is at most the partners plus the colluders among them. Second, a server
+that names the k/2 parties on one side of a party as vanished leaves it k/2 partners, and the
+colluders among the k/2 that it has lost: if these were t, the circle could be cut there, and at a
+second place, and two small sums would come out in place of a large one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from flower_graph.secure.node_config import whole_number
 
 # Chance that the secrets of some party cannot be recovered although no more parties than agreed
-# vanished: the round is skipped. Chance that those who collude learn a party's sum.
+# vanished: the round is skipped. Chance that colluders learn a party's sum.
 LOST, BROKEN = 2.0**-20, 2.0**-40
 # Below this many partners a party takes all others: few partners are no saving, and a threshold
 # of one or two would put a secret into one or two hands.
@@ -36,7 +36,7 @@ LEAST_CLIENTS = "least-clients"  # of the node config
 
 
 def least_clients(node_config: Mapping[str, object]) -> int:
-    """Return how few clients a SuperNode's node config lets a sum have; 1: as few as may be."""
+    """Return the fewest clients that a SuperNode's node config allows in a sum; 1 by default."""
     return whole_number(node_config, LEAST_CLIENTS, 1, 1)
 
 
@@ -45,7 +45,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
     for name, share in (("dropout", dropout), ("corrupt", corrupt)):
         if not 0 <= share < 1:
             raise ValueError(f"{name} is {share}, must be from 0 to below 1")
-    # Who is left must be more than half of all, and of those who collude once more.
+    # The parties that are left must be more than half of all, plus half of the colluders.
     if 2 * dropout + corrupt >= 1:
         raise ValueError(
             f"dropout is {dropout} and corrupt {corrupt}: twice the one plus the other must be "
@@ -60,7 +60,7 @@ def plan(
     """Return the number of partners, the threshold of shares, and how many parties may vanish."""
     # A share of few parties is a whole number of them, which may be one too many: of five a share
     # of 0.4 is two, too many; of four it is one. So fewer may vanish than asked for where no
-    # choice stands as many: who leaves or joins must not end what the others could go on with.
+    # choice stands as many: a party that leaves or joins must not stop the others' sums.
     if num_parties < 2:
         raise ValueError(f"num_parties is {num_parties}, must be at least 2")
     check_shares(dropout, corrupt)
@@ -82,7 +82,7 @@ def _search(
     # The smallest k is taken for which a threshold t exists such that, over the draw of the graph,
     # the chance that any party has fewer than t surviving partners is at most 2^-20, and t is
     # above k/2 plus as many as collude in any k/2 places of the circle in a row but with chance
-    # ``broken``. So any party's k partners have at most twice as many who collude. That
+    # ``broken``. So any party's k partners have at most twice as many colluders. That
     # vanished and colluding parties cut the circle in two has at most the chance ``broken`` too.
     # Of the possible t the largest is taken.
     others = num_parties - 1
@@ -116,7 +116,7 @@ def order_by(digest: bytes) -> NDArray[np.intp]:
 
 def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
     """Join each of the rows 0 to m - 1 to its k neighbours in a circular order."""
-    # order [m]. In column j of my row stands who has me in column k - 1 - j.
+    # order [m]. The party in column j of my row has me in column k - 1 - j.
     m = order.size
     result = np.empty((m, k), np.int64)
     result[order] = order[(np.arange(m)[:, None] + steps(m, k)) % m]
@@ -124,7 +124,7 @@ def circle(order: NDArray[np.int64], k: int) -> NDArray[np.int64]:
 
 
 def steps(m: int, k: int) -> NDArray[np.int64]:
-    """Return how far along a circle of m positions a party's k partners are."""
+    """Return the offsets of a party's k partners on a circle of m positions."""
     # The nearest k/2 ahead, then the nearest k/2 behind.
     return np.concatenate([np.arange(1, (k + 1) // 2 + 1), np.arange(m - k // 2, m)])
 
@@ -153,7 +153,6 @@ def _log_factorials(n: int) -> NDArray[np.float64]:
 
 
 def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return the logarithm of the binomial coefficient n over k."""
     ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
     return ways
 

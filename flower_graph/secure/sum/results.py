@@ -1,4 +1,4 @@
-"""What comes of a secure sum: the sum and who is in it, or why there is none; who is blamed."""
+"""The outcome of a secure sum: the sum and its contributors, or why there is none; blame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flower_graph.wire.fields import Integers
 
 
 class Cause(Enum):
-    """What kind of reason it is."""
+    """The kind of a reason."""
 
     LEFT_OUT = "its own SuperNode left the client out of the sum"
     DISPUTED = "a holder says that the client's packet does not open, which proves nothing"
@@ -29,7 +29,6 @@ class Reason:
     round: int | None = None  # Number of the sum, or the caller's own; None to leave it out
 
     def __str__(self) -> str:
-        """Write a line for a log or a report, which names the client itself."""
         text = f"left out: {self.text}" if self.kind is Cause.LEFT_OUT else self.text
         if self.round is None:
             return text

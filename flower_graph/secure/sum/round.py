@@ -1,13 +1,13 @@
-"""One round of the secure sum at the server: the replies, who is in it, and the sum at the end.
+"""One round of the secure sum at the server: the replies, the members, and the sum at the end.
 
 The round goes through three stages. *Prepare*: keys, commitments and sealed shares are collected.
 *Mask*: they are handed on, and masked sums are added up; a client that prepared but is in no sum
 has vanished. *Unmask*: shares are collected, of the seed of each client in the sum, and of the mask
-key of each that vanished; with them the masks are computed again and taken away.
+key of each that vanished; with them the masks are computed again and subtracted.
 
 Parties, the SuperNodes, are rows here, in ascending order of their numbers; each adds up some
-clients. Partner lists are mirrored: whoever stands in column j of my row has me in column
-``k - 1 - j`` of its own. A party that is alone has no partners, and no masks.
+clients. Partner lists are mirrored: the party in column j of my row has me in column ``k - 1 - j``
+of its own. A party that is alone has no partners, and no masks.
 """
 
 from __future__ import annotations
@@ -86,12 +86,10 @@ class SumRound:
         self._open = set(self._rows)  # nodes that are asked and have not answered
 
     def move(self, old: int, node: int) -> None:
-        """Register a SuperNode under another id."""
         self._rows = {node if at == old else at: rows for at, rows in self._rows.items()}
         self._open = {node if at == old else at for at in self._open}
 
     def prepare_requests(self) -> dict[int, PrepareRequest]:
-        """Write the first request to each SuperNode."""
         requests = {}
         for node, row in self._rows.items():
             partners = self.partners[row]
@@ -119,7 +117,6 @@ class SumRound:
         self._open.remove(node)
 
     def _take_prepare(self, row: int, reply: PrepareReply) -> None:
-        """Store keys, commitments and packets."""
         party, k = int(self.parties[row]), self.partners.shape[1]
         if reply.clients.tolist() != [party]:
             raise MalformedReplyError(f"round {self.number}: prepared for other clients than asked")
@@ -162,7 +159,6 @@ class SumRound:
         return requests
 
     def _take_masked(self, row: int, reply: MaskedReply) -> None:
-        """Add a masked sum."""
         local = self._hosted[row]
         if (strangers := np.setdiff1d(reply.clients, local)).size:
             raise MalformedReplyError(f"round {self.number}: client {strangers[0]} was not asked")
@@ -188,7 +184,7 @@ class SumRound:
         self._note(Cause.LEFT_OUT, int(self.parties[row]), why)
 
     def _read_refused(self, row: int, pairs: Integers) -> tuple[Integers, Integers]:
-        """Find packets that a holder says it cannot open; none twice, none that was not sent."""
+        """Find packets that a holder cannot open; none twice, none that was not sent."""
         partners, count = self.partners[row], pairs.shape[0]
         column = np.flatnonzero(self.live[partners])
         checked = pairs[: column.size]  # more are wrong anyway, and not worth the memory
@@ -222,7 +218,6 @@ class SumRound:
         return requests
 
     def _take_shares(self, row: int, reply: UnmaskReply) -> None:
-        """Check and store revealed shares."""
         if reply.clients.tolist() != [self.parties[row]]:
             raise MalformedReplyError(f"round {self.number}: shares of other clients than asked")
         asked = self.kinds[self.partners[[row]]]
@@ -237,7 +232,6 @@ class SumRound:
         self.has[dealers[good], columns[good]] = True
 
     def result(self) -> SumResult | Skipped:
-        """End the round: remove the masks, or say why that is impossible."""
         if self._stage != "unmask" and not self.skipped:
             raise ValueError(f"round {self.number}: no shares were asked for yet")
         self._stage, self._open = "over", set()
@@ -290,7 +284,6 @@ class SumRound:
         self._blame(Reason(Cause.PROVEN, why, int(self.parties[row]), self.number), node)
 
     def _note(self, kind: Cause, client: int, text: str) -> None:
-        """Blame a client whose fault is not proven."""
         self._blame(Reason(kind, text, client, self.number), None)
 
     def skip(self, text: str) -> None:
@@ -310,7 +303,6 @@ class SumRound:
             raise MalformedReplyError(f"node {node} was not asked in round {number}, or answered")
 
     def _count(self, present: NDArray[np.bool_]) -> int:
-        """Count the clients of some parties."""
         return sum(len(self._hosted[row]) for row in np.flatnonzero(present).tolist())
 
     def _enough(self, present: NDArray[np.bool_], what: str) -> bool:
@@ -330,7 +322,7 @@ class SumRound:
     def _take_masks_away(self) -> None:
         """Reconstruct and check all secrets, and subtract the masks from ``total``; or skip."""
         if not self.partners.size:
-            return  # nobody to hide the sum from but whom it is for
+            return  # only the sum's receiver is left, from whom it need not be hidden
         needed = np.flatnonzero(self.kinds != NOTHING)
         few = needed[self.has[needed].sum(1) < self.threshold]
         if few.size:
@@ -363,7 +355,7 @@ class SumRound:
         return np.array(self.parties[[odds.argmax()]])
 
     def _recover(self, row: int) -> bool:
-        """Reconstruct one party's secret; return whether it is what the party committed to."""
+        """Reconstruct one party's secret; return whether it fits the party's commitment."""
         came = np.flatnonzero(self.has[row])[: self.threshold]
         held = {column + 1: self.shares[row, column].tobytes() for column in came.tolist()}
         if (secret := self.secret_of(row, int(self.kinds[row]), held)) is not None:
@@ -387,7 +379,6 @@ class SumRound:
         return channel.self_mask_key(seed, self.run_id, number, party, self.terms), -1
 
     def _pair_masks(self, row: int) -> list[tuple[bytes, int]]:
-        """Return what the partners of a vanished party added for it."""
         partners = self.partners[row]
         present = partners[self.contributed[partners]]
         secrets = channel.agree(self._secrets[row], channel.pieces(self.round_keys[present]))

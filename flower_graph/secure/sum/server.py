@@ -1,11 +1,11 @@
-"""The server's side of the secure sum: the enrolled clients, and the rounds that are open.
+"""The server's side of the secure sum: the enrolled clients, and the open rounds.
 
 The server is trusted to follow the protocol, not to look away. It draws the partners and carries
-what the SuperNodes seal for each other. From a round it learns who took part and the sum, and
-nothing about a SuperNode's sum as long as fewer than ``corrupt`` of them tell it what they hold.
-Who shares secrets with whom is in ``partners.py``.
+the packets that SuperNodes seal for each other. From a round it learns the contributors and the
+sum, and nothing about a SuperNode's sum as long as fewer than ``corrupt`` of them tell it what they
+hold. ``partners.py`` has the graph of shared secrets.
 
-The parties of the protocol are the SuperNodes; callers are told of clients. A party has the lowest
+The parties of the protocol are the SuperNodes; the interface is in clients. A party has the lowest
 number of its clients.
 """
 
@@ -62,7 +62,7 @@ class Send(Protocol):
     ) -> Replies[T]: ...
 
 
-ANYBODY = -1  # in place of a client's number: whoever is new
+ANYBODY = -1  # in place of a client's number: any new client
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
 
 
@@ -75,13 +75,11 @@ class Waits:
         self._until: dict[int, int] = {}
 
     def add(self, clients: Iterable[int], number: int) -> None:
-        """Let clients wait as of a round."""
         for client in clients:
             self._times[client] = times = self._times.get(client, 0) + 1
             self._until[client] = number + (1 << times - 1 >> self._free)
 
     def __contains__(self, client: int) -> bool:
-        """Whether a client has been added."""
         return client in self._times
 
     def until(self, client: int) -> int:
@@ -89,7 +87,6 @@ class Waits:
         return self._until.get(client, -1)
 
     def of(self, number: int) -> set[int]:
-        """Return who waits in a round."""
         return {client for client, until in self._until.items() if until >= number}
 
 
@@ -121,9 +118,9 @@ class SumServer:
         self._blamed: list[Reason] = []
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
-        self._sitting_out = Waits(0)  # who stopped a sum, as it seems
-        self._begun = Waits(2)  # who enrolled with new keys
-        self._strangers = Waits(2)  # whoever comes after a SuperNode was proven to cheat
+        self._sitting_out = Waits(0)  # clients that seem to have stopped a sum
+        self._begun = Waits(2)  # clients that enrolled with new keys
+        self._strangers = Waits(2)  # newcomers after a SuperNode was proven to cheat
         self._clock = 0  # rounds that have begun
         self._members: dict[int, tuple[int, bytes]] = {}  # client: SuperNode, channel key
         self._rounds: dict[int, SumRound] = {}
@@ -133,7 +130,6 @@ class SumServer:
 
     @property
     def fewest_nodes(self) -> int:
-        """The fewest SuperNodes in a sum."""
         return 1
 
     @property
@@ -158,26 +154,24 @@ class SumServer:
 
     @property
     def homes(self) -> dict[int, int]:
-        """The SuperNode of every enrolled client, of excluded ones too."""
         return {client: node for client, (node, _) in self._members.items()}
 
     def node_of(self, client: int) -> int | None:
-        """Return the SuperNode that hosts a client; None if it is not enrolled."""
         member = self._members.get(client)
         return None if member is None else member[0]
 
     # For servers that clients need not trust (``flower_graph.secure.parties``)
 
     def renew(self) -> None:
-        """Read anew who may take part; here every client that enrols may."""
+        """Read the permitted clients again; here every client that enrols is permitted."""
 
     def begin(self, server_round: int, send: Send, nodes: Collection[int], limit: float) -> bool:
-        """Have clients agree on who takes part; return whether they began anew, here never."""
+        """Have clients agree on the members; return whether they began anew, here never."""
         # limit: largest size of a number, which they agree on, too
         return False
 
     def sign(self, number: int, server_round: int, send: Send) -> None:
-        """Have clients sign who is in a sum before masks are removed; here none asks for it."""
+        """Have clients sign the members of a sum before masks are removed; here not needed."""
 
     # Who is there
 
@@ -242,7 +236,6 @@ class SumServer:
             one.move(old, node)
 
     def open_round(self, server_round: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
-        """Begin a round."""
         if server_round <= self._last:
             raise ValueError(f"round {server_round} is not after {self._last}, the last one")
         chosen = sorted(set(clients) - self.excluded - self._sitting_out.of(server_round))
@@ -262,15 +255,12 @@ class SumServer:
         return opened.prepare_requests()
 
     def _honest(self, count: int) -> int:
-        """Return how many of so many do not collude."""
         return count - math.floor(self.corrupt * count)
 
     def tick(self) -> None:
-        """Count a round, for clients that must wait for some."""
         self._clock += 1
 
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
-        """Process a SuperNode's reply of any stage."""
         self._round(reply.server_round).take(node, reply)
 
     def mask_requests(
@@ -283,7 +273,6 @@ class SumServer:
         return self._round(server_round).mask_requests(length, word, terms, out)
 
     def hosted(self, clients: Iterable[int]) -> list[int]:
-        """Return the clients that a request or a reply is about."""
         return list(clients)
 
     def unmask_requests(
@@ -334,12 +323,12 @@ class SumServer:
         )
 
     def _beside(self, clients: Collection[int]) -> list[int]:
-        """Return all clients of the SuperNodes of some, ascending."""
+        """Return all clients of some clients' SuperNodes, ascending."""
         nodes = {self.node_of(client) for client in clients}
         return sorted(client for client, (node, _) in self._members.items() if node in nodes)
 
     def _warn_of_differences(self) -> None:
-        """Say, when the first sum begins, that a trusted server keeps no sums apart."""
+        """Warn, when the first sum begins, that a trusted server keeps no sums apart."""
         if not self._warned:
             self._warned = True
             LOG.warning(
@@ -363,7 +352,7 @@ class SumServer:
             del self._unopened[number]
 
     def _blame(self, reason: Reason, node: int | None) -> None:
-        """Note what a client did; if it is proven, exclude all clients of its SuperNode."""
+        """Record a client's fault; if it is proven, exclude all clients of its SuperNode."""
         client = reason.client
         if node is None or client is None:
             self._blamed.append(reason)

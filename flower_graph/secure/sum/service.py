@@ -1,7 +1,7 @@
 """Sums of vectors over Flower clients that the server cannot read one by one.
 
-``SecureSum`` is the server's half; the clients' is ``flower_graph.secure.client``. Here is only how
-the protocol's messages travel. ``docs/secure-sum.md`` has an example.
+``SecureSum`` is the server's half; the clients' is ``flower_graph.secure.client``. This module is
+only the transport of the protocol's messages. ``docs/secure-sum.md`` has an example.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class SecureSum(SumStages):
     resolution : float
         Step to which numbers are rounded.
     server : SumServer, optional
-        Who carries the sums out; by default a ``SumServer``, which clients trust to follow the
-        protocol. ``PartySums`` is for SuperNodes with keys of their own, which do not.
+        The protocol; by default a ``SumServer``, which clients trust to follow the protocol.
+        ``PartySums`` is for SuperNodes with keys of their own, which do not.
     timeout : float
         Seconds to wait for replies to one exchange, and for nodes.
     min_nodes : int
@@ -181,7 +181,7 @@ class SecureSum(SumStages):
         return self.result()
 
     def take_rejected(self) -> list[Rejected]:
-        """Return the SuperNodes left out of an exchange since this was asked last."""
+        """Return the SuperNodes left out of an exchange since the last call."""
         rejected, self.rejected = self.rejected, []
         return rejected
 
@@ -196,7 +196,7 @@ class SecureSum(SumStages):
         nodes: set[int],
         hosted: Mapping[int, Iterable[int]] | None = None,
     ) -> None:
-        """Ask SuperNodes that are new for their clients, and forget those that are gone."""
+        """Ask new SuperNodes for their clients, and forget those that are gone."""
         # One that is back under another id, with its keys, takes the place that it had.
         gone = self._enrolled - nodes
         action, question, kind = self.server.enrolment
@@ -225,7 +225,7 @@ class SecureSum(SumStages):
         self._enrolled &= nodes
 
     def _admit(self, answers: Mapping[int, Keys], gone: set[int]) -> None:
-        """Enrol SuperNodes that have shown their keys, but for those that claim others' clients."""
+        """Enrol SuperNodes that have shown their keys, except those that claim others' clients."""
         server, homes = self.server, self.server.homes
         claims: dict[int, list[int]] = {n: keys.clients.tolist() for n, keys in answers.items()}
         before = {n: {homes[c] for c in local if c in homes} & gone for n, local in claims.items()}
@@ -278,7 +278,6 @@ class SecureSum(SumStages):
 
 
 def _read_sum(ring: Ring, result: SumResult | Skipped) -> Summed | Skipped:
-    """Read a sum's words as numbers."""
     if isinstance(result, Skipped):
         return result
     try:

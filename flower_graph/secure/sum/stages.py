@@ -1,7 +1,7 @@
 """The stages of secure sums, one after the other, over messages that a caller sends.
 
 A sum takes two exchanges: masked vectors, then shares, and the second also prepares the next sum.
-Everything here is told in numbers of clients, whoever takes part in the protocol for them.
+All numbers here are of clients, whichever SuperNode takes part for them.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from flower_graph.wire.numpy_client import Config, Scalar
 
 
 class SumStages:
-    """Drives every sum: who is in it, which stage it is in, and what is sent and taken of it.
+    """Drives every sum: its members, its stage, and its messages.
 
     Parameters
     ----------
     server : SumServer
-        Who carries the sums out.
+        The protocol.
     send : callable
         Sends messages, as ``Session.send`` does.
     limit : float
@@ -70,27 +70,26 @@ class SumStages:
 
     @property
     def ring(self) -> Ring:
-        """How numbers of the newest sum are written."""
         return self._ring
 
     def at(self, clients: Iterable[int], nodes: Collection[int]) -> list[int]:
-        """Return those of some clients that these SuperNodes host."""
+        """Return the clients among `clients` that these SuperNodes host."""
         homes = self.server.homes
         return [client for client in clients if homes.get(client) in nodes]
 
     def begin(self, server_round: int, nodes: Collection[int]) -> bool:
-        """Have clients agree on who takes part, if need be; return whether they began anew."""
+        """Have clients agree on the members, if need be; return whether they began anew."""
         begun = self.server.begin(server_round, self._send, nodes, self._limit)
         if begun:
             self.give_up()
         return begun
 
     def give_up(self) -> None:
-        """Give up a sum that was made ready, because others are to be in it."""
+        """Give up a prepared sum, because it needs other members."""
         self.clients = []
 
     def ready(self, server_round: int, clients: Iterable[int]) -> list[Rejected]:
-        """Make a sum ready for some clients, in an exchange of its own; return who is silent."""
+        """Prepare a sum for some clients, in an exchange of its own; return silent SuperNodes."""
         return self._unmask_and_prepare(server_round, list(clients), {})
 
     def masks(
@@ -110,19 +109,10 @@ class SumStages:
         return [client for client in local if client not in reply.left_out]
 
     def reveal(self, server_round: int, following: Iterable[int] | None) -> list[Rejected]:
-        """Ask for what unmasks the newest sum and make the next ready, in one exchange.
+        """Ask for the shares of the newest sum and prepare the next, in one exchange.
 
-        Parameters
-        ----------
-        server_round : int
-            The caller's round.
-        following : iterable of int, optional
-            Clients that the next sum is for; None if there is to be none yet.
-
-        Returns
-        -------
-        list of Rejected
-            SuperNodes without a usable answer.
+        ``following`` are the clients of the next sum; None: no next sum yet. Returns the SuperNodes
+        without a usable answer.
         """
         self._unmasked = self.number
         self.server.sign(self.number, server_round, self._send)
@@ -132,7 +122,6 @@ class SumStages:
         )
 
     def result(self) -> SumResult | Skipped:
-        """Unmask the sum that ``reveal`` asked for, and end it."""
         return self.server.result(self._unmasked)
 
     def _unmask_and_prepare(
@@ -191,6 +180,6 @@ def merged(*parts: Message | Mapping[str, Scalar]) -> Config:
 
 
 def entries_of(content: RecordDict) -> dict[str, object]:
-    """Return a reply's entries: the adaptor puts numbers and all else into two records."""
+    """Return a reply's entries: the adaptor puts numbers and other values into two records."""
     config = content.config_records.get(CONFIG, ConfigRecord())
     return {**content.metric_records.get(METRICS, {}), **config}

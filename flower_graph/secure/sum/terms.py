@@ -1,4 +1,4 @@
-"""What a sum is of. It is hashed into every mask and pad: who is told otherwise shares neither.
+"""The terms of a sum, which are hashed into every mask and pad.
 
 A server that tells one party a finer resolution, another length or another layout than the rest
 gets a total whose masks do not cancel, and not that party's vector.
@@ -22,16 +22,16 @@ SECURE_SUM = "secure sum"  # the purpose of `SecureSum`'s
 
 @dataclass(frozen=True)
 class SumTerms:
-    """What the numbers of a sum are; server and clients state it by themselves.
+    """The meaning of a sum's numbers; server and clients each state it by themselves.
 
     Attributes
     ----------
     purpose : str
-        Which sum it is, such as ``"FedSCem union"``; no two kinds of sums have the same.
+        The kind of sum, such as ``"FedSCem union"``; no two kinds have the same.
     ring : Ring or None
         How numbers are written as words; None where words are no numbers.
     detail : bytes
-        What else says what stands where in a vector, such as a hash of its layout.
+        Anything else that determines a vector's layout, such as a hash of it.
     padded : bool
         Whether clients add pads that hide the sum itself, for which a ring has guard bits.
     """
@@ -51,25 +51,17 @@ class SumTerms:
             )
 
     def digest(self, length: int, word: int, threshold: int, minimum: int) -> bytes:
-        """Hash them with what masking itself is told.
+        """Hash the terms with masking's own: words of a vector, bits of a word, and so on.
 
-        Parameters
-        ----------
-        length, word : int
-            Words of a vector, and bits of a word.
-        threshold, minimum : int
-            Shares that give a secret back, and contributors without whom nothing is revealed.
-
-        Returns
-        -------
-        bytes, shape (32,)
-            The run and the number of the sum are in the context of each key besides.
+        ``threshold`` shares give a secret back; with fewer than ``minimum`` contributors nothing is
+        revealed. Returns 32 bytes. The context of each key also has the run and the number of the
+        sum.
         """
         numbers = struct.pack("<qqqq", length, word, threshold, minimum)
         return self._hash(DOMAIN, numbers)
 
     def pad_context(self, run_id: bytes) -> bytes:
-        """Hash them with a run, shape (32,): for pads, which whoever reads the sum makes again."""
+        """Hash the terms with a run, 32 bytes, for pads: a reader of the sum makes them again."""
         return self._hash(PADS, run_id)
 
     def _hash(self, domain: bytes, more: bytes) -> bytes:
