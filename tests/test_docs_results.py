@@ -21,21 +21,14 @@ def test_every_figure_stands_in_a_table_of_its_section() -> None:
         assert figures and not figures - known, section.splitlines()[0]
 
 
-@pytest.mark.parametrize("method", ["nfedgnn", "ppfl", "fedscem", "fedgls", "personalised"])
+@pytest.mark.parametrize(
+    "method", ["nfedgnn", "ppfl", "fedscem", "fedgls", "personalised", "links"]
+)
 def test_figures_and_chances_of_a_method_s_page_stand_in_its_table(method: str) -> None:
     folder = PAGE.parent / method
     said = " ".join((folder / "README.md").read_text("utf-8").split())
     pages = [*folder.glob("*.md"), *PAGE.parent.glob(f"{method}-steady/table.md")]
     table = " ".join(one.read_text("utf-8") for one in pages if one.name != "README.md")
-    for figure in (FIGURE, re.compile(r"Holm (?!1\b)[\de.-]*\d")):
-        found = set(figure.findall(said))
-        assert found and not found - set(figure.findall(table))
-
-
-@pytest.mark.parametrize(("page", "name"), [("links.md", "links"), ("own-data.md", "values")])
-def test_figures_and_chances_of_a_guide_stand_in_its_table(page: str, name: str) -> None:
-    said = " ".join((DOCS / page).read_text("utf-8").split())
-    table = (PAGE.parent / name / "table.md").read_text("utf-8")
     for figure in (FIGURE, re.compile(r"Holm (?!1\b)[\de.-]*\d")):
         found = set(figure.findall(said))
         assert found and not found - set(figure.findall(table))
