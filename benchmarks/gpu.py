@@ -33,16 +33,16 @@ from flower_graph.models import build_server_model
 from flower_graph.ops import align_pairs, consensus
 from flower_graph.ops.active_rows import ActiveRows, pack_csr
 from flower_graph.rng import generator
-from flower_graph.strategies.masked_embedding_averaging.cohort import (
+from flower_graph.strategies.fedgls.cohort import StructureCohort
+from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
+from flower_graph.strategies.fedscem.cohort import (
     EgoCohort,
     EgoSettings,
     Shared,
 )
-from flower_graph.strategies.procrustes_alignment.gat import PublicGAT, PublicGATSettings
-from flower_graph.strategies.split_gradient_relay.server_model import RelayServer
-from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.networks import StructureSettings, initial_models
+from flower_graph.strategies.nfedgnn.server_model import RelayServer
+from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
+from flower_graph.strategies.ppfl.gat import PublicGAT, PublicGATSettings
 
 HIDDEN, CLASSES, DEGREE, RATE = 16, 7, 10, 0.01
 FEATURES, ACTIVE, EGO_DEGREE, RATIOS = 500, 20, 5.0, [0.6, 0.2, 0.2]

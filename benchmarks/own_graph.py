@@ -38,7 +38,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.storage.files import plain, write_text
-from flower_graph.strategies.split_gradient_relay.central import train_centralised
+from flower_graph.strategies.nfedgnn.central import train_centralised
 
 FOLDER = Path("docs/results/own-graph")
 GENERATED = Path("build/own-graph")  # graphs, made where they are not there

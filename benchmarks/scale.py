@@ -40,9 +40,9 @@ from flower_graph.data.sources.generators import SparseGraph, csbm_sparse
 from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
-from flower_graph.strategies.split_gradient_relay.method import AnyRelay
-from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
+from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
+from flower_graph.strategies.nfedgnn.method import AnyRelay
+from flower_graph.strategies.nfedgnn.summed import SummedGradientRelay
 
 CLASSES, DEGREE, FEATURES, ACTIVE, HIDDEN = 7, 10.0, 512, 32, 16
 WARM_UP = 2  # rounds that are not counted: the first has no step, the second touches new memory

@@ -20,7 +20,9 @@ __version__ = "0.1.0"
 
 # In a checkout `strategies`, `apps` and `conf` lie beside this package; a wheel installs them
 # inside it. Looking in the parent folder too makes `flower_graph.strategies` the one name for both.
-__path__.append(str(Path(__file__).resolve().parent.parent))
+# Only in a checkout: beside an installed package there may be anybody's `apps`.
+if (above := Path(__file__).resolve().parent.parent).joinpath("pyproject.toml").is_file():
+    __path__.append(str(above))
 
 TYPE_CHECKING = False  # type checkers know this name; `typing` itself takes as long as the rest
 if TYPE_CHECKING:
@@ -53,54 +55,50 @@ if TYPE_CHECKING:
     from flower_graph.secure.sum.service import SecureSum
     from flower_graph.server.averaging import ReportedFedAvg
     from flower_graph.simulation import InProcessGrid
-    from flower_graph.strategies.fed_gta import FedGTA, FedGTAClient, FedGTASection
-    from flower_graph.strategies.fed_pub import FedPUB, FedPUBClient, FedPUBSection
-    from flower_graph.strategies.fed_sage.client import SageClient
-    from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
-    from flower_graph.strategies.masked_embedding_averaging.baselines import (
+    from flower_graph.strategies import (
+        CommonLayerClient,
         EgoFedAvg,
         EgoFedProx,
         EgoModelClient,
-        SelfTraining,
-    )
-    from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-    from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoNetworkClient
-    from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
-    from flower_graph.strategies.procrustes_alignment.cohort_client import (
+        EgoNetworkClient,
+        EgoSettings,
         EmbeddingClient,
-        PublicNodeClient,
-        public_rows,
-    )
-    from flower_graph.strategies.procrustes_alignment.evaluation import judge_embeddings
-    from flower_graph.strategies.procrustes_alignment.joining import join_graph
-    from flower_graph.strategies.procrustes_alignment.newcomer import (
-        PublicSpace,
-        join_space,
-        learn_beside,
-    )
-    from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
-    from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
-        SecureConsensusClient,
-    )
-    from flower_graph.strategies.procrustes_alignment.strategy import (
-        LocalEmbedding,
-        ProcrustesAlignment,
-    )
-    from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
-    from flower_graph.strategies.split_gradient_relay.common_client import CommonLayerClient
-    from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
-    from flower_graph.strategies.split_gradient_relay.summed import SummedGradientRelay
-    from flower_graph.strategies.split_gradient_relay.users import UserSettings
-    from flower_graph.strategies.structure_fedavg.networks import LearnerSettings, StructureSettings
-    from flower_graph.strategies.structure_fedavg.strategy import (
+        FedGTA,
+        FedGTAClient,
+        FedGTASection,
         FedProto,
+        FedPUB,
+        FedPUBClient,
+        FedPUBSection,
+        FedSage,
+        LearnerSettings,
         LocalClient,
+        LocalEmbedding,
+        LocalSage,
         LocalTraining,
+        MaskedEmbeddingAveraging,
+        NodeClient,
+        ProcrustesAlignment,
         PrototypeClient,
+        PublicNodeClient,
+        PublicSpace,
+        SageClient,
+        SecureConsensus,
+        SecureConsensusClient,
+        SelfTraining,
         SharewiseFedAvg,
+        SplitGradientRelay,
         StructureClient,
         StructureFedAvg,
+        StructureSettings,
+        SummedGradientRelay,
+        UserSettings,
         initial_arrays,
+        join_graph,
+        join_space,
+        judge_embeddings,
+        learn_beside,
+        public_rows,
     )
     from flower_graph.wire.averaging import client_means
     from flower_graph.wire.exchange import Exchange

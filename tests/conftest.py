@@ -145,7 +145,7 @@ def pictures(no_pictures: Callable[..., None], monkeypatch: pytest.MonkeyPatch) 
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Keep the axes of pictures instead of writing these."""
     from flower_graph.report.plots import base, compared
-    from flower_graph.strategies.procrustes_alignment import plots
+    from flower_graph.strategies.ppfl import plots
 
     kept: list[Any] = []
     for module in (base, compared, plots):

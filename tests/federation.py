@@ -26,7 +26,7 @@ from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import ego_secrets
+from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 
 sys.path.insert(0, str(Path(__file__).parent / "frozen"))

@@ -21,9 +21,9 @@ from torch_geometric.utils import dense_to_sparse
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.rng import generator
-from flower_graph.strategies.structure_fedavg.config import FEDGLS as FEDGLS
-from flower_graph.strategies.structure_fedavg.config import METHODS as METHODS
-from flower_graph.strategies.structure_fedavg.networks import (
+from flower_graph.strategies.fedgls.config import FEDGLS as FEDGLS
+from flower_graph.strategies.fedgls.config import METHODS as METHODS
+from flower_graph.strategies.fedgls.networks import (
     LearnerSettings,
     StructureSettings,
     initial_models,

@@ -21,19 +21,19 @@ from flower_graph.errors import NoClientsError, RefusedError
 from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment.cohort_client import (
+from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
     EmbeddingModel,
     PublicNodeClient,
 )
-from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
-from flower_graph.strategies.procrustes_alignment.secure_consensus import (
+from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
+from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
 )
-from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus_client import (
     SecureConsensusClient,
 )
-from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 
 class ToyModel:

@@ -15,7 +15,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.strategy import LocalSage
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.fedscem.cohort import EgoSettings
 
 CLASSES, FEATURES = 3, 8
 EPOCHS = 3  # of the generators, alone and together

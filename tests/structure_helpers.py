@@ -21,10 +21,10 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.outputs.files import SavedModels
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.method import KINDS
-from flower_graph.strategies.structure_fedavg.networks import LearnerSettings, StructureSettings
-from flower_graph.strategies.structure_fedavg.strategy import StructureClient, StructureFedAvg
+from flower_graph.strategies.fedgls.cohort import StructureCohort
+from flower_graph.strategies.fedgls.method import KINDS
+from flower_graph.strategies.fedgls.networks import LearnerSettings, StructureSettings
+from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
 
 FEATURES, CLASSES = 8, 4
 MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))

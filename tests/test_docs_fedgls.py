@@ -24,7 +24,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.flower_compat import Mod
 from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
 
 PAGE = DOCS / "fedgls.md"
 TEXT = PAGE.read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.checkpoint import load_client, round_folder
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, EgoSettings
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoSettings
 
 PAGE = DOCS / "fedscem.md"
 

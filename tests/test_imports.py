@@ -20,14 +20,14 @@ LAYERS = ("ops", "library", "strategies", "apps")  # each may import itself and 
 # Parts that a script without Flower, Ray or PyG must be able to use.
 PURE = (
     "flower_graph/models.py",
-    "strategies/split_gradient_relay/users.py",
-    "strategies/masked_embedding_averaging/cohort.py",
+    "strategies/nfedgnn/users.py",
+    "strategies/fedscem/cohort.py",
     "flower_graph/engine/graph_batch.py",
-    "strategies/procrustes_alignment/gat.py",
+    "strategies/ppfl/gat.py",
     "flower_graph/engine/stacked_weights.py",
-    "strategies/structure_fedavg/cohort.py",
-    "strategies/structure_fedavg/losses.py",
-    "strategies/structure_fedavg/networks.py",
+    "strategies/fedgls/cohort.py",
+    "strategies/fedgls/losses.py",
+    "strategies/fedgls/networks.py",
     "flower_graph/ops/*.py",
 )
 # The only modules that are in no folder of the library; docs/architecture.md says why
@@ -224,8 +224,8 @@ def test_a_short_name_imports_what_it_needs() -> None:
 def test_engine_loads_no_flower_at_run_time() -> None:
     loaded = _loaded(
         "import flower_graph.models, flower_graph.ops\n"
-        "import flower_graph.strategies.split_gradient_relay.users\n"
-        "import flower_graph.strategies.masked_embedding_averaging.cohort"
+        "import flower_graph.strategies.nfedgnn.users\n"
+        "import flower_graph.strategies.fedscem.cohort"
     )
     assert "torch" in loaded
     assert not loaded & {"flwr", "ray", "torch_geometric"}

@@ -23,13 +23,13 @@ from flower_graph.records.participation import numbers
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import LocalSage
-from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoFedProx
-from flower_graph.strategies.masked_embedding_averaging.messages import METRIC_NAMES
-from flower_graph.strategies.masked_embedding_averaging.strategy import MaskedEmbeddingAveraging
-from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
-from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
-from flower_graph.strategies.structure_fedavg.messages import STRUCTURE_NAMES
-from flower_graph.strategies.structure_fedavg.method import KINDS
+from flower_graph.strategies.fedgls.messages import STRUCTURE_NAMES
+from flower_graph.strategies.fedgls.method import KINDS
+from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoFedProx
+from flower_graph.strategies.fedscem.messages import METRIC_NAMES
+from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
+from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 
 def run(strategy: Any, app: Any, clients: int, rounds: int) -> list[RoundReport]:

@@ -37,7 +37,7 @@ import importlib.util, json
 import flower_graph
 from flower_graph.apps import client_app, server_app
 from flower_graph import NodeClient
-from flower_graph.strategies.split_gradient_relay import strategy as relay
+from flower_graph.strategies.nfedgnn import strategy as relay
 print(json.dumps([flower_graph.__file__, relay.__file__, server_app.__file__]))
 relay.SplitGradientRelay, NodeClient, client_app.app
 assert not any(importlib.util.find_spec(n) for n in ("strategies", "apps", "conf"))

@@ -15,10 +15,10 @@ GROUP = "flower_graph.methods"  # of entry points, each of a module that has MET
 # Looked up first, since reading entry points would slow every deployed message. These modules have
 # the schema, which is read without the rest of the method; METHOD is in `method` beside it.
 SHIPPED = {
-    "nfedgnn": "split_gradient_relay.config:NFedGNNConfig",
-    "fedscem": "masked_embedding_averaging.config:FedSCemConfig",
-    "fedgls": "structure_fedavg.config:FedGLSConfig",
-    "ppfl": "procrustes_alignment.config:PPFLConfig",
+    "nfedgnn": "nfedgnn.config:NFedGNNConfig",
+    "fedscem": "fedscem.config:FedSCemConfig",
+    "fedgls": "fedgls.config:FedGLSConfig",
+    "ppfl": "ppfl.config:PPFLConfig",
     "fedgta": "fed_gta:FedGTAConfig",
     "fedpub": "fed_pub:FedPUBConfig",
     "fedavg": "fed_avg:FedAvgConfig",

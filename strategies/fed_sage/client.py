@@ -40,7 +40,7 @@ from flower_graph.strategies.fed_sage.networks import (
     features_of,
     generator_loss,
 )
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 
 # NeighGen's own optimiser, as published.

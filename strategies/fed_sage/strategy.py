@@ -49,7 +49,7 @@ from flower_graph.strategies.fed_sage.messages import (
     PeerGradients,
 )
 from flower_graph.strategies.fed_sage.networks import FEATURES
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
+from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)

@@ -39,10 +39,10 @@ from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import method as fedscem
-from flower_graph.strategies.procrustes_alignment import method as ppfl
-from flower_graph.strategies.structure_fedavg import method as fedgls
-from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
+from flower_graph.strategies.fedgls import method as fedgls
+from flower_graph.strategies.fedgls.config import FedGLSConfig
+from flower_graph.strategies.fedscem import method as fedscem
+from flower_graph.strategies.ppfl import method as ppfl
 
 DATA = """
 rounds: 2

@@ -15,8 +15,8 @@ from flower_graph.apps.run import simulate
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.structure_fedavg import method as fedgls
-from flower_graph.strategies.structure_fedavg.config import METHODS, FedGLSConfig
+from flower_graph.strategies.fedgls import method as fedgls
+from flower_graph.strategies.fedgls.config import METHODS, FedGLSConfig
 
 MakeFedGLSConfig = Callable[..., FedGLSConfig]
 

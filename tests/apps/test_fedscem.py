@@ -13,10 +13,10 @@ from app_helpers import own_graph
 from flower_graph.config.common import CHECKPOINTS
 from flower_graph.method.load import load_config
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
-from flower_graph.strategies.masked_embedding_averaging import baselines
-from flower_graph.strategies.masked_embedding_averaging import method as fedscem
-from flower_graph.strategies.masked_embedding_averaging import strategy as embedding_averaging
-from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
+from flower_graph.strategies.fedscem import baselines
+from flower_graph.strategies.fedscem import method as fedscem
+from flower_graph.strategies.fedscem import strategy as embedding_averaging
+from flower_graph.strategies.fedscem.config import FedSCemConfig
 
 SERVERS = {
     "masked-embedding-averaging": embedding_averaging.MaskedEmbeddingAveraging,

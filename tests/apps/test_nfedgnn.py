@@ -13,7 +13,7 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.errors import DataError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.models import SplitGAT, SplitGCN, SplitSAGE
-from flower_graph.strategies.split_gradient_relay.method import METHOD
+from flower_graph.strategies.nfedgnn.method import METHOD
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from flower_graph.apps.run import run, simulate
 from flower_graph.errors import DataError, NoClientsError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
-from flower_graph.strategies.procrustes_alignment import evaluation
-from flower_graph.strategies.procrustes_alignment import method as ppfl
-from flower_graph.strategies.procrustes_alignment.config import PPFLConfig
-from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
-from flower_graph.strategies.procrustes_alignment.strategy import (
+from flower_graph.strategies.ppfl import evaluation
+from flower_graph.strategies.ppfl import method as ppfl
+from flower_graph.strategies.ppfl.config import PPFLConfig
+from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
+from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
 )

@@ -28,7 +28,7 @@ from flower_graph.apps.reproduce.rows import (
 )
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
-from flower_graph.strategies.masked_embedding_averaging import tables as fedscem_tables
+from flower_graph.strategies.fedscem import tables as fedscem_tables
 
 
 def group_of(asked: Asked, table: str, method: str, **keys: Any) -> Group:

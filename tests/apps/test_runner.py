@@ -24,8 +24,8 @@ from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.of_app import configured
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
-from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
+from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
 
 ROOT = Path(__file__).resolve().parents[2]
 AVERAGED = ["strategy.share=averaged"]

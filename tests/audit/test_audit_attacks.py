@@ -11,9 +11,9 @@ from audit_helpers import audited, by_words, is_a_guess
 from federation import one_fast
 
 from flower_graph.audit.scores import Finding, auc
-from flower_graph.strategies.masked_embedding_averaging import attack as ego
-from flower_graph.strategies.structure_fedavg import attack as models
-from flower_graph.strategies.structure_fedavg.attack import Sent, Truth
+from flower_graph.strategies.fedgls import attack as models
+from flower_graph.strategies.fedgls.attack import Sent, Truth
+from flower_graph.strategies.fedscem import attack as ego
 
 
 def slack_of(finding: Finding) -> float:

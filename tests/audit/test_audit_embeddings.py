@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from flower_graph.audit.attacks import Exchange
 from flower_graph.audit.scores import Finding
-from flower_graph.strategies.procrustes_alignment import attack as embeddings
-from flower_graph.strategies.procrustes_alignment.attack import Graph
+from flower_graph.strategies.ppfl import attack as embeddings
+from flower_graph.strategies.ppfl.attack import Graph
 from flower_graph.wire.arrays import pack_integers
 
 PUBLIC = 40

@@ -26,9 +26,9 @@ from flower_graph.method.load import (
     to_yaml,
 )
 from flower_graph.method.registry import known_apps, schema_of
-from flower_graph.strategies.masked_embedding_averaging.config import STRATEGIES
-from flower_graph.strategies.split_gradient_relay.config import NFedGNNConfig
-from flower_graph.strategies.structure_fedavg.config import METHODS
+from flower_graph.strategies.fedgls.config import METHODS
+from flower_graph.strategies.fedscem.config import STRATEGIES
+from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
 
 KEYS = sorted(known_keys(NFedGNNConfig))
 PAPER_SETS = {"cora", "citeseer", "pubmed", "chameleon", "squirrel", "wiki-cs"}

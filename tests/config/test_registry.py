@@ -28,8 +28,8 @@ Captured = pytest.CaptureFixture[str]
 MINE = """
 from dataclasses import dataclass
 
-from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
-from flower_graph.strategies.structure_fedavg.method import FedGLS
+from flower_graph.strategies.fedgls.config import FedGLSConfig
+from flower_graph.strategies.fedgls.method import FedGLS
 
 
 @dataclass

@@ -13,8 +13,8 @@ from flower_graph.apps.reproduce.experiments import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.engine.stacked_weights import StackedWeights
 from flower_graph.method.registry import known_apps, method_of
-from flower_graph.strategies.procrustes_alignment.gat import PublicGAT
-from flower_graph.strategies.structure_fedavg.networks import GraphLearners
+from flower_graph.strategies.fedgls.networks import GraphLearners
+from flower_graph.strategies.ppfl.gat import PublicGAT
 
 STACKED = ("fedscem", "fedgls")  # one call is a step of all clients
 COUNTED = (

@@ -47,7 +47,7 @@ from flower_graph.data.partition.communities import (
 from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.partition.overlapping import overlapping_graphs
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.strategies.procrustes_alignment.config import PartitionConfig as PPFLPartition
+from flower_graph.strategies.ppfl.config import PartitionConfig as PPFLPartition
 
 
 def clique(*nodes: int) -> list[tuple[int, int]]:

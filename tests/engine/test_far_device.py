@@ -23,20 +23,20 @@ from test_gat import SETTINGS as GAT
 from torch import Tensor, nn
 
 from benchmarks.gpu import make_rows, make_server
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort, Shared
-from flower_graph.strategies.procrustes_alignment.gat import PublicGAT
-from flower_graph.strategies.split_gradient_relay.common_layer import (
+from flower_graph.strategies.fedgls.cohort import StructureCohort
+from flower_graph.strategies.fedgls.method import FEDGLS
+from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
+from flower_graph.strategies.nfedgnn.common_layer import (
     CommonLayer,
     CommonSettings,
     LinearLayer,
 )
-from flower_graph.strategies.split_gradient_relay.users import (
+from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,
     ModuleCohort,
     UserSettings,
 )
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.method import FEDGLS
+from flower_graph.strategies.ppfl.gat import PublicGAT
 
 USERS = UserSettings(16, True, 5e-4, 0, "holders")
 Place = torch.device
@@ -135,10 +135,8 @@ ENGINES = {
     for f in (linear, of_modules, relay_server, egos, structures, common_layer, attention)
 }
 EVALUATE = "flower_graph/engine/graph_batch.py:evaluate"
-SERVER = "strategies/split_gradient_relay/server_model.py"
-EGOS, COHORT = (
-    f"strategies/{one}/cohort.py" for one in ("masked_embedding_averaging", "structure_fedavg")
-)
+SERVER = "strategies/nfedgnn/server_model.py"
+EGOS, COHORT = (f"strategies/{one}/cohort.py" for one in ("fedscem", "fedgls"))
 # Where a step waits for the device: numbers that it reads, and tensors that it copies to the host
 READS = {
     # Losses, which go to the report, and sizes that depend on who has answered
@@ -148,10 +146,10 @@ READS = {
         "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory
         "flower_graph/ops/graph.py:_replace",  # bounds of the block that a learnt graph replaces
         "flower_graph/engine/graph_batch.py:draw_kept",  # how many entries each client has
-        "strategies/structure_fedavg/networks.py:_restart_diverged",
+        "strategies/fedgls/networks.py:_restart_diverged",
         f"{COHORT}:_diverged",
     },
-    "attention": {"strategies/procrustes_alignment/gat.py:learn"},  # the loss, which is replied
+    "attention": {"strategies/ppfl/gat.py:learn"},  # the loss, which is replied
 }
 COPIES = {
     "egos": {f"{EGOS}:loss"},  # losses, which are replied
@@ -161,7 +159,7 @@ COPIES = {
 REPLIES = {
     "egos": {EVALUATE},
     "structures": {EVALUATE},
-    "attention": {"strategies/procrustes_alignment/gat.py:embed"},
+    "attention": {"strategies/ppfl/gat.py:embed"},
 }
 
 

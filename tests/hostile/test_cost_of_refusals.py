@@ -14,7 +14,7 @@ from flower_graph.errors import MalformedReplyError, brief, one_line
 from flower_graph.server.averaging_replies import check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.procrustes_alignment.messages import EmbeddingEnrolment
+from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
 from flower_graph.wire.averaging import Enrolment, Trained
 from flower_graph.wire.exchange import MAX_NAMED, Gathering, Rejected, few, log_rejected
 from flower_graph.wire.ledger import ENROLMENT, ROOM, reply_bytes, size_of

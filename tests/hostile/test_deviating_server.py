@@ -15,9 +15,9 @@ from flower_graph.apps.run import client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
 from flower_graph.secure.sum.stages import entries_of
-from flower_graph.strategies.procrustes_alignment.messages import IntArray
-from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
-from flower_graph.strategies.procrustes_alignment.server_state import CommonMean, Floats
+from flower_graph.strategies.ppfl.messages import IntArray
+from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
+from flower_graph.strategies.ppfl.server_state import CommonMean, Floats
 
 
 class LaidApart(CommonMean):

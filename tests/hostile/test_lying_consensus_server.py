@@ -11,7 +11,7 @@ from public_helpers import Outcome, make_distrusting, start, still_member, toy_m
 from test_deviating_server import LaidApart
 
 from flower_graph.client.trust import trust_of
-from flower_graph.strategies.procrustes_alignment.claims import sign_claim
+from flower_graph.strategies.ppfl.claims import sign_claim
 from flower_graph.wire.keys import CONFIG, PUBLIC
 
 COUNT = 7

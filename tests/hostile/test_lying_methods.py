@@ -25,10 +25,10 @@ from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.results import SumResult
 from flower_graph.secure.sum.stages import SumStages
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import cohort_client, server_state
-from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
-from flower_graph.strategies.procrustes_alignment import secure_consensus_client
-from flower_graph.strategies.procrustes_alignment.server_state import CommonMean
+from flower_graph.strategies.fedscem import cohort_client, server_state
+from flower_graph.strategies.fedscem.session import EgoSession
+from flower_graph.strategies.ppfl import secure_consensus_client
+from flower_graph.strategies.ppfl.server_state import CommonMean
 
 LONELY = 1  # who is left out with it
 SLOW = pytest.mark.slow

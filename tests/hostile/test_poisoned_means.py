@@ -15,7 +15,7 @@ from attacked_runs import FEDSCEM, PSI, SECURE, Attacked
 from flwr.app import Array, RecordDict
 from mutations import Mutation
 
-from flower_graph.strategies.masked_embedding_averaging.messages import SUMMED_NAMES
+from flower_graph.strategies.fedscem.messages import SUMMED_NAMES
 
 ROUNDS, CLIENTS, HIDDEN = 5, 6, 6
 READERS = 5  # clients that share a node with another

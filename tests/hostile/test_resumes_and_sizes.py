@@ -16,9 +16,9 @@ from flower_graph.data import as_graph
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method import load_config, method_of
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights as first_of
-from flower_graph.strategies.structure_fedavg.networks import StructureSettings, initial_models
+from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
+from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.cohort import initial_weights as first_of
 
 TINY = [
     "app=fedgls", "data.name=csbm", "data.nodes=40", "data.classes=2", "data.num_features=8",
@@ -114,7 +114,7 @@ def test_a_billion_classes_are_refused_before_anything_is_made(make: str) -> Non
 
 
 def test_a_servers_word_of_classes_is_checked_by_clients() -> None:
-    from flower_graph.strategies.masked_embedding_averaging.messages import (
+    from flower_graph.strategies.fedscem.messages import (
         read_settings,
         write_settings,
     )

@@ -26,11 +26,11 @@ from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.masking_client import SUM_STATE
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging import ego_secrets
-from flower_graph.strategies.procrustes_alignment.secure_consensus import (
+from flower_graph.strategies.fedscem import ego_secrets
+from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
 )
-from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus_client import (
     SecureConsensusClient,
 )
 

@@ -15,8 +15,8 @@ from plain_structure import FEDGLS as NAME
 from structure_helpers import client_app, settings_of, toy_clients
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoModelClient
-from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
+from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
 
 HUGE = 10**12
 GRAPHS = toy_clients()[:3]

@@ -31,7 +31,7 @@ from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.results import SumResult
 from flower_graph.secure.sum.stages import SumStages, entries_of
-from flower_graph.strategies.masked_embedding_averaging import cohort_client
+from flower_graph.strategies.fedscem import cohort_client
 
 FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's code: it sends lies
 Words = Any

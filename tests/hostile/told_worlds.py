@@ -25,12 +25,12 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align import blinded
 from flower_graph.secure.parties import alignment
 from flower_graph.secure.parties.identity import TrustSettings
-from flower_graph.strategies.masked_embedding_averaging import messages as of_egos
-from flower_graph.strategies.procrustes_alignment import claims
-from flower_graph.strategies.procrustes_alignment import messages as of_public
-from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient
-from flower_graph.strategies.procrustes_alignment.secure_consensus import SecureConsensus
-from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+from flower_graph.strategies.fedscem import messages as of_egos
+from flower_graph.strategies.ppfl import claims
+from flower_graph.strategies.ppfl import messages as of_public
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
+from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
+from flower_graph.strategies.ppfl.secure_consensus_client import (
     SecureConsensusClient,
 )
 

@@ -15,8 +15,8 @@ from flower_graph import models
 from flower_graph.outputs.files import SavedModels, write_outputs
 from flower_graph.outputs.form import form_of
 from flower_graph.strategies.fed_pub import Masked
-from flower_graph.strategies.structure_fedavg import kept
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
+from flower_graph.strategies.fedgls import kept
+from flower_graph.strategies.fedgls.cohort import StructureCohort
 
 
 @pytest.mark.slow  # a process that imports PyG

@@ -13,10 +13,10 @@ from public_helpers import make_grid, still_member
 
 from flower_graph.apps.run import client_app
 from flower_graph.method.registry import method_of
-from flower_graph.strategies.procrustes_alignment.secure_consensus import (
+from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
 )
-from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus_client import (
     first_points,
     rotation,
 )

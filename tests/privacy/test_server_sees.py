@@ -24,8 +24,8 @@ from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.results import SumResult
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.strategies.masked_embedding_averaging import cohort_client as ego_host
-from flower_graph.strategies.masked_embedding_averaging.messages import Layout
+from flower_graph.strategies.fedscem import cohort_client as ego_host
+from flower_graph.strategies.fedscem.messages import Layout
 from flower_graph.wire.keys import SUMS, TOTAL
 
 M, PER_CLIENT, HIDDEN, ROUNDS = 6, 6, 16, 5

@@ -19,13 +19,13 @@ from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply, UnmaskReply
 from flower_graph.strategies.fed_sage import messages as sage
-from flower_graph.strategies.masked_embedding_averaging import messages as ego
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-from flower_graph.strategies.procrustes_alignment import messages as public
-from flower_graph.strategies.procrustes_alignment.claims import Claims
-from flower_graph.strategies.split_gradient_relay import common_messages as common
-from flower_graph.strategies.split_gradient_relay import messages as relay
-from flower_graph.strategies.structure_fedavg import messages as structure
+from flower_graph.strategies.fedgls import messages as structure
+from flower_graph.strategies.fedscem import messages as ego
+from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.nfedgnn import common_messages as common
+from flower_graph.strategies.nfedgnn import messages as relay
+from flower_graph.strategies.ppfl import messages as public
+from flower_graph.strategies.ppfl.claims import Claims
 from flower_graph.wire import codec, fields
 from flower_graph.wire.arrays import decode_array, encode_array
 from flower_graph.wire.averaging import ClientMean, Measured

@@ -10,8 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoSettings
-from flower_graph.strategies.masked_embedding_averaging.messages import (
+from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.messages import (
     SUMMED_NAMES,
     EgoReply,
     EgoRequest,

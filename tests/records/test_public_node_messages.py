@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.strategies.procrustes_alignment.messages import (
+from flower_graph.strategies.ppfl.messages import (
     EmbeddingEnrolment,
     PublicReply,
     PublicRequest,

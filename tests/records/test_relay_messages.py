@@ -9,12 +9,12 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.strategies.split_gradient_relay.messages import (
+from flower_graph.strategies.nfedgnn.messages import (
     EnrolmentReply,
     RelayReply,
     RelayRequest,
 )
-from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import encode_array, pack_integers
 
 LATENT = np.array([[1, 2], [3, 4]], np.float32)

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flower_graph.strategies.structure_fedavg.messages import (
+from flower_graph.strategies.fedgls.messages import (
     STRUCTURE_NAMES,
     SharedModels,
     StructureMeasured,
     StructureTrained,
 )
-from flower_graph.strategies.structure_fedavg.networks import (
+from flower_graph.strategies.fedgls.networks import (
     LEARNED,
     NONE,
     OWN,

@@ -23,7 +23,7 @@ from torch import Tensor
 import flower_graph as fg
 from flower_graph.config import extras
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.strategies.procrustes_alignment.deepwalk import (
+from flower_graph.strategies.ppfl.deepwalk import (
     DeepWalk,
     DeepWalkSettings,
     negative_sampling_loss,

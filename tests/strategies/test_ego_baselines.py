@@ -13,13 +13,13 @@ from ego_strategy_helpers import client_app, run, seven_egos
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging.baselines import (
+from flower_graph.strategies.fedscem.baselines import (
     EgoFedAvg,
     EgoFedProx,
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.strategies.fedscem.cohort import initial_weights
 
 PROXIMAL = SETTINGS._replace(proximal=0.5, local_epochs=2)
 

@@ -19,7 +19,7 @@ from flower_graph import EgoFedAvg, EgoFedProx, EgoModelClient
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
-from flower_graph.strategies.masked_embedding_averaging.cohort import (
+from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,
     EgoSettings,

@@ -20,11 +20,11 @@ from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
 from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
-from flower_graph.strategies.masked_embedding_averaging import ego_secrets
-from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
-from flower_graph.strategies.masked_embedding_averaging.cohort_client import EgoNetworkClient
-from flower_graph.strategies.masked_embedding_averaging.ego_secrets import EgoSecrets
-from flower_graph.strategies.masked_embedding_averaging.messages import (
+from flower_graph.strategies.fedscem import ego_secrets
+from flower_graph.strategies.fedscem.cohort import initial_weights
+from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+from flower_graph.strategies.fedscem.ego_secrets import EgoSecrets
+from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,

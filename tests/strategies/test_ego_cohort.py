@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import evaluate
-from flower_graph.strategies.masked_embedding_averaging.cohort import (
+from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,
     EgoSettings,

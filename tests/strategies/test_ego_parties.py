@@ -14,7 +14,7 @@ from flower_graph.flower_compat import recorddict_from_proto, recorddict_to_prot
 from flower_graph.secure.parties.identity import TrustSettings, new_identity
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
+from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.wire.keys import RING_WORD
 
 UNTRUSTED = METHODS["fedscem"].with_("strategy.trust=malicious-server")

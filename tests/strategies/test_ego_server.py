@@ -16,15 +16,15 @@ from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
-from flower_graph.strategies.masked_embedding_averaging.messages import (
+from flower_graph.strategies.fedscem.cohort import initial_weights
+from flower_graph.strategies.fedscem.messages import (
     EgoReply,
     EgoRequest,
     Layout,
 )
-from flower_graph.strategies.masked_embedding_averaging.server_state import EgoServerState
-from flower_graph.strategies.masked_embedding_averaging.session import EgoSession
-from flower_graph.strategies.masked_embedding_averaging.vector import RoundSum, contrast_scale
+from flower_graph.strategies.fedscem.server_state import EgoServerState
+from flower_graph.strategies.fedscem.session import EgoSession
+from flower_graph.strategies.fedscem.vector import RoundSum, contrast_scale
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import HANDLED
 from flower_graph.wire.ledger import ByteLedger

@@ -9,15 +9,15 @@ import torch
 
 from flower_graph.data.partition.ego_networks import split_global
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.strategies.masked_embedding_averaging import tables
-from flower_graph.strategies.masked_embedding_averaging.cohort import EgoCohort
-from flower_graph.strategies.masked_embedding_averaging.config import (
+from flower_graph.strategies.fedscem import tables
+from flower_graph.strategies.fedscem.cohort import EgoCohort
+from flower_graph.strategies.fedscem.config import (
     FedSCemConfig,
     ModelConfig,
     PartitionConfig,
     StrategyConfig,
 )
-from flower_graph.strategies.masked_embedding_averaging.method import METHOD, ego_settings
+from flower_graph.strategies.fedscem.method import METHOD, ego_settings
 
 CONFIG = FedSCemConfig(
     rounds=30,

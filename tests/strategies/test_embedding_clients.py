@@ -15,13 +15,13 @@ from flwr.app import Context, RecordDict
 from public_helpers import StillModel, ToyModel, still_member, toy_members
 from torch import Tensor
 
-from flower_graph.strategies.procrustes_alignment.cohort_client import (
+from flower_graph.strategies.ppfl.cohort_client import (
     EmbeddingClient,
     PublicNodeClient,
     disagreement,
     public_rows,
 )
-from flower_graph.strategies.procrustes_alignment.messages import (
+from flower_graph.strategies.ppfl.messages import (
     FloatArray,
     IntArray,
     PublicReply,

@@ -14,7 +14,7 @@ from federation import one_fast
 from numpy.typing import NDArray
 
 from flower_graph.errors import DataError
-from flower_graph.strategies.procrustes_alignment.evaluation import (
+from flower_graph.strategies.ppfl.evaluation import (
     CLASSIFIERS,
     check_labels,
     judge_embeddings,

@@ -20,11 +20,11 @@ from flower_graph.outputs.files import (
     read_predictions,
 )
 from flower_graph.outputs.messages import BEGIN, FINISH, KeepRequest
-from flower_graph.strategies.procrustes_alignment.cohort_client import PublicNodeClient
-from flower_graph.strategies.procrustes_alignment.evaluation import GraphJudge
-from flower_graph.strategies.procrustes_alignment.gat import PublicGAT
-from flower_graph.strategies.procrustes_alignment.messages import PublicReply, PublicRequest
-from flower_graph.strategies.procrustes_alignment.method import make_member
+from flower_graph.strategies.ppfl.cohort_client import PublicNodeClient
+from flower_graph.strategies.ppfl.evaluation import GraphJudge
+from flower_graph.strategies.ppfl.gat import PublicGAT
+from flower_graph.strategies.ppfl.messages import PublicReply, PublicRequest
+from flower_graph.strategies.ppfl.method import make_member
 
 RUN, WIDTH, CLASSES = "0" * 32, 4, 3
 SETTINGS = ["judge.folds=2", "judge.mlp=false", f"model.dimension={WIDTH}", "gat.epochs=2"]

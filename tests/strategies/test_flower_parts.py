@@ -37,10 +37,10 @@ from flower_graph.errors import LegacyAppError, NoClientsError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging.baselines import EgoFedAvg, EgoModelClient
-from flower_graph.strategies.masked_embedding_averaging.cohort import initial_weights
-from flower_graph.strategies.masked_embedding_averaging.messages import write_settings
-from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg, initial_arrays
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg, initial_arrays
+from flower_graph.strategies.fedscem.baselines import EgoFedAvg, EgoModelClient
+from flower_graph.strategies.fedscem.cohort import initial_weights
+from flower_graph.strategies.fedscem.messages import write_settings
 
 # One method that relays, one whose sums have stages, one that Flower's own FedAvg asks
 FEW = ("nFedGNN", "FedSCem", "FedAvg and FedProx")

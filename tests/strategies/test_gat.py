@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import GATConv
 
-from flower_graph.strategies.procrustes_alignment.gat import (
+from flower_graph.strategies.ppfl.gat import (
     GATWeights,
     PublicGAT,
     PublicGATSettings,

@@ -13,8 +13,8 @@ from torch import Tensor
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import pack_graphs
 from flower_graph.ops.graph_learner import Pattern
-from flower_graph.strategies.structure_fedavg import networks
-from flower_graph.strategies.structure_fedavg.networks import GraphLearners, LearnerSettings
+from flower_graph.strategies.fedgls import networks
+from flower_graph.strategies.fedgls.networks import GraphLearners, LearnerSettings
 
 SIZES, FEATURES = (7, 5, 9), 12
 ATTENTIVE = LearnerSettings(neighbours=3, learning_rate=0.05)

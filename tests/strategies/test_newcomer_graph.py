@@ -16,8 +16,8 @@ from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run
 from flower_graph.outputs.files import Embeddings, Predictions
-from flower_graph.strategies.procrustes_alignment.joining import join_graph
-from flower_graph.strategies.procrustes_alignment.newcomer import (
+from flower_graph.strategies.ppfl.joining import join_graph
+from flower_graph.strategies.ppfl.newcomer import (
     Floats,
     Integers,
     PublicSpace,

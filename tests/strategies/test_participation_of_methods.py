@@ -16,7 +16,7 @@ from public_helpers import run_secure, silent, still_member, toy_members
 
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.procrustes_alignment.strategy import (
+from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
 )

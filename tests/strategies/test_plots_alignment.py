@@ -11,7 +11,7 @@ import pytest
 from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.procrustes_alignment.plots import (
+from flower_graph.strategies.ppfl.plots import (
     AlignmentCurves,
     plot_alignment,
     save_alignment,

@@ -11,7 +11,7 @@ from matplotlib.image import imread
 from test_plots_alignment import curves
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.structure_fedavg.method import METHOD
+from flower_graph.strategies.fedgls.method import METHOD
 
 FIGURES = {
     "precision": 0.25,

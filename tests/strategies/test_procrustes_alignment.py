@@ -16,12 +16,12 @@ from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient
-from flower_graph.strategies.procrustes_alignment.server_state import (
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
+from flower_graph.strategies.ppfl.server_state import (
     draw_pairs,
     measure_alignment,
 )
-from flower_graph.strategies.procrustes_alignment.strategy import (
+from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
     ProcrustesAlignment,
 )

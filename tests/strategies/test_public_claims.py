@@ -17,7 +17,7 @@ from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.strategies.procrustes_alignment.claims import (
+from flower_graph.strategies.ppfl.claims import (
     Claims,
     SignedClaims,
     agreed_nodes,
@@ -25,8 +25,8 @@ from flower_graph.strategies.procrustes_alignment.claims import (
     fewest_parties,
     sign_claim,
 )
-from flower_graph.strategies.procrustes_alignment.messages import EmbeddingEnrolment
-from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
+from flower_graph.strategies.ppfl.secure_consensus_client import (
     ROUNDS,
     SecureConsensusClient,
 )

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from flower_graph.ops.active_rows import pack
-from flower_graph.strategies.split_gradient_relay import attack
-from flower_graph.strategies.split_gradient_relay.attack import Known, Step
-from flower_graph.strategies.split_gradient_relay.users import (
+from flower_graph.strategies.nfedgnn import attack
+from flower_graph.strategies.nfedgnn.attack import Known, Step
+from flower_graph.strategies.nfedgnn.users import (
     LinearCohort,
     UserSettings,
     shared_linear_weight,

@@ -105,7 +105,7 @@ def test_with_all_newcomers_begin_from_the_seed_and_others_go_on(tmp_path: Path)
 
 
 def strategy_start(strategy: SplitGradientRelay) -> Tensor:
-    from flower_graph.strategies.split_gradient_relay.users import shared_linear_weight
+    from flower_graph.strategies.nfedgnn.users import shared_linear_weight
 
     return shared_linear_weight(FEATURES, strategy.users.settings)
 

@@ -23,8 +23,8 @@ from flower_graph.outputs.files import (
     write_outputs,
 )
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.kept import server_models, user_models
-from flower_graph.strategies.split_gradient_relay.users import LinearCohort, UserSettings
+from flower_graph.strategies.nfedgnn.kept import server_models, user_models
+from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
 
 
 @pytest.mark.slow  # a process that imports PyG

@@ -18,7 +18,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.split_gradient_relay.newcomers import (
+from flower_graph.strategies.nfedgnn.newcomers import (
     hosted_by,
     users_graph,
     users_left,

@@ -21,10 +21,10 @@ from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
-from flower_graph.strategies.split_gradient_relay.messages import RelayReply
-from flower_graph.strategies.split_gradient_relay.server_model import RelayServer, scheduled
-from flower_graph.strategies.split_gradient_relay.server_state import RelayServerState
-from flower_graph.strategies.split_gradient_relay.users import UserSettings
+from flower_graph.strategies.nfedgnn.messages import RelayReply
+from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
+from flower_graph.strategies.nfedgnn.server_state import RelayServerState
+from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
 

@@ -18,10 +18,10 @@ from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
 from flower_graph.storage.places import IN_PROCESS
-from flower_graph.strategies.split_gradient_relay.chosen_users import ChosenUsers
-from flower_graph.strategies.split_gradient_relay.cohort_client import NodeClient
-from flower_graph.strategies.split_gradient_relay.messages import RelayRequest
-from flower_graph.strategies.split_gradient_relay.users import (
+from flower_graph.strategies.nfedgnn.chosen_users import ChosenUsers
+from flower_graph.strategies.nfedgnn.cohort_client import NodeClient
+from flower_graph.strategies.nfedgnn.messages import RelayRequest
+from flower_graph.strategies.nfedgnn.users import (
     Cohort,
     LinearCohort,
     ModuleCohort,

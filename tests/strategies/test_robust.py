@@ -24,15 +24,15 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust, too_few
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.masked_embedding_averaging.baselines import (
+from flower_graph.strategies.fedgls.config import FedGLSConfig
+from flower_graph.strategies.fedgls.method import METHOD
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
+from flower_graph.strategies.fedscem.baselines import (
     EgoFedAvg,
     EgoFedProx,
     EgoModelClient,
 )
-from flower_graph.strategies.masked_embedding_averaging.config import FedSCemConfig
-from flower_graph.strategies.structure_fedavg.config import FedGLSConfig
-from flower_graph.strategies.structure_fedavg.method import METHOD
-from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
+from flower_graph.strategies.fedscem.config import FedSCemConfig
 
 PROXIMAL = EGO_SETTINGS._replace(proximal=0.5)
 KINDS: dict[str, tuple[type[ReportedFedAvg], Any]] = {

@@ -22,24 +22,24 @@ from flower_graph.flower_compat import ClientAppCallable, Mod
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.ring import Ring
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.procrustes_alignment.cohort_client import EmbeddingClient
-from flower_graph.strategies.procrustes_alignment.messages import FloatArray, IntArray
-from flower_graph.strategies.procrustes_alignment.secure_consensus import (
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
+from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
+from flower_graph.strategies.ppfl.secure_consensus import (
     LEARNT_FROM,
     SecureConsensus,
 )
-from flower_graph.strategies.procrustes_alignment.secure_consensus_client import (
+from flower_graph.strategies.ppfl.secure_consensus_client import (
     first_points,
     rotation,
     sum_vector,
 )
-from flower_graph.strategies.procrustes_alignment.server_state import (
+from flower_graph.strategies.ppfl.server_state import (
     ABSENT,
     common_nodes,
     fewest_holders,
     find_slots,
 )
-from flower_graph.strategies.procrustes_alignment.strategy import ProcrustesAlignment
+from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 NODES = [10, 11, 12]
 STEP = 2.0**-16

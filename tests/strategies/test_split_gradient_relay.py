@@ -23,8 +23,8 @@ from torch_geometric.data import Data
 
 from flower_graph.models import build_server_model
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.strategy import SplitGradientRelay
-from flower_graph.strategies.split_gradient_relay.users import UserSettings, shared_linear_weight
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
+from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 
 # Against the method written densely --------------------------------------------------------------
 

@@ -17,9 +17,9 @@ from structure_helpers import close, settings_of, toy_clients, weights_of
 from flower_graph.client import state
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.ops.graph_learner import edge_agreement
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.networks import initial_models
-from flower_graph.strategies.structure_fedavg.strategy import PrototypeClient, StructureClient
+from flower_graph.strategies.fedgls.cohort import StructureCohort
+from flower_graph.strategies.fedgls.networks import initial_models
+from flower_graph.strategies.fedgls.strategy import PrototypeClient, StructureClient
 
 SETTINGS = settings_of(FEDGLS)
 

@@ -25,8 +25,8 @@ from structure_helpers import (
 )
 
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.networks import StructureSettings
+from flower_graph.strategies.fedgls.cohort import StructureCohort
+from flower_graph.strategies.fedgls.networks import StructureSettings
 
 ROUNDS = 3
 SIMILARITIES = ("cosine", "euclidean", "inner")

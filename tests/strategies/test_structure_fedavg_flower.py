@@ -21,7 +21,7 @@ from structure_helpers import MODEL_KEYS, client_app, close, run, settings_of, t
 from torch import Tensor
 
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.structure_fedavg.strategy import initial_arrays
+from flower_graph.strategies.fedgls.strategy import initial_arrays
 
 SETTINGS = settings_of(FEDGLS)
 

@@ -13,7 +13,7 @@ from plain_structure import FEDGLS
 from structure_helpers import Outcome, run, settings_of
 
 from flower_graph.errors import CheckpointError
-from flower_graph.strategies.structure_fedavg.strategy import StructureFedAvg
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 
 OWN = settings_of(FEDGLS, dropout=0.4, input_dropout=0.2)  # dropout depends on the round
 

@@ -10,11 +10,11 @@ from plain_structure import FEDGLS
 from structure_helpers import SETTINGS, built, settings_of, toy_clients
 from torch import Tensor
 
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.kept import models_of, predictions_of
-from flower_graph.strategies.structure_fedavg.method import KINDS
-from flower_graph.strategies.structure_fedavg.networks import StructureSettings, initial_models
-from flower_graph.strategies.structure_fedavg.strategy import LocalClient
+from flower_graph.strategies.fedgls.cohort import StructureCohort
+from flower_graph.strategies.fedgls.kept import models_of, predictions_of
+from flower_graph.strategies.fedgls.method import KINDS
+from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
+from flower_graph.strategies.fedgls.strategy import LocalClient
 
 LEARNERS: list[dict[str, Any]] = [
     {},

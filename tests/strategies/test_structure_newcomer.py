@@ -15,11 +15,11 @@ from flower_graph.data.new_graph import NewGraph
 from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.outputs.files import SavedModels
-from flower_graph.strategies.structure_fedavg.cohort import StructureCohort
-from flower_graph.strategies.structure_fedavg.kept import models_of
-from flower_graph.strategies.structure_fedavg.method import KINDS, METHOD
-from flower_graph.strategies.structure_fedavg.newcomer import called, newcomers_logits
-from flower_graph.strategies.structure_fedavg.strategy import LocalClient
+from flower_graph.strategies.fedgls.cohort import StructureCohort
+from flower_graph.strategies.fedgls.kept import models_of
+from flower_graph.strategies.fedgls.method import KINDS, METHOD
+from flower_graph.strategies.fedgls.newcomer import called, newcomers_logits
+from flower_graph.strategies.fedgls.strategy import LocalClient
 
 NEW = toy_clients()[0]  # with edges; the run has the others
 SHARED = [name for name, kind in KINDS.items() if not issubclass(kind.client, LocalClient)]

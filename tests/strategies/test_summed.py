@@ -29,18 +29,18 @@ from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.split_gradient_relay.common_layer import CommonSettings, Dropped
-from flower_graph.strategies.split_gradient_relay.common_messages import (
+from flower_graph.strategies.nfedgnn.common_layer import CommonSettings, Dropped
+from flower_graph.strategies.nfedgnn.common_messages import (
     Advance,
     CopyRequest,
     GradientRequest,
     HiddenSum,
     LatentRequest,
 )
-from flower_graph.strategies.split_gradient_relay.common_state import NoSum, Void
-from flower_graph.strategies.split_gradient_relay.masked import MaskedGradientRelay
-from flower_graph.strategies.split_gradient_relay.masked_client import MaskedLayerClient
-from flower_graph.strategies.split_gradient_relay.users import shared_linear_weight
+from flower_graph.strategies.nfedgnn.common_state import NoSum, Void
+from flower_graph.strategies.nfedgnn.masked import MaskedGradientRelay
+from flower_graph.strategies.nfedgnn.masked_client import MaskedLayerClient
+from flower_graph.strategies.nfedgnn.users import shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
 LINEAR = "weight.linear"

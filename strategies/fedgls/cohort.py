@@ -1,0 +1,420 @@
+"""The clients of one SuperNode, which share weights, trained in one batched tensor program.
+
+A two-layer MLP is a two-layer GCN on a graph without edges. So FedGLS's GNN, its feature encoder
+and the models of all its baselines are *networks* of one kind, each on a graph of its own. The
+networks of all clients are one block-diagonal batch: a cohort takes one forward, one backward and
+one Adam step for all of them. Only the weights' means mix clients, so any assignment of clients to
+cohorts gives the same result up to the rounding of sums.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flower_graph.engine.graph_batch import (
+    DropoutMask,
+    Metrics,
+    draw_kept,
+    evaluate,
+    log_shares,
+    pack_graphs,
+    take_graphs,
+    turn_of,
+    with_dropout,
+)
+from flower_graph.engine.stacked_weights import (
+    ModelWeights,
+    StackedWeights,
+    Tensors,
+    rows_of,
+    stacked_state,
+)
+from flower_graph.errors import RefusedError
+from flower_graph.ops.contrast import nt_xent
+from flower_graph.ops.graph import (
+    Adjacency,
+    gcn_adjacency,
+    leading_block,
+    propagate,
+    replace_block,
+)
+from flower_graph.ops.graph_learner import (
+    Pattern,
+    edge_agreement,
+    to_adjacency,
+    weighted_propagate,
+)
+from flower_graph.ops.grouped import grouped_add, grouped_linear, one_thread
+from flower_graph.ops.prototypes import class_sums, distance_to_means
+from flower_graph.rng import generator
+from flower_graph.strategies.fedgls.losses import NodeLosses
+from flower_graph.strategies.fedgls.networks import (
+    ENCODER,
+    GNN,
+    KNN,
+    LEARNED,
+    NONE,
+    OWN,
+    GraphLearners,
+    StructureSettings,
+    initial_models,
+    network_of,
+)
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.client_graphs import ClientGraph
+
+# Numbers of all hidden layers up to which a round takes two threads 1.3 to 1.5 times as long as one
+SMALL_NUMBERS = 2**17
+LEARNER = "learner."  # keys of the learners' part of the state
+SHARED, SHARED_PARTS = "shared-", ("first", "rest")  # ... and of the models last received
+
+
+class Trained(NamedTuple):
+    """The result of a round of local training."""
+
+    # [g] loss L_c of each graphless client before its learner's step; empty without
+    contrast: Tensor
+    # [c] divergence of each client's encoder from its GNN at the last step; empty without
+    distillation: Tensor
+    diverged: list[int]  # Clients whose weights are no longer finite
+
+
+class StructureCohort:
+    """Clients with a community each; some have no edges."""
+
+    # Clients with edges come first, in any order of the input; networks are the clients' own in
+    # that order, then for FedGLS their feature encoders.
+
+    def __init__(
+        self,
+        graphs: Sequence[ClientGraph],
+        settings: StructureSettings,
+        tensors: Tensors | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.settings, self.device = settings, torch.device(device)
+        self.graphs = sorted(graphs, key=lambda graph: graph.is_graphless)
+        self.with_edges = sum(not graph.is_graphless for graph in graphs)
+        local = [network_of(graph, settings.graphs) for graph in self.graphs]
+        kinds = [self._kind(graph) for graph in self.graphs]
+        if settings.graphs == LEARNED:
+            local += [network_of(graph, NONE) for graph in self.graphs]
+            kinds += [ENCODER] * len(self.graphs)
+        self.batch = pack_graphs(local, device)
+        self.kinds = torch.tensor(kinds)
+        self.learners = self._learners(tensors)
+        if tensors is None:
+            models = initial_models(settings)
+            tensors = stacked_state(self.batch, models, kinds)
+            for number, model in enumerate(models):
+                for part in SHARED_PARTS:
+                    tensors[f"{SHARED}{number}.{part}"] = getattr(model, part).to(device)
+            if self.learners is not None:
+                result = self.learners.tensors().items()
+                tensors |= {LEARNER + name: value for name, value in result}
+        self.weights, self._state = StackedWeights(tensors, self.batch, kinds=kinds), tensors
+        self.weights.start_from(*self.shared_models(), replace=False)
+        self._graph: Adjacency | None = None
+        self._compare_hidden()
+        self._turn = turn_of(self.batch.x)
+        learned = settings.graphs == LEARNED
+        # Without encoders
+        self.own = take_graphs(self.batch, range(self.size)) if learned else self.batch
+        self._losses = NodeLosses(self.own, settings.num_classes, has_encoders=learned)
+
+    @property
+    def size(self) -> int:
+        return len(self.graphs)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        return self.batch.clients[: self.size]
+
+    @property
+    def nodes(self) -> Tensor:
+        """Number of nodes of each client, ``[c]``."""
+        return torch.tensor(self.batch.ptr).diff()[: self.size]
+
+    def tensors(self) -> Tensors:
+        """Return everything that lasts between rounds; changing a tensor changes the cohort."""
+        return self._state
+
+    # What strategies call
+
+    @contextmanager
+    def taking_part(self, clients: Collection[int]) -> Iterator[StructureCohort]:
+        """Give a cohort of some clients alone, whose changes are copied back at the end."""
+        places = [at for at, client in enumerate(self.clients) if client in clients]
+        if len(places) == self.size:
+            yield self
+            return
+        indices = self._indices(places)
+        held = {key: self._state[key][index] for key, index in indices.items()}
+        held |= {key: value for key, value in self._state.items() if key.startswith(SHARED)}
+        graphs = [self.graphs[at] for at in places]
+        yield StructureCohort(graphs, self.settings, held, self.device)
+        with torch.no_grad():
+            for key, index in indices.items():
+                self._state[key][index] = held[key]
+        self._graph = None
+
+    def _indices(self, places: list[int]) -> dict[str, Tensor]:
+        has_encoders = self.settings.graphs == LEARNED
+        networks = places + [self.size + at for at in places if has_encoders]
+        where = {False: torch.tensor(networks), True: rows_of(self.batch, networks)}
+        keys = [key for key in self._state if not key.startswith((SHARED, LEARNER))]
+        indices = {key: where[key.endswith(".first")] for key in keys}
+        learning = [at - self.with_edges for at in places if at >= self.with_edges]
+        if self.learners is not None and learning:
+            where = {False: torch.tensor(learning), True: self.learners.rows(learning)}
+            keys = [key for key in self._state if key.startswith(LEARNER)]
+            indices |= {key: where[key.endswith(".first")] for key in keys}
+        return {key: index.to(self._state[key].device) for key, index in indices.items()}
+
+    def train(self, server_round: int, prototypes: Tensor | None = None) -> Trained:
+        """Train locally: first the graph learners, once, then all networks, ``E`` steps."""
+        # prototypes [k, h]
+        if not self.settings.keep_optimiser:
+            self.weights.forget_moments()
+        with one_thread(self._is_small):
+            contrast, kept = self.learn_structure(), self._dropout(server_round)
+            for epoch in range(self.settings.local_epochs):
+                left = DropoutMask(*(None if part is None else part[epoch] for part in kept))
+                self.weights.step(
+                    partial(self._loss, left, prototypes),
+                    learning_rate=self.settings.learning_rate,
+                    weight_decay=self.settings.weight_decay,
+                )
+        return Trained(contrast, self._losses.divergence(), self._diverged())
+
+    def learn_structure(self) -> Tensor:
+        """Step phi on ``L_c`` (equations 8 and 9), with theta and omega as the server gave them."""
+        if self.learners is None or self.settings.graphs != LEARNED:
+            return torch.zeros(0)
+        first, rest = self.weights.weights()
+        with torch.no_grad():
+            lifted = propagate(self.batch.x, first)
+        places = self._graphless
+        encoders = slice(self.size + places.start, self.size + places.stop)
+        ptr, gnn = self._bounds(places), split_rest(rest[places], self.settings)
+        local = split_rest(rest[encoders], self.settings)
+        features = F.relu(grouped_add(lifted[self._nodes(encoders)], local[0], ptr))
+        z = grouped_linear(features, local[1], local[2], ptr).detach()
+        x, sizes = lifted[self._nodes(places)], torch.tensor(ptr, device=self.device).diff()
+        result: list[Tensor] = []
+
+        def loss(pattern: Pattern, weight: Tensor) -> Tensor:
+            hidden = F.relu(grouped_add(weighted_propagate(pattern, weight, x), gnn[0], ptr))
+            around = weighted_propagate(pattern, weight, hidden)
+            h = grouped_linear(around, gnn[1], gnn[2], ptr)
+            every = torch.arange(ptr[-1], device=self.device)
+            result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
+            return result[0].sum()
+
+        self.learners.step(loss)
+        self._graph = None
+        return result[0].detach().cpu()
+
+    def start_from(self, models: Sequence[ModelWeights]) -> None:
+        """Replace the networks' weights by the server's models; Adam's moments stay."""
+        # The whole models too: networks keep only the rows of their own features, and a later user
+        # of a model may have others.
+        for held, model in zip(self.shared_models(), models, strict=True):
+            for part in SHARED_PARTS:
+                getattr(held, part).copy_(getattr(model, part))
+        self.weights.start_from(*self.shared_models())
+        self._compare_hidden()
+
+    @torch.no_grad()
+    def _compare_hidden(self) -> None:
+        if self.learners is None or not self.settings.compares_hidden:
+            return
+        # From each node alone, since its neighbours are not known yet
+        model, nodes = self.shared_models()[GNN], self._nodes(self._graphless)
+        bias = split_rest(model.rest[None], self.settings)[0]
+        hidden = F.relu(propagate(self.batch.x, model.first[self.batch.feature]) + bias)
+        self.learners.compare(hidden[nodes])
+        self._graph = None
+
+    def shared_models(self) -> list[ModelWeights]:
+        """Return the models with which the networks last began: the server's, else the first."""
+        return [
+            ModelWeights(*(self._state[f"{SHARED}{number}.{part}"] for part in SHARED_PARTS))
+            for number in range(self.settings.num_models)
+        ]
+
+    def mean_models(self, left_out: Sequence[int]) -> tuple[list[ModelWeights], list[float], int]:
+        """Average the clients' models, weighted by nodes (equation 12)."""
+        good = torch.tensor([client not in left_out for client in self.clients])
+        weight = self.nodes * good
+        nodes = int(weight.sum())
+        if not nodes:
+            raise RefusedError(
+                f"clients {sorted(left_out)}: weights are not finite; nobody is left"
+            )
+        share = (weight.double() / nodes).repeat(self.kinds.numel() // self.size)
+        models = self.weights.weighted_sums(share)
+        parts = [float(share[self.kinds == kind].sum()) for kind in range(len(models))]
+        return models, parts, nodes
+
+    @torch.no_grad()
+    def evaluate(self, logits: Tensor | None = None) -> Metrics:
+        logits = self.logits() if logits is None else logits
+        # Both are NaN if the loss is, since the largest logit is then meaningless.
+        accuracy, loss = evaluate(self.own, logits)
+        none = ~loss.isfinite()
+        return Metrics(
+            accuracy.masked_fill(none[:, None], torch.nan), loss.masked_fill(none, torch.nan)
+        )
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        """Return all nodes' logits by the networks that clients classify with, ``[n, k]``."""
+        first, rest = self.weights.weights()
+        first, rest = first[: self.own.row_ptr[-1]], rest[: self.size]
+        with one_thread(self._is_small):
+            graph = leading_block(self._adjacency(), self.own.ptr[-1])
+            hidden = self._hidden(self.own.x, graph, first, rest)
+            return self._logits(graph, hidden, rest)
+
+    @torch.no_grad()
+    def class_sums(self, left_out: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Add up training nodes' hidden vectors by class, ``[k, h]``, and count them, ``[k]``."""
+        # FedProto's prototype of a class is their mean.
+        first, rest = self.weights.weights()
+        absent = [index for index, client in enumerate(self.clients) if client in left_out]
+        gone = torch.isin(self.batch.node_client, torch.tensor(absent, device=self.device))
+        rows = (self.batch.masks["train"] & ~gone).nonzero().flatten()
+        hidden = self._hidden(self.batch.x, self._adjacency(), first, rest)[rows].double()
+        return class_sums(hidden, self.batch.y[rows], self.settings.num_classes)
+
+    def structure(self) -> dict[str, Tensor] | None:
+        graphless = self.graphs[self.with_edges :]
+        hidden = [graph.hidden_edges for graph in graphless]
+        true = [edges for edges in hidden if edges is not None]
+        if self.learners is None or not graphless or len(true) < len(hidden):
+            return None
+        ptr = self._bounds(self._graphless)
+        shifted = [edges + start for edges, start in zip(true, ptr, strict=False)]
+        y = self.batch.y[self._nodes(self._graphless)]
+        return edge_agreement(self.learners.neighbours(), torch.cat(shifted, 1), y, ptr)
+
+    # Which networks, and where
+
+    @property
+    def _is_small(self) -> bool:
+        """Whether threads would take longer to wake than they save."""
+        return self.batch.ptr[-1] * self.settings.hidden <= SMALL_NUMBERS
+
+    @property
+    def _graphless(self) -> slice:
+        return slice(self.with_edges, self.size)
+
+    def _nodes(self, places: slice) -> slice:
+        return slice(self.batch.ptr[places.start], self.batch.ptr[places.stop])
+
+    def _bounds(self, places: slice) -> list[int]:
+        first = self.batch.ptr[places.start]
+        return [start - first for start in self.batch.ptr[places.start : places.stop + 1]]
+
+    def _kind(self, graph: ClientGraph) -> int:
+        return ENCODER if self.settings.graphs == OWN and graph.is_graphless else GNN
+
+    def _learners(self, tensors: Tensors | None) -> GraphLearners | None:
+        if self.settings.graphs not in (LEARNED, KNN) or self.with_edges == self.size:
+            return None
+        held = None
+        if tensors is not None:
+            cut = len(LEARNER)
+            held = {key[cut:]: t for key, t in tensors.items() if key.startswith(LEARNER)}
+        learner = self.settings.learner._replace(seed=self.settings.seed)
+        if self.settings.graphs == KNN:  # without layers the features themselves are compared
+            learner = learner._replace(encoder="attentive", layers=0)
+        return GraphLearners(self.batch, self._graphless, learner, held)
+
+    # How it is computed
+
+    def _loss(
+        self, left: DropoutMask, prototypes: Tensor | None, first: Tensor, rest: Tensor
+    ) -> Tensor:
+        x, graph = self.batch.x, self._adjacency()
+        if left.inputs is not None:
+            x = with_dropout(x, self._turn, left.inputs)
+        hidden = self._hidden(x, graph, first, rest)
+        inner = hidden if left.hidden is None else hidden * left.hidden
+        shares = log_shares(self._logits(graph, inner, rest))
+        total = self._losses.total(shares)
+        if prototypes is not None:
+            total = total + self._prototype_loss(hidden, prototypes)
+        return total
+
+    def _adjacency(self) -> Adjacency:
+        if self.learners is None:
+            return self.batch.graph
+        if self._graph is None:
+            nodes = self._nodes(self._graphless)
+            n = nodes.stop - nodes.start
+            if self.settings.graphs == KNN:  # like a given graph: no weights
+                block = gcn_adjacency(self.learners.neighbours(), n)
+            else:
+                block = to_adjacency(*self.learners.edges())
+            self._graph = replace_block(self.batch.graph, nodes.start, block)
+        return self._graph
+
+    def _hidden(self, x: Adjacency, graph: Adjacency, first: Tensor, rest: Tensor) -> Tensor:
+        """Compute the first layer of the first networks, or of all, ``[n, h]``."""
+        lifted, bias = propagate(graph, propagate(x, first)), split_rest(rest, self.settings)[0]
+        return F.relu_(grouped_add(lifted, bias, self.batch.ptr[: len(rest) + 1]))
+
+    def _logits(self, graph: Adjacency, hidden: Tensor, rest: Tensor) -> Tensor:
+        """Second layer, ``H`` and ``Z``, ``[n, k]``."""
+        _, weight, bias = split_rest(rest, self.settings)
+        # Multiplying by the weights after the neighbours' sum gives the same, and includes the
+        # bias.
+        ptr = self.batch.ptr[: len(rest) + 1]
+        return grouped_linear(propagate(graph, hidden), weight, bias, ptr)
+
+    def _prototype_loss(self, hidden: Tensor, prototypes: Tensor) -> Tensor:
+        y = self.batch.y.clamp(min=0)
+        apart = distance_to_means(hidden, y, prototypes.to(self.device))
+        return self.settings.prototype_weight * (apart @ self.batch.train_share)
+
+    def _dropout(self, server_round: int) -> DropoutMask:
+        """Draw a round's dropout, which depends on client, model and round alone."""
+        settings = self.settings
+        chances = [
+            generator(settings.seed, "dropout", client, index >= self.size, server_round)
+            for index, client in enumerate(self.batch.clients)
+        ]
+        return draw_kept(
+            self.batch,
+            chances,
+            steps=settings.local_epochs,
+            hidden=settings.hidden,
+            input_rate=settings.input_dropout,
+            hidden_rate=settings.dropout,
+        )
+
+    def _diverged(self) -> list[int]:
+        """Return the clients whose weights are not finite, and reset these clients."""
+        places: list[int] = (~self.weights.largest().isfinite()).nonzero().flatten().tolist()
+        if places:
+            self.weights.restart(places, *initial_models(self.settings))
+        return sorted({self.batch.clients[index] for index in places})
+
+
+def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tensor, Tensor]:
+    """Split rows ``[c, D]`` into the first bias, the second layer's matrix and its bias."""
+    h, k = settings.hidden, settings.num_classes
+    bias, weight, last = rest.split([h, h * k, k], dim=1)
+    return bias, weight.unflatten(1, (h, k)), last

@@ -1,0 +1,337 @@
+"""FedGLS and its baselines as a method: server, clients, and figures for commands."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from flwr.app import Context
+
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.baselines import Figures, client_baselines, says_one_class
+from flower_graph.data.folders.client_files import clients_path, is_one_graph
+from flower_graph.data.folders.client_folder import Clients
+from flower_graph.data.folders.party import RunData, graph_data
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
+from flower_graph.data.sources.datasets import cached_clients
+from flower_graph.errors import ConfigError, OutputError
+from flower_graph.flower_compat import NumPyClient
+from flower_graph.method import GraphMethod, Partition
+from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.local import require_one_client
+from flower_graph.server.robust import make_robust
+from flower_graph.strategies.fedgls.config import APP, AVERAGING, FEDGLS, FedGLSConfig
+from flower_graph.strategies.fedgls.networks import (
+    KNN,
+    LEARNED,
+    NONE,
+    OWN,
+    TRUE,
+    LearnerSettings,
+    StructureSettings,
+)
+from flower_graph.strategies.fedgls.newcomer import called, newcomers_logits
+from flower_graph.strategies.fedgls.strategy import (
+    FedProto,
+    LocalClient,
+    LocalTraining,
+    PrototypeClient,
+    SharewiseFedAvg,
+    StructureClient,
+    StructureFedAvg,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.method.base import Left
+    from flower_graph.outputs.files import SavedModels
+    from flower_graph.records.rounds import RoundReport
+    from flower_graph.strategies.fedgls.attack import ModelAudit
+
+LOG = logging.getLogger(__name__)
+GRAPHLESS, NUM_GRAPHLESS = "graphless", "graphless-clients"  # details of data folders
+NUM_NODES = "nodes"  # another detail, of the server's folder alone
+TRUE_GRAPHS = "fed-gnn"  # trains on edges which graphless clients do not have
+
+
+class Kind(NamedTuple):
+    """The classes that make up a method."""
+
+    graphs: str  # the graphs that its clients work on
+    server: type[StructureFedAvg] = StructureFedAvg
+    client: type[StructureClient] = StructureClient
+
+
+KINDS = {
+    FEDGLS: Kind(LEARNED),
+    "fed-mlp": Kind(NONE),
+    "fed-gnn-mlp": Kind(OWN, SharewiseFedAvg),
+    "fedproto": Kind(OWN, FedProto, PrototypeClient),
+    "local-gnn-knn": Kind(KNN, LocalTraining, LocalClient),
+    "fed-gnn-knn": Kind(KNN),
+    TRUE_GRAPHS: Kind(TRUE),
+}
+
+NEWCOMERS_STEPS = 1  # of φ, as in a round: more do worse (docs/results/newcomers)
+
+# By label of a panel: which figures of a report it shows, by name of the curve
+PANELS = {
+    "edges that are right": {"precision": "precision", "recall": "recall"},
+    "edges within a class": {"learned": "homophily", "true": "true-homophily"},
+    "neighbours of a node": {"learned": "degree", "true": "true-degree"},
+}
+
+# Table 4 (Fu et al., TMLR 2024, appendix D) by data set: clients, features, mean nodes, mean edges
+# and classes. The edges are close to ours if each counts in both directions.
+TABLE_4_FIGURES = (
+    "clients",
+    "features",
+    "nodes-per-client",
+    "directed-edges-per-client",
+    "classes",
+)
+TABLE_4 = {
+    "cora": (8, 1433, 192, 695, 7),
+    "citeseer": (8, 3703, 149, 535, 6),
+    "pubmed": (16, 500, 1079, 4367, 3),
+    "flickr": (20, 500, 4441, 28663, 7),
+    "ogbn-arxiv": (16, 128, 8948, 50397, 40),
+}
+
+
+class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
+    """Every client is a community of the graph; some have no edges."""
+
+    name = APP
+    schema = FedGLSConfig
+    client, clients = "community", "communities"
+    has_true_edges = True
+    heterophily = (
+        "FedGLS's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.52 "
+        "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
+    )
+    tables = ("fedgls", "fedgls-why")
+
+    def build_strategy(
+        self, config: FedGLSConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> StructureFedAvg:
+        how, settings = config.strategy, structure_settings(config, folder)
+        if folder is None:
+            nodes = sum(int(graph.x.shape[0]) for graph in self.graphs(config))
+        else:
+            nodes = folder.detail(NUM_NODES, int)
+        local: dict[str, Any] = {"participation": how.participation, "min_nodes": how.min_nodes}
+        local |= checkpoint_settings(config, out) | {"num_nodes": nodes}
+        if how.name not in AVERAGING:
+            return KINDS[how.name].server(settings, **local)
+        strategy = make_robust(StructureFedAvg, how.average, settings, **local)
+        strategy.central_noise = central_noise(config.privacy, config.rounds)
+        return strategy
+
+    def build_client(self, config: FedGLSConfig, context: Context, out: Path | None) -> NumPyClient:
+        graphs, folder = self.hosted(config, context)
+        require_one_client(config.privacy, [graph.client for graph in graphs])
+        settings = structure_settings(config, folder)
+        saved = None if out is None else out / CHECKPOINTS
+        make = KINDS[config.strategy.name].client
+        return make(
+            context,
+            graphs,
+            settings,
+            device=config.device,
+            checkpoint_dir=saved,
+            output_dir=out,
+            classes=self.class_names(config, folder),
+        )
+
+    def hosted(
+        self, config: FedGLSConfig, context: Context
+    ) -> tuple[list[ClientGraph], RunFolder | None]:
+        here, folder = super().hosted(config, context)
+        if folder is not None:
+            _check_each(here, config)
+        return here, folder
+
+    def graphs(self, config: FedGLSConfig) -> list[ClientGraph]:
+        return cached_clients(self._checked, config, config.strategy.name)
+
+    def _checked(self, config: FedGLSConfig) -> list[ClientGraph]:
+        graphs = cached_clients(self.load_graphs, config)
+        _check_mix(len(graphs), sum(graph.is_graphless for graph in graphs), config)
+        _check_each(graphs, config)
+        return graphs
+
+    def graphless_ratio(self, config: FedGLSConfig) -> float:
+        return config.graph.graphless_ratio
+
+    def partition(self, config: FedGLSConfig, *, true_edges: bool = False) -> Partition:
+        graphs = Clients.of(cached_clients(self.load_graphs, config))
+        note = f"; {TRUE_GRAPHS} needs --true-edges where clients are graphless"
+        if config.strategy.name != TRUE_GRAPHS or true_edges:
+            note = ""
+        data = folder_data(graphs, graphs.num_classes, true_edges=true_edges)
+        data = replace(data, class_names=graphs.classes)
+        figures = client_baselines(graphs)
+        return Partition(self.statistics(config, graphs), data, note, figures)
+
+    def paper_figures(self, config: FedGLSConfig) -> dict[str, int]:
+        """Return Table 4's row, if the config asks for its partition."""
+        row = TABLE_4.get(config.data.name.lower().removeprefix("planetoid/"))
+        if config.partition.method != "louvain" or row is None:
+            return {}
+        same = row[0] == config.partition.clients
+        return dict(zip(TABLE_4_FIGURES, row, strict=True)) if same else {}
+
+    def caveat(self, baselines: Figures) -> str:
+        """Return a warning if communities are nearly of one class: clients may do better alone."""
+        return says_one_class(baselines)
+
+    def local_steps(self, config: FedGLSConfig) -> float:
+        """Return the number of steps: one an epoch, and one more a round for graph learners."""
+        learns = config.strategy.name == FEDGLS and config.graph.learning_rate > 0
+        return config.strategy.local_epochs + learns
+
+    def final_figures(
+        self, config: FedGLSConfig, strategy: StructureFedAvg, folder: RunFolder | None = None
+    ) -> dict[str, object]:
+        if folder is None:
+            graphless = [graph.client for graph in self.graphs(config) if graph.is_graphless]
+        else:
+            graphless = folder.detail(GRAPHLESS, list)
+        return {"bytes": strategy.payload, "graphless": graphless}
+
+    def predict(
+        self, config: FedGLSConfig, models: SavedModels, graph: NewGraph, client: int
+    ) -> Tensor:
+        """Predict by one client's model; a graphless client's model makes the edges."""
+        return called(models, client, graph).softmax(1)
+
+    def predict_beside(
+        self, run: Left[FedGLSConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
+        name = run.config.strategy.name
+        # If there is only one client's model, as on its own machine, it is used.
+        if client is not None or sum(len(form.clients) for form in run.all_saved()) == 1:
+            return super().predict_beside(run, graph, client)
+        if not KINDS[name].client.has_mean:
+            raise OutputError(
+                f"strategy.name={name}: clients have no common model that a newcomer could use; "
+                "say whose (client=, --client)"
+            )
+        settings = _settings(run.config)
+        return newcomers_logits(run.all_saved(), settings, graph, NEWCOMERS_STEPS).softmax(1)
+
+    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        if not any(report.structure for report in reports):
+            return
+        # Imported here, since clients draw nothing.
+        from matplotlib.figure import Figure
+
+        from flower_graph.report.plots.base import finish, line, save
+
+        figure = Figure(figsize=(12, 3.6), layout="constrained")
+        rounds = [report.round for report in reports]
+        for axes, (label, curves) in zip(figure.subplots(1, 3), PANELS.items(), strict=True):
+            for name, key in curves.items():
+                values = [report.structure.get(key, math.nan) for report in reports]
+                line(axes, rounds, values, name)
+            finish(axes, label, legend=True)
+            axes.set_ylim(0, 1.05 * axes.get_ylim()[1])  # a curve along the edge is hard to see
+        figure.suptitle(title, fontsize=11)
+        save(figure, out / "structure.png")
+
+    def audit(self) -> ModelAudit:
+        from flower_graph.strategies.fedgls.attack import ModelAudit
+
+        return ModelAudit()
+
+
+METHOD = FedGLS()
+
+
+def folder_data(graphs: Sequence[ClientGraph], classes: int, *, true_edges: bool) -> RunData:
+    """Give each client its graph, and the server the counts and the graphless clients."""
+    # A graphless client's true edges are in its folder only with `true_edges`; only the server
+    # learns which clients are graphless.
+    held = graphs if true_edges else [replace(graph, hidden_edges=None) for graph in graphs]
+    graphless = [graph.client for graph in graphs if graph.is_graphless]
+    count = {NUM_GRAPHLESS: len(graphless)}
+    nodes = sum(int(graph.x.shape[0]) for graph in graphs)
+    server = {GRAPHLESS: graphless, NUM_NODES: nodes, **count}
+    return graph_data(held, classes, server_details=server, client_details=count)
+
+
+def _check_mix(clients: int, graphless: int, config: FedGLSConfig) -> None:
+    """Refuse FedGLS without a graphless client; warn if all are graphless."""
+    name = config.strategy.name
+    if name == FEDGLS and not graphless:
+        key, value = "graph.graphless_ratio", f"{config.graph.graphless_ratio:g}"
+        path = clients_path(config.data)
+        if path is not None and not is_one_graph(path):
+            key, value = "data.name", repr(config.data.name)
+        raise ConfigError(
+            f"{key}: {value} leaves none of {clients} clients without edges, and "
+            f"strategy.name={FEDGLS} has no graph to learn; set strategy.name=fed-gnn"
+        )
+    if name == FEDGLS and graphless == clients:
+        LOG.warning(
+            "all %d clients are graphless: nobody has structure to learn from, so the graphs stay "
+            "those of nearest neighbours, as with strategy.name=fed-gnn-knn",
+            clients,
+        )
+
+
+def _check_each(graphs: list[ClientGraph], config: FedGLSConfig) -> None:
+    name = config.strategy.name
+    unknown = [g.client for g in graphs if g.is_graphless and g.hidden_edges is None]
+    if KINDS[name].graphs == TRUE and unknown:
+        raise ConfigError(
+            f"strategy.name: {name} works on every client's true edges, and nobody has those of "
+            f"client {unknown[0]}; set strategy.name=fed-gnn-knn, or make data folders with "
+            "`flower-graph partition --true-edges`"
+        )
+    if KINDS[name].graphs in (LEARNED, KNN):
+        check_neighbours(graphs, config.graph.neighbours)
+
+
+def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) -> StructureSettings:
+    """Return the settings that server and clients must share."""
+    clients = METHOD.num_clients(config, folder)
+    if folder is None:
+        graphless = sum(graph.is_graphless for graph in METHOD.graphs(config))
+    else:
+        graphless = folder.detail(NUM_GRAPHLESS, int)
+        _check_mix(clients, graphless, config)
+    sizes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
+    settings = _settings(config, *sizes)
+    if settings.graphs == LEARNED and graphless == clients:
+        settings = settings._replace(graphs=KNN)
+    return settings
+
+
+def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
+    how, learner = config.strategy, asdict(config.graph)
+    del learner["graphless_ratio"]
+    tau, knn_on = learner.pop("tau"), learner.pop("knn_on")
+    return StructureSettings(
+        num_features=features,
+        num_classes=classes,
+        graphs=KINDS[how.name].graphs,
+        learning_rate=how.learning_rate,
+        weight_decay=how.weight_decay,
+        local_epochs=how.local_epochs,
+        keep_optimiser=how.optimiser == "keep",
+        seed=config.seed,
+        learner=LearnerSettings(**learner),
+        tau=tau,
+        knn_on=knn_on,
+        prototype_weight=how.prototype_weight,
+        **asdict(config.model),
+    )

@@ -1,0 +1,196 @@
+"""Attacks on FedSCem: find which client holds which node, and which clients share nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import MetricRecord
+from numpy.typing import NDArray
+
+from flower_graph.audit.attacks import (
+    Audit,
+    Exchange,
+    HoldsGraphs,
+    RecordingGrid,
+    array_of,
+    config_of,
+    of_kind,
+)
+from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
+from flower_graph.audit.distrusting import of_parties, of_proved_alignment
+from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.data.partition.ego_networks import EgoNetwork
+from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
+from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
+from flower_graph.secure.align.polynomial import POLYNOMIALS, PolynomialReply, evaluate
+from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import unpack_integers
+
+Holders = HoldsGraphs[FedSCemConfig, EgoNetwork]
+Identities = Sequence[int | str]
+# How identities are aligned, how vectors are summed
+FORMS = (("psi", "masked"), ("psi", "plain"), ("polynomial", "masked"))
+
+
+def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Finding]:
+    """Guess which client holds which node, from the alignment and the last round's vectors."""
+    sets = [set(mine) for mine in held]
+    candidates = sorted(set().union(*sets), key=str)
+    truth = np.array([[node in mine for node in candidates] for mine in sets])
+    messages = _alignments(exchanges, len(sets))
+    members, sizes = _members(exchanges, candidates, messages), _sizes(messages)
+    pairs = np.triu_indices(len(sets), 1)
+    linked = (truth.astype(int) @ truth.T.astype(int))[pairs] > 0
+    result = [
+        ranking("who holds which node, from the alignment", members, truth),
+        _larger("which of two clients has more nodes, from the alignment", sizes, truth.sum(1)),
+        ranking(
+            "which clients have nodes in common, from the alignment",
+            (members @ members.T)[pairs],
+            linked,
+        ),
+    ]
+    counts, embeddings = vectors(exchanges, len(sets))
+    for what, rows in (("counts", counts), ("embeddings", embeddings)):
+        name = f"which clients have nodes in common, from the {what}"
+        result.append(ranking(name, cosines(rows)[pairs], linked))
+    return result
+
+
+def vectors(
+    exchanges: Sequence[Exchange], clients: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the last vector of each client: counts ``[c, slots]``, embeddings ``[c, slots h]``."""
+    # Words of a ring are read as numbers around zero, as if no mask were on them.
+    slots = hidden = 0
+    last: dict[int, NDArray[np.float64]] = {}
+    for one in of_kind(exchanges, "train"):
+        config = config_of(one.request)
+        if config[keys.IS_LAST]:
+            continue  # measurements alone
+        mine = unpack_integers(config[keys.CLIENTS], keys.CLIENTS)
+        hidden = int(config[keys.HIDDEN_SIZE])
+        if keys.SUMS in one.request.array_records:
+            slots = array_of(one.request, keys.SUMS, keys.HOLDER_COUNTS).size
+        if mine.size == 1 and keys.SUMS in one.reply.array_records:
+            last[int(mine[0])] = _centred(array_of(one.reply, keys.SUMS, keys.TOTAL))
+    if not slots or len(last) < clients:
+        raise ValueError(
+            f"vectors of {len(last)} of {clients} clients, and {slots} slots, were recorded; "
+            "two rounds with one client on each SuperNode are needed"
+        )
+    rows = np.stack([last[client] for client in sorted(last)])
+    split = slots * hidden
+    return rows[:, split : split + slots], rows[:, :split]
+
+
+def _centred(words: NDArray[np.generic]) -> NDArray[np.float64]:
+    """Read unsigned words as signed ones; other numbers stay."""
+    if words.dtype.kind == "u":
+        return words.view(f"<i{words.dtype.itemsize}").astype(np.float64)
+    return words.astype(np.float64)
+
+
+def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
+    first: dict[int, Exchange] = {}
+    for one in exchanges:
+        config = config_of(one.request)
+        if config.get(keys.ALIGN_STAGE) in (BLIND, POLYNOMIALS, IDENTITIES):
+            (client,) = unpack_integers(config["align-clients"], "align-clients")
+            first.setdefault(int(client), one)
+    if len(first) < clients:
+        raise ValueError(f"the alignment of {len(first)} of {clients} clients was recorded")
+    return [first[client] for client in sorted(first)]
+
+
+def _entries(one: Exchange) -> dict[str, Any]:
+    metrics = one.reply.metric_records.get(keys.METRICS, MetricRecord())
+    return config_of(one.reply) | dict(metrics)
+
+
+def _members(
+    exchanges: Sequence[Exchange], candidates: Identities, messages: Sequence[Exchange]
+) -> NDArray[np.float64]:
+    """Score each candidate for each client: 1 if the client's message shows that it holds it."""
+    request = config_of(messages[0].request)
+    replies = [_entries(one) for one in messages]
+    texts = canonical(candidates, "the server")
+    if request[keys.ALIGN_STAGE] == IDENTITIES:
+        named = [set(PlainReply.from_config(reply).identities[0]) for reply in replies]
+        return np.array([[text.decode() in mine for text in texts] for mine in named], float)
+    if request[keys.ALIGN_STAGE] == POLYNOMIALS:
+        prime = int(request["align-prime"])
+        points = np.array(candidates, np.uint64)
+        given = [PolynomialReply.from_config(reply, prime=prime).coefficients for reply in replies]
+        values = [evaluate(mine[None], points, prime)[:, 0] for mine in given]
+        return np.array(np.stack(values) == 0, float)
+    # Without the blind, which only the client has, no candidate's point is among its points.
+    run = _run_id(exchanges)
+    hashed = [hash_to_group(run, text) for text in texts]
+    sent = [{row.tobytes() for row in BlindReply.from_config(reply).points} for reply in replies]
+    return np.array([[point in mine for point in hashed] for mine in sent], float)
+
+
+def _sizes(messages: Sequence[Exchange]) -> NDArray[np.float64]:
+    entries = ("align-points", "align-coefficients", "align-identities")
+    replies = [_entries(one) for one in messages]
+    sent = [next(reply[entry] for entry in entries if entry in reply) for reply in replies]
+    return np.array([len(value) for value in sent], float)
+
+
+def _run_id(exchanges: Sequence[Exchange]) -> bytes:
+    for one in exchanges:
+        config = config_of(one.request)
+        if isinstance(run := config.get("sum-run"), bytes):
+            return run
+    raise ValueError("no message names the run of the secure sum, which identities are hashed with")
+
+
+def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> Finding:
+    first, second = np.triu_indices(truth.size, 1)
+    differ = truth[first] != truth[second]
+    first, second = first[differ], second[differ]
+    return ranking(name, sizes[first] - sizes[second], truth[first] > truth[second])
+
+
+def _alignment_of(strategy: Any) -> tuple[bytes, object]:
+    session = strategy.session
+    return session.sums.server.run_id, session.members.aligner
+
+
+class EgoAudit(Audit[FedSCemConfig, Holders]):
+    """The attacks on a run of FedSCem."""
+
+    rounds = 2
+    notes = (
+        "Candidates are all nodes of all clients. Words of a masked sum are read as numbers. "
+        "How many nodes a client has, up to a power of two, shows with `psi` too: the number of "
+        "its points.",
+        "The sums themselves, which the server learns with `plain`, or for `polynomial` under "
+        "masks alone, are not attacked here.",
+    )
+    audited = (FEDSCEM,)
+
+    def counterparts(self, config: FedSCemConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
+        return [[], *([f"strategy.alignment={a}", f"strategy.aggregation={s}"] for a, s in FORMS)]
+
+    def label(self, config: FedSCemConfig) -> str:
+        form = f"{config.strategy.alignment}, {config.strategy.aggregation} sum"
+        return f"{form}, {super().label(config)}" if config.privacy.is_on else form
+
+    def deviations(self, config: FedSCemConfig, method: Holders) -> list[Deviation]:
+        result: list[Deviation] = []
+        if config.strategy.alignment == "psi":
+            held = [list(one.identities) for one in method.graphs(config)]
+            of = of_proved_alignment if config.strategy.distrusts else of_alignment
+            result += of(_alignment_of, held)
+        if config.strategy.aggregation == "masked":
+            lies = of_parties if config.strategy.distrusts else of_sums
+            result += lies(lambda strategy: strategy.session.sums.server)
+        return result
+
+    def attack(self, config: FedSCemConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
+        return attack(grid.exchanges, [list(one.identities) for one in method.graphs(config)])

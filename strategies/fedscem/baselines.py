@@ -1,0 +1,211 @@
+"""Baselines of FedSCem: training alone, FedAvg and FedProx, on the same ego-networks.
+
+*Self-training*: every client takes its local steps and shares nothing; the server gets the sum of
+the clients' measurements.
+
+*FedAvg* (McMahan et al., 2017) and *FedProx* (Li et al., 2020) are Flower's own strategies. A
+SuperNode answers with the mean of its clients' weights and with their number. Flower weighs the
+SuperNodes by that number, so the result is the mean over clients (FedSCem, equation 5). Round
+``t``:
+
+1. server -> clients: the mean model, ``[f, h]`` first layer and ``[D]`` all the rest;
+2. client: takes it over, ``local_epochs`` epochs of its own Adam on ``L_nc``, for FedProx with
+   ``proximal / 2 ||w - w_t||^2``;
+3. client -> server: the weights; Flower averages them;
+4. server -> clients: the new mean, to be measured (Flower's ``evaluate``).
+
+Adam's moments stay with the client. Rows of the first layer whose feature a client does not have
+are sent back unchanged (``ChosenEgos.inactive_rows``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.serverapp.strategy import FedProx
+from torch import Tensor
+
+from flower_graph.engine.graph_batch import count_batch, evaluate
+from flower_graph.outputs.files import NO_CLIENT, Snapshot
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.strategies.fedscem.cohort import (
+    ChosenEgos,
+    EgoSettings,
+    initial_weights,
+)
+from flower_graph.strategies.fedscem.cohort_client import (
+    EgoCohortClient,
+    model_of,
+)
+from flower_graph.strategies.fedscem.kept import common_model, predictions_of
+from flower_graph.strategies.fedscem.messages import (
+    METRIC_NAMES,
+    NO_SLOTS,
+    read_settings,
+    write_settings,
+)
+from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.vector import (
+    mean_metrics,
+    mean_weights,
+    measure,
+)
+from flower_graph.wire.averaging import Enrolment
+from flower_graph.wire.counts import CountReply
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import (
+    ARRAY_NAMES,
+    CLIENTS,
+    COUNTING,
+    FIRST,
+    NUM_FEATURES,
+    REST,
+    ROLES,
+    SERVER_ROUND,
+)
+from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
+from flower_graph.wire.rows import Asked, Rows
+
+
+class SelfTraining(MaskedEmbeddingAveraging):
+    """Server for clients that train alone, ``EgoNetworkClient``; arguments as of its parent."""
+
+    # Any: arguments are those of its parent
+    def __init__(self, settings: EgoSettings, **sampling_and_saving: Any) -> None:
+        super().__init__(
+            settings._replace(proximal=0.0),
+            variant="iter",  # nothing is shared, so its one step is the local one
+            alignment=NO_SLOTS,
+            aggregation="plain",
+            **sampling_and_saving,
+        )
+
+
+# Client of FedAvg and FedProx --------------------------------------------------------------------
+
+
+class EgoModelClient(EgoCohortClient):
+    """The ego-networks of one SuperNode, which train the server's model.
+
+    Parameters
+    ----------
+    context, egos, **more
+        As of ``EgoNetworkClient``; the context keeps Adam's moments.
+    """
+
+    def get_properties(self, config: Config) -> Config:
+        clients = [ego.client for ego in self.egos]
+        if NUM_FEATURES not in config:  # a server of another project
+            return Enrolment(clients, most_examples=len(clients)).to_config()
+        settings = read_settings(config)
+        self.restore(settings, Resume.from_config(config))
+        handled = self.handled(settings)
+        return Enrolment(clients, handled, len(clients)).to_config()
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Train the model on the clients that are asked; return their mean weights (steps 2, 3)."""
+        with self._trained(parameters, config) as clients:
+            return _answer(clients, torch.ones(clients.batch.size))
+
+    def fit_each(self, parameters: Parameters, config: Config) -> Rows:
+        with self._trained(parameters, config) as clients:
+            own = zip(clients.batch.clients, torch.eye(clients.batch.size), strict=True)
+            return Rows({client: _answer(clients, share) for client, share in own})
+
+    @contextmanager
+    def _trained(self, parameters: Parameters, config: Config) -> Iterator[ChosenEgos]:
+        settings = read_settings(config)
+        if "proximal-mu" in config:  # Flower's FedProx sends it
+            settings = settings._replace(proximal=float(config["proximal-mu"]))
+        asked = Asked.from_config(config).chosen([ego.client for ego in self.egos])
+        with self._kept.opened(self._makers(settings)) as (cohort, _):
+            clients = cohort.choose(asked)
+            clients.start_from(model_of(parameters))
+            clients.train(int(config.get(SERVER_ROUND, 0)))
+            yield clients
+
+    def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
+        settings = read_settings(config)
+        with self.opened(settings) as clients:
+            clients.start_from(model_of(parameters))
+            logits = clients.classify(clients.embed())
+            judged = evaluate(clients.batch, logits)
+        self._measured(int(config.get(SERVER_ROUND, 0)), clients, judged, judged.loss)
+        measured = measure(judged, None, 1.0).mean(0)
+        metrics: dict[str, Any] = dict(zip(METRIC_NAMES, measured.tolist(), strict=True))
+        good, counting = torch.ones(len(self.egos)) > 0, str(config.get(COUNTING, ""))
+        counts = count_batch(clients.batch, logits, good, counting)
+        metrics |= CountReply(counts).to_config()
+        answer = metrics["cross-entropy"], len(self.egos), metrics
+        return self._kept.save_if_asked(config, answer, self._makers(settings))
+
+    def _taken(self, chosen: ChosenEgos) -> Snapshot:
+        chosen.start_from(
+            model := chosen.begun()
+        )  # a client that was not measured has trained since
+        predictions = predictions_of(self.egos, chosen, self._classes)
+        return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
+
+
+def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
+    count = int(shares.sum())
+    # a list is no Scalar
+    entries: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
+    return [*mean_weights(clients, shares)], count, entries
+
+
+# Server of FedAvg and FedProx --------------------------------------------------------------------
+
+
+class EgoFedAvg(ReportedFedAvg):
+    """Flower's ``FedAvg`` for ``EgoModelClient``; other arguments as for ``ReportedFedAvg``."""
+
+    # Any: arguments are those of its parent
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
+        super().__init__(seed=settings.seed, **more)
+        self.settings = settings._replace(proximal=0.0)
+        self.num_classes = settings.num_classes
+
+    usual_rounds = 400
+
+    def first_arrays(self) -> ArrayRecord:
+        start = initial_weights(self.settings)
+        return ArrayRecord({FIRST: Array(start.first.numpy()), REST: Array(start.rest.numpy())})
+
+    def snapshot(self) -> Snapshot:
+        model = model_of([array.numpy() for array in self.arrays.values()])
+        return Snapshot(None, [common_model(model, self.settings, [NO_CLIENT])])
+
+    def question(self) -> Config:
+        return write_settings(self.settings)
+
+    def fixed_settings(self) -> dict[str, object]:
+        return super().fixed_settings() | self.settings._asdict()
+
+    def most_examples(self, node: int, *, training: bool) -> int | None:
+        """Return the number of a SuperNode's clients: each has weight 1."""
+        return len(self.session.members.clients.get(node, ())) or None
+
+    def report_fields(self, trained: MetricRecord, evaluated: MetricRecord) -> dict[str, object]:
+        result = {name: evaluated.get(name) for name in METRIC_NAMES}
+        numbers = {n: v if isinstance(v, float) else 0.0 for n, v in result.items()}
+        means = mean_metrics(numbers, self.settings.tau)
+        losses = {
+            "loss": means.cross_entropy,
+            "cross_entropy": means.cross_entropy,
+            "regulariser": means.contrast,
+        }
+        return losses | {f"{role}_accuracy": getattr(means, role) for role in ROLES}
+
+
+class EgoFedProx(EgoFedAvg, FedProx):
+    """Flower's ``FedProx`` for ``EgoModelClient``; the weight is ``settings.proximal``."""
+
+    def __init__(self, settings: EgoSettings, **more: object) -> None:
+        super().__init__(settings, proximal_mu=settings.proximal, **more)
+        # In every message, since clients build their models from the first one.
+        self.settings = settings

@@ -1,0 +1,263 @@
+"""FedSCem and its baselines as a method: server, clients, and figures for commands."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context
+from torch import Tensor
+
+from flower_graph.client.trust import trust_of
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import Clients
+from flower_graph.data.folders.ego_folder import load_ego_folder
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.gaps import Gaps
+from flower_graph.data.new_graph import NewGraph
+from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.data.sources.datasets import cached_data
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.flower_compat import Mod, NumPyClient
+from flower_graph.method import OwnGraphMethod
+from flower_graph.method.permits import Permits
+from flower_graph.method.trust import OF_PARTIES
+from flower_graph.privacy.central import central_noise
+from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
+from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.server.averaging import ReportedFedAvg
+from flower_graph.server.robust import make_robust
+from flower_graph.strategies.fed_sage.client import SageClient
+from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
+from flower_graph.strategies.fedscem.baselines import (
+    EgoFedAvg,
+    EgoFedProx,
+    EgoModelClient,
+    SelfTraining,
+)
+from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.cohort_client import (
+    EgoNetworkClient,
+)
+from flower_graph.strategies.fedscem.config import (
+    APP,
+    AVERAGING,
+    FEDSCEM,
+    SAGE,
+    FedSCemConfig,
+)
+from flower_graph.strategies.fedscem.kept import train_alone
+from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+
+if TYPE_CHECKING:
+    from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.method.base import Left
+    from flower_graph.strategies.fedscem.attack import EgoAudit
+
+LOG = logging.getLogger(__name__)
+AVERAGES: dict[str, type[ReportedFedAvg]] = {"fedavg": EgoFedAvg, "fedprox": EgoFedProx}
+Server = MaskedEmbeddingAveraging | ReportedFedAvg
+SERVERS: dict[str, Callable[..., Server]] = {
+    FEDSCEM: MaskedEmbeddingAveraging,
+    "self-training": SelfTraining,
+    **AVERAGES,
+    "local-sage": LocalSage,
+    "fed-sage": FedSage,
+}
+# Settings that FedSCem's strategy has, but no baseline
+OF_FEDSCEM = (
+    *("variant", "model_sharing", "alignment", "aggregation"),
+    *("limit", "resolution", "dropout", "block_cap", "most_points", "least_holders"),
+)
+# A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
+FARTHEST = 7
+NOBODY = "a newcomer starts from the mean of nobody, the weights that all clients began with"
+
+
+class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
+    """Every client is an ego-network."""
+
+    name = APP
+    schema = FedSCemConfig
+    graph = EgoNetwork
+    client, clients = "ego-network", "ego-networks"
+    heterophily = (
+        "FedSCem's GCN smooths over edges: at homophily 0.1 it gained over training alone, to 0.32 "
+        "where logistic regression on good features has 0.84 (`flower-graph docs results/heat-map`)"
+    )
+    tables = ("fedscem",)
+
+    def build_strategy(
+        self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> Server:
+        how, settings = config.strategy, ego_settings(config, folder)
+        options: dict[str, Any] = {
+            "participation": how.participation,
+            "min_nodes": how.fewest_nodes,
+        }
+        options |= checkpoint_settings(config, out)
+        if how.name in AVERAGING:
+            averaging = make_robust(AVERAGES[how.name], how.average, settings, **options)
+            averaging.central_noise = central_noise(config.privacy, config.rounds)
+            return averaging
+        if how.name == FEDSCEM:
+            options |= {name: getattr(how, name) for name in (*OF_FEDSCEM, *OF_PARTIES)}
+        return SERVERS[how.name](settings, **options)
+
+    def build_client(
+        self, config: FedSCemConfig, context: Context, out: Path | None
+    ) -> NumPyClient:
+        egos, folder = self.hosted(config, context)
+        saved = None if out is None else out / CHECKPOINTS
+        how: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
+        how["classes"] = self.class_names(config, folder)
+        if config.strategy.name in SAGE:
+            averages = config.strategy.name == "fed-sage"
+            settings = ego_settings(config, folder)
+            return SageClient(context, egos, settings, averages=averages, **how)
+        if config.strategy.name in AVERAGING:
+            require_one_client(config.privacy, [ego.client for ego in egos])
+            return EgoModelClient(context, egos, **how)
+        noised = config.privacy.is_on and Permits.of(context.node_config).noises
+        return EgoNetworkClient(
+            context,
+            egos,
+            **how,
+            noise=embedding_noise(config) if config.privacy.is_on else None,
+            masked=config.masks_sums,
+            alignment=config.strategy.alignment,
+            trust=trust_of(context, hides=noised) if config.strategy.distrusts else None,
+        )
+
+    def load_graphs(self, config: FedSCemConfig) -> list[EgoNetwork]:
+        path, how = clients_path(config.data), config.partition
+        if path is None:
+            whole = cached_data(config)
+            return Clients.cut(partition_egos(whole, how, config.seed), whole)
+        egos = load_ego_folder(
+            path,
+            how.split,
+            how.ratios,
+            config.seed if how.seed is None else how.seed,
+            features=config.data.features,
+            gaps=Gaps.of(config.data),
+        )
+        if len(egos) < 2 and config.masks_sums:
+            raise ConfigError(f"data.name: {str(path)!r} has 1 client; a masked sum needs 2")
+        return egos
+
+    def statistics(self, config: FedSCemConfig, graphs: list[EgoNetwork]) -> PartitionStatistics:
+        from flower_graph.data.partition.statistics import ego_statistics
+
+        return ego_statistics(graphs)
+
+    def train_mods(self, config: FedSCemConfig) -> list[Mod]:
+        """Build none for FedSCem: its clients add noise before masks, which mods would spoil."""
+        return [] if config.strategy.name == FEDSCEM else super().train_mods(config)
+
+    def default_supernodes(self, config: FedSCemConfig) -> int | None:
+        alone = config.privacy.is_on and config.strategy.name in AVERAGING
+        fewest = FEWEST_PARTIES if config.strategy.distrusts else None
+        return self.num_clients(config) if alone else fewest
+
+    def steadying(self, config: FedSCemConfig) -> tuple[str, str]:
+        return "strategy.learning_rate", "strategy.mu"
+
+    def long_work(self, config: FedSCemConfig, server_round: int) -> str:
+        if server_round > 1 or config.strategy.name != FEDSCEM:
+            return ""
+        keys = "exchange keys and " if config.masks_sums else ""
+        return f"first clients {keys}find the nodes that they share ({config.strategy.alignment})"
+
+    def local_steps(self, config: FedSCemConfig) -> float:
+        how, egos = config.strategy, self.graphs(config)
+        is_ours, size = how.name == FEDSCEM, how.batch_size or sys.maxsize
+        sizes = [ego.nodes.numel() for ego in egos] if is_ours else []
+        if not (is_ours and how.variant == "minus"):
+            sizes += [max(1, int(ego.train_mask.sum())) for ego in egos]
+        steps = how.local_epochs * sum(-(-nodes // size) for nodes in sizes)
+        return float(steps / len(egos))
+
+    def final_figures(
+        self, config: FedSCemConfig, strategy: Server, folder: RunFolder | None = None
+    ) -> dict[str, object]:
+        figures: dict[str, object] = {"bytes": strategy.payload}
+        if isinstance(strategy, MaskedEmbeddingAveraging):
+            figures["setup-seconds"] = strategy.session.setup_seconds
+        return figures
+
+    def predict_beside(
+        self, run: Left[FedSCemConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
+        """Predict by a model; without a common one a newcomer trains on its own labels."""
+        config = run.config
+        if client is not None or not run.are_own or config.strategy.name in SAGE:
+            return super().predict_beside(run, graph, client)
+        self.edges_of(config, graph)
+        trains = graph.y >= 0
+        mask = graph.values.get("train_mask")
+        if isinstance(mask, Tensor) and mask.shape == trains.shape:
+            trains = trains & mask.bool()
+        count, begins = int(trains.sum()), f"{config.strategy.name} has no common model: {NOBODY}"
+        if not count:
+            raise DataError(
+                f"{begins}, and without labels it cannot train. Give it labels, say whose model to "
+                "use (client=, --client), or train with strategy.model_sharing=fedavg"
+            )
+        LOG.warning("%s, and trains alone on its %d nodes with a label", begins, count)
+        form = run.saved(run.clients[0])[0].arguments
+        settings = _settings(config, form["features"], form["classes"])
+        return train_alone(graph, settings, trains, config.rounds)
+
+    def audit(self) -> EgoAudit:
+        from flower_graph.strategies.fedscem.attack import EgoAudit
+
+        return EgoAudit()
+
+
+METHOD = FedSCem()
+
+
+def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoSettings:
+    """Collect the settings of the clients' training, which the server sends."""
+    features, classes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
+    return _settings(config, features, classes)
+
+
+def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:
+    model, how = config.model, config.strategy
+    is_proximal = "fedprox" in (how.name, how.model_sharing)
+    return EgoSettings(
+        num_features=features,
+        num_classes=classes,
+        hidden=model.hidden,
+        projection=model.projection,
+        learning_rate=how.learning_rate,
+        weight_decay=how.weight_decay,
+        seed=config.seed,
+        local_epochs=how.local_epochs,
+        mu=how.mu,
+        tau=how.tau,
+        proximal=how.proximal if is_proximal else 0.0,
+        batch_size=how.batch_size,
+    )
+
+
+def embedding_noise(config: FedSCemConfig) -> ClientNoise | None:
+    """Return the noise that clients add to embeddings before pads and masks."""
+    noise, how = client_noise(config.privacy, config.rounds), config.strategy
+    if noise is None or how.aggregation != "masked":
+        return noise
+    longest = noise.clipping_norm + FARTHEST * noise.deviation
+    if longest > how.limit:
+        raise ConfigError(
+            f"strategy.limit: {how.limit:g} is too small for noise of {noise.deviation:.3g}, which "
+            f"privacy.epsilon={config.privacy.epsilon:g} takes: clients would be left out; set "
+            f"strategy.limit={math.ceil(longest)} or more, or a smaller privacy.clipping_norm"
+        )
+    return noise

@@ -1,0 +1,172 @@
+"""Figures of FedSCem's tables: a central reference, clients' costs, and the effect of masks.
+
+The central reference is the same model, trained on the whole graph in one place. Costs are a
+client's time and memory in a round, by the size of its ego-network (FedSCem, Figure 8).
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from math import isfinite, nan
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from flower_graph.data.graph import WholeGraph, to_undirected
+from flower_graph.data.partition.ego_networks import EgoNetwork, split_global
+from flower_graph.data.sources.datasets import cached_data
+from flower_graph.engine.graph_batch import Epoch
+from flower_graph.engine.machine import resolve_device
+from flower_graph.storage.reading import MOST_LINES, Tree, read_json
+from flower_graph.strategies.fedscem.cohort import EgoCohort, EgoSettings, Shared
+from flower_graph.strategies.fedscem.config import FedSCemConfig
+from flower_graph.strategies.fedscem.method import METHOD, ego_settings
+
+ROUNDS = 7  # measured ones, after one that is not
+Row = tuple[dict[str, int], dict[str, float]]  # keys and figures of a group of clients
+
+
+def train(config: FedSCemConfig) -> list[Epoch]:
+    """Train one model on all nodes, and evaluate it as clients are evaluated."""
+    if config.partition.split != "global":
+        raise ValueError(f"partition.split: {config.partition.split!r}; only 'global' will do")
+    data, egos, settings = cached_data(config), METHOD.graphs(config), ego_settings(config)
+    device = resolve_device(config.device)
+    whole = EgoCohort([_whole(data, config)], settings, device=device)
+    judges = EgoCohort(egos, settings, device=device)
+    model = whole.choose([0])
+    chosen = judges.choose([ego.client for ego in egos])
+    nodes = torch.cat([ego.nodes for ego in egos]).to(device)
+    epochs = []
+    for number in range(config.rounds):
+        model.train(number)
+        h = model.embed()
+        # The clients' first layers are not used: embeddings come from the whole graph.
+        judges.tensors()["weight.rest"].copy_(whole.tensors()["weight.rest"])
+        _, val, test = chosen.evaluate(h[nodes]).accuracy.nanmean(0).tolist()
+        epochs.append(Epoch(float(model.evaluate(h).loss), val, test))
+    return epochs
+
+
+def _whole(data: WholeGraph, config: FedSCemConfig) -> EgoNetwork:
+    count = int(data.y.numel())
+    nobody = torch.zeros(count, dtype=torch.bool)
+    edges = to_undirected(data.edge_index, count)
+    network = EgoNetwork(0, 0, torch.arange(count), edges, data.x, data.y, nobody, nobody, nobody)
+    partition = config.partition
+    seed = config.seed if partition.seed is None else partition.seed
+    return split_global([network], data.y, partition.ratios, seed)[0]
+
+
+def costs(config: FedSCemConfig) -> list[Row]:
+    """Measure clients by size (Figure 8)."""
+    # Some builds of PyTorch's profiler fill the error stream; real errors are exceptions.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    return costs_by_size(METHOD.graphs(config), ego_settings(config))
+
+
+def costs_by_size(
+    egos: Sequence[EgoNetwork], settings: EgoSettings, *, groups: int = 10
+) -> list[Row]:
+    """Train ego-networks of about equal size together, from the smallest to the largest."""
+    # A round is FedSCem's at a client: a step on the classification loss, embeddings, a step with
+    # the contrastive loss, measurements. Masks and messages are not part of it.
+    ordered = sorted(egos, key=lambda ego: ego.nodes.numel())
+    _, inverse, count = torch.unique(
+        torch.cat([ego.nodes for ego in ordered]), return_inverse=True, return_counts=True
+    )
+    is_shared = (count[inverse] > 1).split([ego.nodes.numel() for ego in ordered])
+    groups = min(groups, len(ordered))
+    bounds = [len(ordered) * group // groups for group in range(groups + 1)]
+    return [
+        (
+            {"group": number, "clients": end - start},
+            _figures(ordered[start:end], torch.cat(is_shared[start:end]), settings),
+        )
+        for number, (start, end) in enumerate(pairwise(bounds), start=1)
+    ]
+
+
+def _figures(
+    egos: Sequence[EgoNetwork], is_shared: torch.Tensor, settings: EgoSettings
+) -> dict[str, float]:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        # Built under the profiler, so that memory between rounds counts too.
+        cohort = EgoCohort(egos, settings)
+        _round(cohort, is_shared)
+    seconds = []
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        _round(cohort, is_shared)
+        seconds.append(time.perf_counter() - started)
+    return {
+        "nodes": fmean(ego.nodes.numel() for ego in egos),
+        "edges": fmean(ego.edge_index.shape[1] / 2 for ego in egos),  # each counted once
+        "seconds-per-round": median(seconds) / len(egos),
+        # Bytes of a client's tensors: graph, weights, optimiser, and those of a round
+        "peak-mib": _peak(profiler) / len(egos) / 2**20,
+    }
+
+
+def _round(cohort: EgoCohort, is_shared: torch.Tensor) -> None:
+    chosen = cohort.choose([ego.client for ego in cohort.egos])
+    chosen.train(1)
+    h = chosen.embed()
+    place = is_shared.nonzero().flatten()
+    # A node's own embedding stands for the mean: the values do not change what it costs.
+    chosen.fuse(Shared(place, h[place]), 1)
+    chosen.evaluate(chosen.embed())
+
+
+def _peak(profiler: profile) -> int:
+    """Read the peak of allocated bytes, which only the profiler's trace file has."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = read_json(path, MOST_LINES)["traceEvents"]
+    result = sorted((e for e in events if e.get("name") == "[memory]"), key=lambda e: e["ts"])
+    totals = [event["args"]["Total Allocated"] for event in result]
+    # PyTorch counts on from profile to profile, without what is freed in between.
+    before = totals[0] - result[0]["args"]["Bytes"]
+    return int(max(totals) - before)
+
+
+# Any, here and below: rows and pictures of ``reproduce``, which no method imports
+def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
+    """Return the largest gap in test accuracy between masked and plain runs, by data set."""
+    masked = {one.data: one.runs for one in shown if one.method.endswith("masked")}
+    plain = {one.data: one.runs for one in shown if not one.method.endswith("masked")}
+    gaps, seed = [], None
+    for data in masked:
+        for seed in masked[data].keys() & plain.get(data, {}).keys():
+            both = masked[data][seed].test_accuracy, plain[data][seed].test_accuracy
+            far = [abs(a - b) for a, b in zip(*both, strict=True) if isfinite(a) and isfinite(b)]
+            rounds = f"{len(far)} of {len(both[0])} rounds"
+            gaps.append(f"{max(far, default=nan):.4f} on {data} ({rounds})")
+    return {"gaps": ", ".join(gaps), "seed": seed} if gaps else None
+
+
+def plot_costs(path: Path, _: object, rows: Sequence[Tree], picture: Tree) -> bool:
+    """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
+    from flower_graph.report.plots.compared import plot_points  # slow to import
+
+    groups: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        if row["table"] == "Figure 8":
+            groups.setdefault((row["data"], row["group"]), {})[row["metric"]] = row["mean"]
+    panels: dict[tuple[str, str], dict[str, list[tuple[float, float]]]] = {}
+    for metric, (name, scale) in picture["metrics"].items():
+        for size in picture["over"] if groups else ():
+            lines = panels.setdefault((size, name), {})
+            for (data, _group), figures in groups.items():
+                lines.setdefault(data, []).append((figures[size], scale * figures[metric]))
+    if panels:
+        plot_points(path, panels)
+    return bool(panels)

@@ -1,1 +1,0 @@
-"""FedSCem, one ego-network for each client, and its baselines."""

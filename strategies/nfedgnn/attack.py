@@ -1,0 +1,317 @@
+"""nFedGNN: which features a user has, from its latent vectors and its gradients.
+
+A user's latent vector is ``x W + b``, and ``W`` starts from a matrix that the seed decides. Then
+Adam moves a row of ``W`` by gradients that the server itself has sent. A server that guesses that a
+feature is in ``x``, and its size, can compute the feature's row in every round. So each round adds
+as many linear equations for ``x`` as a latent vector has numbers. Without weight decay all rows
+would move alike, and later rounds would tell nothing; with it they do not.
+
+The attack supposes that all nonzero features of a user are equally large, as in a bag of words. It
+finds their value out: for a wrong value the equations have no solution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import nnls
+
+from flower_graph.audit.attacks import (
+    NO_NOISE,
+    Audit,
+    Exchange,
+    RecordingGrid,
+    array_of,
+    audit_rng,
+    config_of,
+    dense,
+    of_kind,
+)
+from flower_graph.audit.scores import Finding, Floats, guesses, top
+from flower_graph.data.sources.datasets import cached_data
+from flower_graph.ops.adam import BETAS, EPS
+from flower_graph.strategies.nfedgnn.common_attack import (
+    compare,
+    read_common,
+    scores_of,
+)
+from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
+from flower_graph.strategies.nfedgnn.messages import read_settings
+from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
+from flower_graph.wire import keys
+from flower_graph.wire.arrays import unpack_integers
+
+# A bag of words: how many different ones a user may have, if its features sum to one
+MOST_WORDS = 40
+USERS = 25  # that are attacked in a run: each takes a second
+EQUATIONS = 160  # more of them make the search slow, and hardly better
+# Singular values below this share of the largest are drowned by float32's rounding.
+RANK_TOLERANCE = 1e-6
+SEARCH_STEPS = 6000
+
+
+class Seen(NamedTuple):
+    """The contents of a run's messages."""
+
+    settings: UserSettings  # The users' models, seed included
+    # Of each user: what it was sent and what it answered, from the first round on
+    steps: dict[int, list[Step]]
+
+
+def read(exchanges: Sequence[Exchange], users: NDArray[np.int64]) -> Seen:
+    """Read the messages of some users."""
+    # users [m]
+    steps: dict[int, list[Step]] = {user: [] for user in users.tolist()}
+    applied: dict[tuple[str, int], int] = {}
+    settings = None
+    for one in of_kind(exchanges, "train"):
+        config = config_of(one.request)
+        settings = read_settings(config)
+        for user, step in _steps(one, applied):
+            if user in steps:
+                steps[user].append(step)
+    if settings is None:
+        raise ValueError("no training message was recorded; at least one round is needed")
+    return Seen(settings, steps)
+
+
+def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int, Step]]:
+    """Give each user's steps of an exchange, without gradients and means applied before."""
+    config = config_of(one.request)
+    asked = unpack_integers(config[keys.USERS], keys.USERS)
+    rounds = unpack_integers(config[keys.GRADIENT_ROUND], keys.GRADIENT_ROUND)
+    gradients = array_of(one.request, keys.ARRAYS, "relay")
+    latent = array_of(one.reply, keys.ARRAYS, "relay")
+    average = None
+    if keys.AVERAGE in one.request.array_records:
+        average = array_of(one.request, keys.AVERAGE, "weights")
+    average_round, rate = int(config["average-round"]), float(config["learning-rate"])
+    result = []
+    for index, user in enumerate(asked.tolist()):
+        is_new = _advance(applied, ("gradient", user), int(rounds[index]))
+        takes = average is not None and _advance(applied, ("average", user), average_round)
+        gradient = gradients[index] if is_new else None
+        mean = average if takes else None
+        result.append((user, Step(gradient, mean, latent[index], rate)))
+    return result
+
+
+def _advance(applied: dict[tuple[str, int], int], key: tuple[str, int], now: int) -> bool:
+    """Note a round's number; return False if it is no later than the last."""
+    if now <= applied.get(key, 0):
+        return False
+    applied[key] = now
+    return True
+
+
+def attack(
+    exchanges: Sequence[Exchange],
+    x: Floats,
+    rng: np.random.Generator,
+    *,
+    users: int,
+    sums_to_one: bool,
+) -> list[Finding]:
+    """Recover the features of some users."""
+    # x [n, f]
+    having = np.flatnonzero((x != 0).any(1))
+    drawn = rng.choice(having, min(users, having.size), replace=False)
+    seen = read(exchanges, drawn)
+    start = shared_linear_weight(x.shape[1], seen.settings).numpy()[: x.shape[1]]
+    settings = seen.settings
+    known = Known(start, settings.bias, settings.weight_decay)
+    values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
+    truth = {user: x[user] != 0 for user in drawn.tolist() if seen.steps[user]}
+    latents = {user: seen.steps[user][0].latent for user in truth}
+    scores = {
+        "from one latent, least squares": {
+            user: least_squares(latent, start) for user, latent in latents.items()
+        },
+        "from one latent, sparse": {
+            user: sparse_from_one(latent, start) for user, latent in latents.items()
+        },
+        "from all latents and gradients, sparse": {
+            user: sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
+        },
+    }
+    found = [_measure(f"features, {name}", truth, result, rng) for name, result in scores.items()]
+    return [*found, compare([_first_latents(exchanges, x.shape[0])], x, rng)]
+
+
+def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
+    one = next(iter(of_kind(exchanges, "train")))
+    latent = array_of(one.reply, keys.ARRAYS, "relay")
+    result = np.zeros((users, latent.shape[1]))
+    result[unpack_integers(config_of(one.request)[keys.USERS], keys.USERS)] = latent
+    return result
+
+
+def _measure(
+    name: str,
+    truth: dict[int, NDArray[np.bool_]],
+    scores: dict[int, Floats],
+    rng: np.random.Generator,
+) -> Finding:
+    right, wholly = [], 0
+    for user, hits in truth.items():
+        order = rng.permutation(hits.size)
+        mine = hits[order][top(scores[user][order], int(hits.sum()))]
+        wholly += int(mine.all())
+        right.append(mine)
+    counts = np.array([hits.sum() for hits in truth.values()])
+    features = next(iter(truth.values())).size
+    # A user with many features has many guesses, of which many are right by chance.
+    chance = float((counts**2).sum() / (features * counts.sum()))
+    return guesses(name, np.concatenate(right), chance, wholly=wholly / len(truth))
+
+
+# What a user has, from equations ----------------------------------------------------------------
+
+
+class Step(NamedTuple):
+    """One request to a user, and its answer."""
+
+    gradient: Floats | None  # [h] gradient that the user is to apply; None where it has none
+    # [f, h] averaged weights that the user is to take over before that; NaN rows stay
+    average: Floats | None
+    latent: Floats  # [h] what it answers
+    learning_rate: float = 0.0  # of the step that applies the gradient
+
+
+class Known(NamedTuple):
+    """What the messages tell about the users' models."""
+
+    start: Floats  # [f, h] the first weights, without a bias
+    bias: bool  # Whether users have a bias; it starts at zero
+    weight_decay: float  # Of the users' Adam
+
+
+def least_squares(latent: Floats, start: Floats) -> Floats:
+    """Return the shortest ``x`` with ``x W = latent``, ``[f]``."""
+    result: Floats = np.linalg.lstsq(start.T.astype(float), latent.astype(float), rcond=None)[0]
+    return result
+
+
+def sparse_from_one(latent: Floats, start: Floats) -> Floats:
+    """Return a non-negative ``x`` with ``x W`` nearest to a latent vector, ``[f]``."""
+    # Non-negative least squares has at most as many features as the latent has numbers.
+    result: Floats = nnls(start.T.astype(float), latent.astype(float), maxiter=SEARCH_STEPS)[0]
+    return result
+
+
+def sparse_from_sequence(
+    known: Known, steps: Sequence[Step], values: Sequence[float]
+) -> tuple[Floats, float]:
+    """Return each feature's score from all equations of a sequence, and the features' value."""
+    size = known.start.shape[1]
+    steps = steps[: max(1, EQUATIONS // size)]
+    shift = bias_course(known, steps)
+    target = (np.stack([step.latent for step in steps]) - shift).astype(float).ravel()
+    fits = [_unexplained(equations(known, steps, value), target) for value in values]
+    value = values[int(np.argmin(fits))]
+    result = nnls(equations(known, steps, value), target / value, maxiter=SEARCH_STEPS)[0]
+    return result, value
+
+
+def equations(known: Known, steps: Sequence[Step], value: float) -> Floats:
+    """Return the matrix that a user's features meet, ``[T h, f]``, if each feature is ``value``."""
+    course = row_course(known.start, value, known, steps)
+    return course.transpose(0, 2, 1).reshape(-1, known.start.shape[0])
+
+
+def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
+    """Return the bias in every round, ``[T, h]``; zeros where users have none."""
+    # The last row of averaged weights is the bias's.
+    size = known.start.shape[1]
+    if not known.bias:
+        return np.zeros((len(steps), size))
+    local = [step._replace(average=_last_row(step.average)) for step in steps]
+    return row_course(np.zeros((1, size)), 1.0, known, local)[:, 0]
+
+
+def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step]) -> Floats:
+    """Return the weights of features of size ``value`` in every round, ``[T, f, h]``."""
+    weight = start.astype(float).copy()
+    first, second, count, course = np.zeros_like(weight), np.zeros_like(weight), 0, []
+    for step in steps:
+        if step.average is not None:
+            new = step.average[: weight.shape[0]]
+            weight = np.where(np.isnan(new), weight, new)
+        if step.gradient is not None:
+            count += 1
+            slope = value * step.gradient.astype(float) + known.weight_decay * weight
+            first += (1 - BETAS[0]) * (slope - first)
+            second += (1 - BETAS[1]) * (slope * slope - second)
+            size = step.learning_rate / (1 - BETAS[0] ** count)
+            root = np.sqrt(second / (1 - BETAS[1] ** count)) + EPS
+            weight = weight - size * first / root
+        course.append(weight)
+    return np.stack(course)
+
+
+def _last_row(average: Floats | None) -> Floats | None:
+    return None if average is None else average[-1:]
+
+
+def _unexplained(matrix: Floats, target: Floats) -> float:
+    """Return the part of the target that the columns do not explain, 0 to 1."""
+    size, space = np.linalg.eigh(matrix @ matrix.T)
+    space = space[:, size > size[-1] * RANK_TOLERANCE**2]
+    rest = target - space @ (space.T @ target)
+    return float(np.linalg.norm(rest) / np.linalg.norm(target)) if target.any() else 0.0
+
+
+class RelayAudit(Audit[NFedGNNConfig, object]):
+    """The attacks on a run of nFedGNN."""
+
+    rounds = 10
+    notes = (
+        "Guesses are as many as the user has features, which the attacker is told; `wholly` is the "
+        "share of users all of whose features are found. From one latent the attacker solves "
+        "`x W = latent`. From all of them it also follows each row of `W` through Adam's steps, "
+        "with the gradients that were sent, and finds out how large a feature is. It supposes that "
+        "all features of a user that are not zero are equally large; where they were scaled to "
+        "sum to one, that there are 40 at most.",
+        "Chance is a blind guess. Somebody who knows which words are common does better without "
+        "any message.",
+    )
+
+    def counterparts(self, config: NFedGNNConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
+        if config.strategy.share == SUMMED:
+            averaged = [f"strategy.share={AVERAGED}", "strategy.average_every=5"]
+            return [[], ["strategy.aggregation=masked"], [f"strategy.share={OWN}"], averaged]
+        # Weights that are averaged get no noise, so it is refused beside.
+        return [[], [NO_NOISE]] if config.strategy.share != OWN else [[], [NO_NOISE], *noisy]
+
+    def label(self, config: NFedGNNConfig) -> str:
+        share, aggregation = config.strategy.share, config.strategy.aggregation
+        form = f"{share}, {aggregation} sums" if share == SUMMED else share
+        return super().label(config) if share == OWN else f"{form}, {super().label(config)}"
+
+    def supernodes(self, clients: int) -> int:
+        """Put all users on one SuperNode: messages have a row for each user in any case."""
+        return 1
+
+    def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
+        x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
+        rng = audit_rng(config)
+        if config.strategy.share == SUMMED:
+            return attack_common(grid.exchanges, x, rng)
+        return attack(grid.exchanges, x, rng, users=USERS, sums_to_one=sums_to_one)
+
+
+def attack_common(
+    exchanges: Sequence[Exchange], x: Floats, rng: np.random.Generator
+) -> list[Finding]:
+    """Recover features of users that share one layer, and compare users."""
+    # x [n, f]
+    having = np.flatnonzero((x != 0).any(1))
+    drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
+    seen = read_common(exchanges, *x.shape)
+    truth = {user: x[user] != 0 for user in drawn}
+    scores = scores_of(seen, drawn, x.shape[1])
+    found = [_measure(f"features, {name}", truth, one, rng) for name, one in scores.items()]
+    return [*found, compare(list(seen.latents.values()), x, rng)]

@@ -1,0 +1,281 @@
+"""nFedGNN as a method: server, clients, and figures for commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from flwr.app import Context
+from torch import Tensor, nn
+
+from flower_graph.client.trust import trust_of
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.config.metrics import LINKS
+from flower_graph.config.module import MLP
+from flower_graph.data.baselines import Figures, graph_baselines
+from flower_graph.data.folders.party import (
+    USERS,
+    client_folder,
+    node_data,
+    read_matrix,
+    share,
+)
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.graph import row_range, take_rows
+from flower_graph.data.link_baselines import link_baselines
+from flower_graph.data.sketch import sketched
+from flower_graph.data.sources.datasets import cached_data
+from flower_graph.engine.machine import first_layer_bytes
+from flower_graph.errors import ConfigError, DataError, RefusedError
+from flower_graph.flower_compat import Mod
+from flower_graph.method import Method, Partition
+from flower_graph.method.permits import ALLOW_TRUST, PLAIN
+from flower_graph.models import PairModel, build_server_model
+from flower_graph.privacy.local import PrivateRows, client_noise
+from flower_graph.rng import seeded
+from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.strategies.nfedgnn.cohort_client import NodeClient, UsersClient
+from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
+from flower_graph.strategies.nfedgnn.config import (
+    APP,
+    FILE,
+    MASKED,
+    SUMMED,
+    NFedGNNConfig,
+    steadying,
+)
+from flower_graph.strategies.nfedgnn.link_server import HeldLinks
+from flower_graph.strategies.nfedgnn.masked import MaskedGradientRelay
+from flower_graph.strategies.nfedgnn.masked_client import MaskedLayerClient
+from flower_graph.strategies.nfedgnn.newcomers import (
+    hosted_by,
+    users_graph,
+    users_left,
+)
+from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
+from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
+from flower_graph.strategies.nfedgnn.summed import SummedGradientRelay
+
+if TYPE_CHECKING:
+    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.method.base import Left
+    from flower_graph.strategies.nfedgnn.attack import RelayAudit
+
+
+ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
+# Any: what a reply and a request of a round are, which differs from form to form
+AnyRelay = RelayStrategy[Any, Any]
+
+
+class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
+    """Every node of the graph is a client."""
+
+    name = APP
+    schema = NFedGNNConfig
+    client, clients = "user", "users"
+    measures = False  # the server evaluates the noisy vectors that it has
+    heterophily = (
+        "nFedGNN smooths over edges: at homophily 0.1 it was 7 to 64 points below logistic "
+        "regression on the features, with one layer for all users 6 to 55; with strategy.share=own "
+        "try strategy.reg_weight=0 (`flower-graph docs results/heat-map`)"
+    )
+    tables = ("nfedgnn", "nfedgnn-summed", "nfedgnn-steady", "heat-map", "links")
+
+    def build_strategy(
+        self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> AnyRelay:
+        data = users_graph(config) if folder is None else _server_data(folder)
+        split = build_server_model(
+            config.model.name,
+            hidden=config.model.hidden,
+            heads=config.model.heads,
+            classes=row_size(config) if config.task == LINKS else int(data.num_classes),
+            dropout=config.model.dropout,
+            seed=config.seed,
+        )
+        model = with_decoder(config, split)
+        how = config.strategy
+        common: dict[str, Any] = {
+            "latent_size": split.latent_size,
+            "user_bias": config.model.user_bias,
+            "reg_weight": how.smoothness,
+            "learning_rate": how.learning_rate,
+            "weight_decay": how.weight_decay,
+            "schedule": how.schedule,
+            "gradient_norm": how.gradient_norm,
+            "server_average": how.server_average,
+            "evaluate_every": how.evaluate_every,
+            "participation": how.participation,
+            "seed": config.seed,
+            "device": config.device,
+            "min_nodes": how.fewest_nodes,
+            "links": held_links(config) if config.task == LINKS else None,
+            **checkpoint_settings(config, out),
+        }
+        strategy: AnyRelay
+        if how.share == SUMMED:
+            common |= {"feature_dropout": config.model.dropout, "limit": how.limit}
+            strategy = (
+                MaskedGradientRelay(data, model, registry=how.registry, **common)
+                if config.masks_sums
+                else SummedGradientRelay(data, model, **common)
+            )
+        else:
+            common |= {"average_every": how.average_every, "average_over": how.average_over}
+            strategy = SplitGradientRelay(data, model, **common)
+        if config.data.add is not None or config.data.remove:
+            left = users_left(config, data.y.numel(), getattr(data, "names", None))
+            strategy.grow(data, left=left, alone=how.newcomers_alone)
+        return strategy
+
+    def build_client(
+        self, config: NFedGNNConfig, context: Context, out: Path | None
+    ) -> UsersClient:
+        if config.strategy.share == SUMMED and not config.masks_sums:
+            refuse_open_sums(context)
+        x, users = hosted_users(config, context)
+        if config.strategy.sketch is not None:
+            x = sketched(x, config.strategy.sketch, config.seed)
+        saved = None if out is None else out / CHECKPOINTS
+        more: dict[str, Any] = {"device": config.device, "checkpoint_dir": saved, "output_dir": out}
+        if config.masks_sums:
+            trust = trust_of(context, hides=True) if config.strategy.distrusts else None
+            return MaskedLayerClient(context, x, users, trust=trust, **more)
+        if config.strategy.share == SUMMED:
+            return CommonLayerClient(context, x, users, **more)
+        return NodeClient(context, x, users, rows_dir=rows_folder(config, out), **more)
+
+    def predict_beside(
+        self, run: Left[NFedGNNConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
+        """Refuse: nobody has a model that takes features and edges."""
+        raise DataError(
+            "a model of nFedGNN is split between server and users, who learn together: new users "
+            "join the run, by `flower-graph run --resume RUN data.add=FILE rounds=N`"
+        )
+
+    def num_clients(self, config: NFedGNNConfig, folder: RunFolder | None = None) -> int:
+        if folder is not None:
+            return folder.manifest.num_clients
+        graph = users_graph(config)
+        return graph.num_nodes - len(users_left(config, graph.num_nodes, graph.names))
+
+    def steadying(self, config: NFedGNNConfig) -> tuple[str, ...]:
+        return steadying(config.strategy.smoothness)
+
+    def local_steps(self, config: NFedGNNConfig) -> float:
+        return 1
+
+    def baselines(self, config: NFedGNNConfig) -> Figures:
+        graph = users_graph(config)
+        if config.task != LINKS:
+            return graph_baselines(graph)
+        split = held_links(config).split(graph.edge_index, graph.num_nodes)
+        return link_baselines([(graph.x, split)], config.metrics[0])
+
+    def least_memory(self, config: NFedGNNConfig) -> int:
+        """Count the rows of features that users have: dense features take the most."""
+        x, model = users_graph(config).x, config.model
+        entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
+        size = model.hidden * (model.heads if model.name == "gat" else 1)
+        # Averaged over all, one matrix stands for the users of a cohort.
+        # So does the layer that all have, and what is in a file is on the disk.
+        how = config.strategy
+        is_shared = how.average_over == "all" or how.share == SUMMED or how.state == FILE
+        return 0 if is_shared else first_layer_bytes(entries, size)
+
+    def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
+        from flower_graph.data.partition.statistics import node_statistics
+
+        graph = users_graph(config)
+        return Partition(node_statistics(graph), node_data(graph), baselines=self.baselines(config))
+
+    def train_mods(self, config: NFedGNNConfig) -> list[Mod]:
+        noise = client_noise(config.privacy, config.rounds)
+        return [PrivateRows(noise)] if noise else []
+
+    def final_figures(
+        self,
+        config: NFedGNNConfig,
+        strategy: AnyRelay,
+        folder: RunFolder | None = None,
+    ) -> dict[str, object]:
+        """Return the payload with the last gradients, which travel after the last report."""
+        return {"bytes": strategy.users.ledger.payload}
+
+    def audit(self) -> RelayAudit:
+        from flower_graph.strategies.nfedgnn.attack import RelayAudit
+
+        return RelayAudit()
+
+
+METHOD = NFedGNN()
+
+
+def held_links(config: NFedGNNConfig) -> HeldLinks:
+    """Return which edges are held out."""
+    how = config.links
+    return HeldLinks(how.val, how.test, config.seed if how.seed is None else how.seed)
+
+
+def with_decoder(config: NFedGNNConfig, model: nn.Module) -> nn.Module:
+    """Put a decoder of pairs beside the server's model, if the run learns a decoder."""
+    if config.task != LINKS or config.links.decoder != MLP:
+        return model
+    with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
+        return PairModel(model, row_size(config))
+
+
+def row_size(config: NFedGNNConfig) -> int:
+    """Return how many numbers the server's model gives a node where links are learnt."""
+    return config.model.hidden * (config.model.heads if config.model.name == "gat" else 1)
+
+
+def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tensor]:
+    """Return the features ``[n_c, f]`` and the numbers ``[n_c]`` of a SuperNode's users."""
+    folder = client_folder(config, context)
+    if folder is not None:
+        return read_matrix("x", folder.tensors), folder.tensors[USERS]
+    graph, before = users_graph(config), cached_data(config).num_nodes
+    here = share(context, before)
+    part, parts = (int(str(context.node_config[key])) for key in (PARTITION, PARTITIONS))
+    newcomers = hosted_by(part, parts, before, graph.num_nodes)
+    if not newcomers.numel() and not config.data.remove:
+        return row_range(graph.x, here), torch.arange(here.start, here.stop)
+    users = torch.cat([torch.arange(here.start, here.stop), newcomers])
+    left = torch.tensor(users_left(config, graph.num_nodes, graph.names), dtype=torch.int64)
+    users = users[~torch.isin(users, left)]
+    return take_rows(graph.x, users), users
+
+
+def rows_folder(config: NFedGNNConfig, out: Path | None) -> Path | None:
+    """Return the folder for a file of users' weights; None if they are in memory."""
+    if config.strategy.state != FILE:
+        return None
+    if out is None:
+        raise ConfigError(
+            f"strategy.state: {FILE} needs a run with an output folder, which a deployment's "
+            "clients do not have: set strategy.state=memory",
+            key="strategy.state",
+        )
+    return out / ROWS_FOLDER
+
+
+def refuse_open_sums(context: Context) -> None:
+    """Refuse, in a deployment, to show the server sums of gradients, unless the node allows it."""
+    if DATA_FOLDER not in context.node_config:
+        return
+    allowed = str(context.node_config.get(ALLOW_TRUST, ""))
+    if PLAIN not in allowed.split(","):
+        raise RefusedError(
+            f"strategy.share={SUMMED} would show the server each SuperNode's sum of gradients, of "
+            f"which one user's is its features; {ALLOW_TRUST} in this SuperNode's node config does "
+            f"not have {PLAIN}: set strategy.aggregation={MASKED}"
+        )
+
+
+def _server_data(folder: RunFolder) -> SimpleNamespace:
+    classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+    return SimpleNamespace(**folder.tensors, **classes)

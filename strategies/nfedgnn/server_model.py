@@ -1,0 +1,297 @@
+"""The server's half of a round, as tensors: one step of ``theta_s``, and users' gradients.
+
+This file needs PyTorch alone: it runs where Flower and Ray are not installed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grad_norm_
+
+from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
+from flower_graph.data.checked import server_graph
+from flower_graph.errors import DataError, DivergedError
+from flower_graph.ops.adam import Adam
+from flower_graph.ops.graph import (
+    LaplacianTerm,
+    SortedEdges,
+    laplacian_regulariser,
+    laplacian_term,
+    sorted_edges,
+)
+from flower_graph.rng import seeded
+from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.nfedgnn.config import steadying
+
+WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
+
+
+class ServerData(Protocol):
+    """The server's data: a graph without features will do, ``Graph`` or PyG's ``Data``."""
+
+    edge_index: Tensor  # [2, e]
+    y: Tensor  # [n]
+
+    @property
+    def train_mask(self) -> Tensor | None:
+        """Boolean ``[n]``; ``val_mask`` and ``test_mask`` are optional."""
+
+
+class Judged(NamedTuple):
+    """Predictions for examples, and the truth."""
+
+    logits: Tensor  # [m, c]
+    y: Tensor  # [m]
+    masks: dict[str, Tensor]  # [m] bool by role
+
+
+@dataclass
+class Losses:
+    """Losses of one step: ``total = cross_entropy + reg_weight * regulariser``."""
+
+    total: float
+    cross_entropy: float
+    regulariser: float
+
+
+def scheduled(schedule: str, learning_rate: float, server_round: int, rounds: int) -> float:
+    """Return the step size of a round of so many; rounds count from 1. It is never 0."""
+    if schedule == "constant":
+        return learning_rate
+    if not rounds:
+        raise RuntimeError(f"schedule {schedule!r} needs the rounds: call start, not Flower's loop")
+    rise = math.ceil(WARM_UP * rounds) if schedule == "warmup-cosine" else 0
+    if server_round <= rise:
+        return learning_rate * server_round / rise
+    done = (server_round - 1 - rise) / (rounds - rise)
+    return learning_rate * (1 + math.cos(math.pi * done)) / 2
+
+
+class RelayServer:
+    """The server's model and data, as tensors."""
+
+    # Made of the edges between users that have answered, when it is needed
+    _graph: Tensor | SortedEdges | None
+    _term: LaplacianTerm | None
+
+    def __init__(
+        self,
+        data: ServerData,
+        model: nn.Module,
+        *,
+        latent_size: int,
+        reg_weight: float,
+        weight_decay: float,
+        gradient_norm: float = 0.0,
+        average: float = 0.0,
+        seed: int,
+        device: torch.device,
+    ) -> None:
+        at_least(1).check("latent_size", latent_size)
+        NOT_NEGATIVE.check("reg_weight", reg_weight)
+        NOT_NEGATIVE.check("weight_decay", weight_decay)
+        NOT_NEGATIVE.check("gradient_norm", gradient_norm)
+        BELOW_ONE.check("server_average", average)
+        self.device, self.seed, self.reg_weight = device, seed, reg_weight
+        self.model = model.to(device)
+        self.optimizer = Adam(self.model.parameters(), weight_decay=weight_decay)
+        self.gradient_norm, self._decay = gradient_norm, average
+        # What predicts and is evaluated: the model that is trained, or the average of its weights
+        self.eval_model = copy.deepcopy(self.model) if average else self.model
+        self.latent = torch.zeros(0, latent_size, device=device)
+        self.known = torch.zeros(0, dtype=torch.bool, device=device)
+        self.take(data)
+
+    def take(self, data: ServerData, left: Sequence[int] = ()) -> None:
+        """Take a graph whose first nodes are the old ones; users that left have no part in it."""
+        graph = server_graph(data)
+        self.num_nodes = graph.y.shape[0]
+        self.names: Sequence[str] | None = getattr(data, "names", None)
+        self.classes: Sequence[str] | None = getattr(data, "classes", None)
+        present = torch.ones(self.num_nodes, dtype=torch.bool)
+        present[list(left)] = False
+        self.present = present.to(self.device)
+        self.y = graph.y.to(self.device)
+        self.masks = {name: (mask & present).to(self.device) for name, mask in graph.masks.items()}
+        if not self.masks["train"].any():
+            raise DataError("train_mask: no node is marked; at least one labelled node is needed")
+        self._take_edges(graph.edge_index)
+        self.num_classes = 1 + int(graph.y.max())
+        self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
+        self._hold(self.latent, self.known)
+
+    def _hold(self, latent: Tensor, known: Tensor) -> None:
+        self.latent = first_rows(latent.to(self.device), self.num_nodes)
+        self.latent[~self.present] = 0
+        self.known = first_rows(known.to(self.device), self.num_nodes) & self.present
+        self._forget_graph()
+
+    def receive(self, users: Tensor, latent: Tensor) -> None:
+        users = users.to(self.device)
+        self.latent[users] = latent.to(self.device)
+        if not self.known[users].all():
+            self.known[users] = True
+            self._forget_graph()
+
+    def _take_edges(self, edge_index: Tensor) -> None:
+        """Take all edges, in 32 bits if the model can use them."""
+        fit = getattr(self.model, "takes_sorted", False)
+        in_order = sorted_edges(edge_index, self.num_nodes) if fit else None
+        self._all_edges = (in_order or edge_index).to(self.device)
+
+    @property
+    def edges(self) -> Tensor:
+        """The edges between users that have answered at least once, ``[2, e]``."""
+        return self.graph.edge_index if isinstance(self.graph, SortedEdges) else self.graph
+
+    @property
+    def graph(self) -> Tensor | SortedEdges:
+        """The edges in the form in which the model is called, made when it is needed."""
+        # Not as each SuperNode's first answer comes: there may be a million.
+        if self._graph is None:
+            all_known = bool(self.known.all())
+            self._graph = self._all_edges if all_known else _among(self._all_edges, self.known)
+        return self._graph
+
+    def _forget_graph(self) -> None:
+        self._graph, self._term = None, None
+
+    def step(
+        self, server_round: int, learning_rate: float, *, is_frozen: bool = False
+    ) -> tuple[Losses, Tensor]:
+        """Step ``theta_s`` once, unless it is frozen; compute every latent vector's gradient."""
+        result = self.gradients(server_round, self.latent, self.known)
+        if not is_frozen:
+            self.move(server_round, learning_rate)
+        return result
+
+    def move(self, server_round: int, learning_rate: float) -> None:
+        self.optimizer.lr = learning_rate
+        self.optimizer.step()
+        self._average(server_round)
+
+    def gradients(self, server_round: int, latent: Tensor, heard: Tensor) -> tuple[Losses, Tensor]:
+        """Compute the loss over the users in ``heard``, and every latent vector's gradient."""
+        # latent [n, h], heard [n]
+        latent = latent.detach().requires_grad_()
+        self.optimizer.zero_grad()
+        # The regulariser's part goes first and by itself, so that its tensors are free again.
+        smooth = self._smoothness(latent)
+        self.model.train()
+        with seeded(self.device, self.seed, "server-dropout", server_round):
+            logits = self.model(latent, self.graph, *self._learnt_from(heard))
+        entropy = self.entropy(logits, heard, server_round)
+        loss = entropy.detach() + self.reg_weight * smooth
+        if not torch.isfinite(loss):
+            keys = " or ".join(steadying(self.reg_weight))
+            raise DivergedError(f"round {server_round}: the loss is {loss.item()}; lower {keys}")
+        entropy.backward()
+        if self.gradient_norm:
+            clip_grad_norm_([*self.model.parameters(), latent], self.gradient_norm)
+        assert latent.grad is not None
+        return Losses(loss.item(), entropy.item(), smooth.item()), latent.grad
+
+    def _learnt_from(self, heard: Tensor) -> tuple[Tensor, ...]:
+        """Return the nodes ``[m]`` whose logits the loss needs, if the model can use that."""
+        # A GPU would have to be waited for.
+        if self.device.type != "cpu" or not getattr(self.model, "takes_nodes", False):
+            return ()
+        return ((self.masks["train"] & heard).nonzero().flatten(),)
+
+    def _smoothness(self, latent: Tensor) -> Tensor:
+        """Return the regulariser; add its gradient to the latent vectors'."""
+        if not self.reg_weight:
+            return torch.zeros((), device=self.device)
+        if self._term is None:
+            self._term = laplacian_term(self.graph, self.num_nodes)
+        smooth = laplacian_regulariser(self._term, latent)
+        (self.reg_weight * smooth).backward()
+        return smooth.detach()
+
+    def entropy(self, logits: Tensor, heard: Tensor, server_round: int) -> Tensor:
+        """Compute the cross-entropy of the training nodes whose users were heard."""
+        # logits [n, c], heard [n]
+        if logits.shape[1] < self.num_classes:
+            raise DataError(
+                f"y has {self.num_classes - 1}, but the server's model gives {logits.shape[1]} "
+                "classes: flower_graph.data.as_graph(data) numbers classes from 0 on"
+            )
+        train = self.masks["train"] & heard
+        # Until a labelled user has answered there is nothing but the regulariser to learn from.
+        if not train.any():
+            return 0 * logits.sum()
+        return functional.cross_entropy(logits[train], self.y[train])
+
+    @torch.no_grad()
+    def _average(self, server_round: int) -> None:
+        """Let the average follow the weights: their plain mean, until there are enough of them."""
+        if not self._decay:
+            return
+        share = max(1 - self._decay, 1 / server_round)
+        now = self.model.state_dict()
+        for name, kept in self.eval_model.state_dict().items():
+            if kept.is_floating_point():
+                kept.lerp_(now[name], share)
+            else:
+                kept.copy_(now[name])
+
+    @torch.no_grad()
+    def logits(self) -> Tensor:
+        self.eval_model.eval()
+        result: Tensor = self.eval_model(self.latent, self.graph)
+        return result
+
+    def judge(self) -> Judged:
+        judged = Judged(self.logits(), self.y, self.masks)
+        self.right = judged.logits.argmax(1) == self.y
+        return judged
+
+    def accuracy(self) -> dict[str, float]:
+        """Return the accuracy over each mask; NaN where a mask is missing or empty."""
+        self.judged = self.judge()
+        right = self.judged.logits.argmax(1) == self.judged.y
+        return {name: _share(right[mask]) for name, mask in self.judged.masks.items()}
+
+    def state_dict(self) -> dict[str, object]:
+        average = {"average": self.eval_model.state_dict()} if self._decay else {}
+        return {
+            **average,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "latent": self.latent,
+            "known": self.known,
+        }
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.model.load_state_dict(state["model"])
+        # A run without has none: what it has learnt is what is averaged from now on.
+        if self._decay:
+            self.eval_model.load_state_dict(state.get("average", state["model"]))
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._hold(state["latent"], state["known"])
+        self.accuracy()  # there may be no later round to record which users are right
+
+
+def _among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
+    if isinstance(edges, SortedEdges):
+        return edges.among(known)
+    kept = known[edges[0]] & known[edges[1]]
+    return edges if kept.all() else edges[:, kept]
+
+
+def first_rows(tensor: Tensor, count: int) -> Tensor:
+    """Return a tensor with so many rows: its own first, then zeros."""
+    more = count - tensor.shape[0]
+    return torch.cat([tensor, tensor.new_zeros(more, *tensor.shape[1:])]) if more else tensor
+
+
+def _share(right: Tensor) -> float:
+    return int(right.sum()) / right.numel() if right.numel() else math.nan

@@ -1,0 +1,55 @@
+"""PPFL-GNN: clients whose graphs overlap."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from flower_graph.strategies.ppfl.cohort_client import (
+        EmbeddingClient,
+        PublicNodeClient,
+        public_rows,
+    )
+    from flower_graph.strategies.ppfl.evaluation import (
+        judge_embeddings,
+    )
+    from flower_graph.strategies.ppfl.joining import (
+        join_graph,
+    )
+    from flower_graph.strategies.ppfl.newcomer import (
+        PublicSpace,
+        join_space,
+        learn_beside,
+    )
+    from flower_graph.strategies.ppfl.secure_consensus import (
+        SecureConsensus,
+    )
+    from flower_graph.strategies.ppfl.secure_consensus_client import (
+        SecureConsensusClient,
+    )
+    from flower_graph.strategies.ppfl.strategy import (
+        LocalEmbedding,
+        ProcrustesAlignment,
+    )
+
+__all__ = [
+    "EmbeddingClient",
+    "LocalEmbedding",
+    "ProcrustesAlignment",
+    "PublicNodeClient",
+    "PublicSpace",
+    "SecureConsensus",
+    "SecureConsensusClient",
+    "join_graph",
+    "join_space",
+    "judge_embeddings",
+    "learn_beside",
+    "public_rows",
+]
+
+
+def __getattr__(name: str) -> object:
+    from flower_graph.lazy import attach
+
+    return attach(__name__)(name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

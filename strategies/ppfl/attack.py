@@ -1,0 +1,200 @@
+"""Attacks on PPFL-GNN: find edges between public nodes, and the owners of private nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flower_graph.audit.attacks import (
+    NO_NOISE,
+    Audit,
+    Exchange,
+    HoldsGraphs,
+    RecordingGrid,
+    array_of,
+    audit_rng,
+    config_of,
+    of_kind,
+)
+from flower_graph.audit.deviating import Deviation, of_sums
+from flower_graph.audit.distrusting import of_parties
+from flower_graph.audit.scores import Finding, cosines, ranking
+from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.sources.datasets import cached_data
+from flower_graph.errors import ConfigError
+from flower_graph.strategies.ppfl.config import LOCAL, SECURE, PPFLConfig
+from flower_graph.strategies.ppfl.messages import split_rows
+from flower_graph.wire import keys
+
+# Most pairs without an edge that are compared with pairs that have one
+PAIRS = 20_000
+Holders = HoldsGraphs[PPFLConfig, OverlappingGraph]
+Near = Mapping[int, NDArray[np.float64]]  # cosines of public nodes, [p, p], by client
+
+
+class Graph(NamedTuple):
+    """The true graph, to score the attacks."""
+
+    edges: NDArray[np.bool_]  # [n, n], symmetric
+    public: NDArray[np.int64]  # [p] nodes that all clients hold, in the order of their embeddings
+    owner: NDArray[np.int64]  # [n] the client that holds a node alone; -1 for others
+
+
+def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
+    """Return each client's last embeddings, ``[p, d]``, or the last means that it got."""
+    result: dict[int, NDArray[np.floating]] = {}
+    sizes = _public_rows(exchanges)
+    for one in of_kind(exchanges, "train"):
+        content = one.reply if sent else one.request
+        if keys.PUBLIC not in content.array_records.get(keys.ARRAYS, ()):
+            continue
+        asked = config_of(one.request)
+        clients = [int(client) for client in asked[keys.CLIENTS]]
+        rows = array_of(content, keys.ARRAYS, keys.PUBLIC)
+        parts = split_rows(rows, [sizes[client] for client in clients])
+        chosen = zip(clients, parts, asked[keys.WITH_TARGETS], strict=True)
+        result |= {client: part for client, part, flag in chosen if flag or sent}
+    return result
+
+
+def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator) -> list[Finding]:
+    """Guess the edges between public nodes, and each client's private nodes."""
+    seen = last_rows(exchanges, sent=True) or last_rows(exchanges, sent=False)
+    if not seen:
+        raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
+    near = {client: cosines(rows) for client, rows in seen.items()}
+    return [_links(near, graph, rng), _private_links(near, graph, rng), _owners(near, graph)]
+
+
+def _links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
+    edges = graph.edges[np.ix_(graph.public, graph.public)]
+    upper = np.triu(np.ones_like(edges), 1)
+    yes, no = np.argwhere(edges & upper), _draw(np.argwhere(~edges & upper), rng)
+    scores, truth = _scored([(one, yes, no) for one in near.values()])
+    return ranking("which public nodes have an edge", scores, truth)
+
+
+def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
+    """Score, for each client, where it has a private node between two public nodes."""
+    inner = graph.edges[np.ix_(graph.public, graph.public)]
+    apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
+    cases = []
+    for client, one in near.items():
+        behind = _joined(graph.edges[np.ix_(graph.public, graph.owner == client)])
+        yes, no = np.argwhere(apart & behind), _draw(np.argwhere(apart & ~behind), rng)
+        cases.append((one, yes, no))
+    name = "between which public nodes a client has a private one (no public one, no edge)"
+    return ranking(name, *_scored(cases))
+
+
+def _owners(near: Near, graph: Graph) -> Finding:
+    """Score the owner of each private node by its public neighbours, which lie nearest there."""
+    clients = sorted(near)
+    scores, truth = [], []
+    for node in np.flatnonzero(graph.owner >= 0):
+        beside = np.flatnonzero(graph.edges[node, graph.public])
+        if beside.size < 2:
+            continue
+        first, second = np.triu_indices(beside.size, 1)
+        mean = [float(near[c][beside[first], beside[second]].mean()) for c in clients]
+        # Rounded, so that equal embeddings are a tie, not a coin toss of the last bit.
+        scores.append(np.round(np.array(mean) - np.mean(mean), 9))
+        truth.append([client == graph.owner[node] for client in clients])
+    if not scores:
+        raise ValueError("no private node has two public neighbours: nothing can be asked")
+    name = "whose a private node is, whose public neighbours are known"
+    return ranking(name, np.stack(scores), np.array(truth))
+
+
+def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which rows have a column in common."""
+    counts = edges.astype(np.float32)
+    return (counts @ counts.T) > 0
+
+
+def _draw(pairs: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+    if len(pairs) <= PAIRS:
+        return pairs
+    return pairs[rng.choice(len(pairs), PAIRS, replace=False)]
+
+
+def _scored(
+    cases: Sequence[tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]],
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    scores, truth = [], []
+    for near, yes, no in cases:
+        for pairs, is_true in ((yes, True), (no, False)):
+            scores.append(near[pairs[:, 0], pairs[:, 1]])
+            truth.append(np.full(len(pairs), is_true))
+    return np.concatenate(scores), np.concatenate(truth)
+
+
+def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for one in of_kind(exchanges, "query"):
+        config = config_of(one.reply)
+        sizes |= zip(map(int, config[keys.CLIENTS]), map(int, config[keys.ROWS]), strict=True)
+    return sizes
+
+
+class EmbeddingAudit(Audit[PPFLConfig, Holders]):
+    """The attacks on a run of PPFL-GNN."""
+
+    rounds = 5
+    notes = (
+        "Pairs of public nodes are ranked by the cosine of their embeddings. For the last attack "
+        "the attacker knows a private node's public neighbours and asks at which client these are "
+        "nearest to each other. In the secure form the server takes the common mean for the "
+        "embeddings of each client, so that whose a node is stays a guess by construction.",
+    )
+
+    def refuse(self, config: PPFLConfig) -> None:
+        if config.strategy.name == LOCAL:
+            raise ConfigError(
+                f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
+            )
+        if clients_path(config.data) is not None:
+            raise ConfigError(
+                f"data.name: {config.data.name!r} is a folder with one graph a client, and the "
+                f"audit of app={config.app} needs the whole graph to judge by; name a data set or "
+                "a file"
+            )
+
+    def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:
+        pairs = ["strategy.alignment=pairs"] if config.strategy.alignment == SECURE else []
+        whole = ["strategy.participation=1", "strategy.absent=leave-out"]
+        secure = [f"strategy.alignment={SECURE}", NO_NOISE, *whole]
+        return [[], [*pairs, NO_NOISE], *([*pairs, *noise] for noise in noisy), secure]
+
+    def shorten(self, config: PPFLConfig) -> list[str]:
+        return ["judge.every=1000000", "judge.mlp=false"]
+
+    def label(self, config: PPFLConfig) -> str:
+        is_secure = config.strategy.alignment == SECURE
+        return "secure sum" if is_secure else super().label(config)
+
+    def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
+        if config.strategy.alignment != SECURE:
+            return []
+        lies = of_parties if config.strategy.distrusts else of_sums
+        return lies(lambda strategy: strategy.sums.server)
+
+    def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
+        return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))
+
+
+def _true_graph(config: PPFLConfig, graphs: Sequence[OverlappingGraph]) -> Graph:
+    data = cached_data(config)
+    count = int(data.num_nodes)
+    edges = np.zeros((count, count), bool)
+    source, target = data.edge_index.numpy()
+    edges[source, target] = edges[target, source] = True
+    np.fill_diagonal(edges, False)
+    owner = np.full(count, -1)
+    for graph in graphs:
+        owner[graph.nodes[~graph.public].numpy()] = graph.client
+    return Graph(edges, graphs[0].nodes[graphs[0].public].numpy(), owner)

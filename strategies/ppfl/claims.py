@@ -1,0 +1,235 @@
+"""The public nodes of a sum, if the server is not trusted: every client computes them.
+
+The order of nodes decides which rows are added. A server that gives each client other positions can
+read every row from the sum, without a lie about masks. So each SuperNode signs which nodes its
+clients hold. Every SuperNode gets all claims and computes the same nodes in the same order: the
+nodes with so many holders that any sum has two honest ones.
+
+The masks depend on the order and on everything else that decides what a client sends: the round,
+and the means to which embeddings are rotated. If clients were told different things, their sum
+cannot be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+
+from flower_graph.errors import RefusedError
+from flower_graph.secure.align.limits import LEAST_HOLDERS
+from flower_graph.secure.channel import framed, rows_of
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
+from flower_graph.secure.parties.registry import Registry
+from flower_graph.strategies.ppfl.messages import (
+    EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
+    SumOrder,
+)
+from flower_graph.wire.arrays import pack_integers
+from flower_graph.wire.codec import Known, Message
+from flower_graph.wire.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
+
+PURPOSE = b"public-nodes"
+MEANS = "PPFL-GNN means"  # the purpose of the sums
+DIGEST = hashlib.sha256().digest_size
+# Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
+# same at all, since all must choose the same nodes.
+MISSING, COLLUDING = 3, 1  # tenths
+# Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
+MEASURED = (
+    *("loss", "disagreement", "train", "val", "test"),
+    *("precision-1", "precision-5", "precision-10"),
+)
+
+
+def sign_claim(identity: Identity, run_id: int, held: Mapping[int, IntArray]) -> Bytes:
+    """Sign which public nodes a SuperNode's clients hold, ``[64]``."""
+    signature = identity.sign(PURPOSE, *_parts(run_id, held))
+    return np.frombuffer(signature, np.uint8)
+
+
+def check_claim(
+    registry: Registry, party: int, run_id: int, held: Mapping[int, IntArray], signature: Bytes
+) -> None:
+    """Refuse a claim without its SuperNode's signature, or about other SuperNodes' clients."""
+    granted = registry.parties.get(party)
+    if granted is None or not granted.may_host(held):
+        raise RefusedError(f"party {party}: it is not known, or claims clients that are not its")
+    if not registry.verify(party, signature.tobytes(), PURPOSE, *_parts(run_id, held)):
+        raise RefusedError(f"party {party}: its claim of public nodes is not signed with its key")
+
+
+def fewest_parties(parties: int) -> int:
+    """Return the least number of SuperNodes that hold a summed node."""
+    return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
+
+
+def agreed_nodes(
+    held: Mapping[int, Mapping[int, IntArray]], least: int = LEAST_HOLDERS
+) -> IntArray:
+    """Choose the nodes of the sums: nodes with enough holders, by ascending id."""
+    # held: by party and client; least: the fewest SuperNodes that must hold a node in any case
+    each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
+    if not each:
+        return np.zeros(0, np.int64)
+    nodes, counts = np.unique(np.concatenate(each), return_counts=True)
+    return nodes[counts >= max(least, fewest_parties(len(each)))]
+
+
+def digests_of(rows: FloatArray) -> Bytes:
+    """Hash each row of the common mean, ``[u, 32]``: clients compare all, and see their own."""
+    digests = b"".join(hashlib.sha256(row.tobytes()).digest() for row in rows.astype("<f4"))
+    return np.frombuffer(digests, np.uint8).reshape(len(rows), DIGEST)
+
+
+def layout_of(
+    nodes: IntArray, means: Bytes, dimension: int, server_round: int, order: SumOrder
+) -> bytes:
+    """Hash the meaning of a vector's numbers, for the masks: nodes and means."""
+    flags = order.is_target, order.rotations_only
+    numbers = struct.pack("<qqQ??", dimension, server_round, order.seed, *flags)
+    return hashlib.sha256(framed(numbers, pack_integers(nodes), means.tobytes())).digest()
+
+
+# Nodes and hashes of means; a client knows its own
+NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)
+
+
+@dataclass
+class Claims(Message, down="train"):
+    """Server to client, with a ``SumOrder``: the signed claims of all SuperNodes of the sums."""
+
+    parties: Annotated[IntArray, Exact("claim-parties", "who claims; none twice", shape="a")]
+    signatures: Annotated[
+        Bytes, Block("claim-signatures", "of each (Ed25519)", shape=f"a {SIGNATURE_BYTES}")
+    ]
+    counts: Annotated[IntArray, Exact("claim-counts", "clients of each", shape="a")]
+    clients: Annotated[IntArray, Exact("claim-clients", "their numbers, ascending", shape="b")]
+    nodes: Annotated[
+        list[IntArray],
+        Ragged(
+            "claim-nodes",
+            "ids of these, client by client",
+            shape="sum of rows",
+            pointer=Numbers("claim-rows", "public nodes of each", shape="b", whole=True),
+        ),
+    ]
+    means: Annotated[
+        Bytes,
+        Block(
+            "claim-means",
+            "SHA-256 of each row of the common mean; missing if there is none yet",
+            shape=f"u {DIGEST}",
+            optional=True,
+        ),
+    ] = field(default_factory=lambda: np.zeros((0, DIGEST), np.uint8))
+
+    def check(self, known: Known) -> None:
+        if self.counts.min(initial=0) < 0 or self.counts.sum() != self.clients.size:
+            raise RefusedError("claim-counts: they do not add up to the clients")
+        if np.unique(self.parties).size != self.parties.size:
+            raise RefusedError("claim-parties: a party is there twice")
+
+    @classmethod
+    def of(
+        cls,
+        held: Mapping[int, Mapping[int, IntArray]],
+        signatures: Mapping[int, Bytes],
+    ) -> Claims:
+        return cls(
+            np.array(list(held), np.int64),
+            rows_of([signatures[party].tobytes() for party in held], len(held), SIGNATURE_BYTES),
+            np.array([len(of) for of in held.values()], np.int64),
+            np.array([client for of in held.values() for client in of], np.int64),
+            [nodes for of in held.values() for nodes in of.values()],
+        )
+
+    def check_mean(self, mean: FloatArray | None, slots: IntArray) -> None:
+        """Refuse means for a client, ``[p, d]``, that differ from the means shown to all."""
+        if mean is None and not self.means.size:
+            return
+        here = slots >= 0
+        if mean is None or slots.max() >= len(self.means) or mean[~here].any():
+            raise RefusedError("the server has means for some clients and not for others")
+        if not np.array_equal(digests_of(mean[here]), self.means[slots[here]]):
+            raise RefusedError("the means that the server sends are not those that it shows to all")
+
+    def checked(
+        self, registry: Registry, run_id: int, parties: Collection[int]
+    ) -> dict[int, dict[int, IntArray]]:
+        """Return the nodes of each party's clients; every party of the sums must have signed."""
+        if set(self.parties.tolist()) != set(parties):
+            raise RefusedError(
+                f"there are claims of {self.parties.size} parties, and {len(parties)} in the sums"
+            )
+        ends = np.cumsum(self.counts).tolist()
+        clients, result = split_rows(self.clients, self.counts), dict[int, dict[int, IntArray]]()
+        for row, party in enumerate(self.parties.tolist()):
+            of = self.nodes[ends[row] - int(self.counts[row]) : ends[row]]
+            result[party] = dict(zip(clients[row].tolist(), of, strict=True))
+            check_claim(registry, party, run_id, result[party], self.signatures[row])
+        return result
+
+
+class SignedClaims:
+    """The server's collection of claims, which it shows to all."""
+
+    def __init__(self, registry: Registry, run_id: Callable[[], int]) -> None:
+        self.registry, self._run_id = registry, run_id  # Flower's, once there is a run
+        self.signatures: dict[int, Bytes] = {}  # by party
+        self._held: dict[int, dict[int, IntArray]] = {}
+
+    def take(self, answer: EmbeddingEnrolment) -> str:
+        """Record a SuperNode's claim, or return why it is refused."""
+        held = dict(zip(answer.clients, answer.nodes, strict=True))
+        parties = [self.registry.parties[number] for number in self.registry.active]
+        party = next((one.number for one in parties if one.may_host(held)), None)
+        if party is None or answer.signature is None:
+            return "its claim of public nodes is not signed, or no party may host all its clients"
+        try:
+            check_claim(self.registry, party, self._run_id(), held, answer.signature)
+        except RefusedError as error:
+            return str(error)
+        self._held[party], self.signatures[party] = held, answer.signature
+        return ""
+
+    def of(self, parties: Collection[int]) -> dict[int, dict[int, IntArray]]:
+        return {party: self._held[party] for party in sorted(parties) if party in self._held}
+
+
+def check_layout(
+    claims: Claims,
+    trust: TrustSettings,
+    run_id: int,
+    parties: Collection[int],
+    own: Mapping[int, IntArray],
+    least: int = LEAST_HOLDERS,
+) -> IntArray:
+    """Compute the nodes of these parties' sum; refuse claims that would hide less."""
+    count = len(parties)
+    if count - trust.minimum > MISSING * count // 10 or int(trust.corrupt * count) > (
+        COLLUDING * count // 10
+    ):
+        raise RefusedError(
+            f"with {count} SuperNodes, of which {trust.minimum} suffice (trust-minimum) and a "
+            f"share of {trust.corrupt:g} may collude (trust-corrupt), two honest holders of a node "
+            f"are not sure: all count on {MISSING} tenths missing and {COLLUDING} colluding"
+        )
+    held = claims.checked(trust.registry, run_id, parties)
+    local = held[trust.identity.party]
+    if local.keys() != own.keys() or not all(np.array_equal(local[c], own[c]) for c in own):
+        raise RefusedError("what the server shows as this SuperNode's claim is not its claim")
+    return agreed_nodes(held, least)
+
+
+def _parts(run_id: int, held: Mapping[int, IntArray]) -> list[bytes]:
+    """Return the bytes that are signed: the run, the clients in ascending order, their nodes."""
+    clients = np.array(sorted(held), np.int64)
+    nodes = [pack_integers(held[client]) for client in clients.tolist()]
+    return [struct.pack("<Q", run_id), pack_integers(clients), *nodes]

@@ -1,0 +1,366 @@
+"""The PPFL-GNN clients of one SuperNode, kept from message to message."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from flwr.app import Context
+from torch import Tensor
+
+from flower_graph.client.cohort_state import CohortState, Makers
+from flower_graph.client.state import Tensors
+from flower_graph.flower_compat import NumPyClient
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import NODE_ROLES, Snapshot
+from flower_graph.storage.files import private_folder
+from flower_graph.storage.writing import replaced, saying
+from flower_graph.strategies.ppfl.evaluation import count_judged
+from flower_graph.strategies.ppfl.kept import (
+    forget,
+    recall,
+    remember,
+    snapshot_of,
+)
+from flower_graph.strategies.ppfl.messages import (
+    NOT_FINITE,
+    EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
+    PublicReply,
+    PublicRequest,
+)
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
+
+# Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
+Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
+MODELS = "model."  # prefix of the models' tensors in a checkpoint
+
+
+class EmbeddingModel(Protocol):
+    """Anything that embeds the nodes of one client and can be pulled towards targets."""
+
+    # A message may be answered by another process than the one before. So a model that keeps
+    # anything from round to round also has PyTorch's ``state_dict`` and ``load_state_dict``
+    # (``KeepsState``), and draws random numbers from nothing but a seed, its client and the round.
+
+    def learn(self, rows: IntArray, targets: FloatArray | None, server_round: int) -> float:
+        """Train for one round."""
+        # rows [p], targets [p, d]
+
+    def embed(self) -> FloatArray:
+        """Return the embeddings of all nodes of the client, ``[n, d]``."""
+
+
+@runtime_checkable
+class KeepsState(Protocol):
+    """Methods of a model that keeps state from round to round."""
+
+    # Names, shapes and types of the tensors stay the same from the model's making on.
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that must last."""
+
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> object:
+        """Restore it."""
+
+
+@runtime_checkable
+class MeasuresItself(Protocol):
+    """Method of a model that evaluates its own embeddings."""
+
+    def judge(
+        self, embeddings: FloatArray, server_round: int, is_last: bool
+    ) -> Mapping[str, float]:
+        """Measure, as a ``Judge`` does."""
+
+
+@dataclass(frozen=True)
+class EmbeddingClient:
+    """One client of PPFL-GNN.
+
+    Parameters
+    ----------
+    number
+        Number of the client; unique over the run.
+    nodes
+        Ids of its nodes, int64 ``[n]``; a shared node has the same id at all clients.
+    rows
+        Indices of the public ones in ``nodes``, int64 ``[p]``.
+    dimension
+        Dimensions of an embedding.
+    build
+        Makes the model as it is before the first round.
+    judge
+        Evaluates its embeddings; returns the accuracies ``val`` and ``test``. None: the model's own
+        ``judge``, if it has one.
+
+    Raises
+    ------
+    ValueError
+        If ids or rows are impossible, or there is no public node.
+    """
+
+    number: int
+    nodes: IntArray
+    rows: IntArray
+    dimension: int
+    build: Callable[[], EmbeddingModel]
+    judge: Judge | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values; the error names the client."""
+        who = f"client {self.number}"
+        if self.nodes.ndim != 1 or self.nodes.size == 0:
+            raise ValueError(f"{who}: nodes has shape {self.nodes.shape}, must be [n] with n > 0")
+        if np.unique(self.nodes).size != self.nodes.size:
+            raise ValueError(f"{who}: two of its nodes have one id")
+        if self.rows.ndim != 1 or self.rows.size == 0:
+            raise ValueError(f"{who} has no public node: it shares nothing with anybody")
+        if np.unique(self.rows).size != self.rows.size:
+            raise ValueError(f"{who}: a public node is named twice")
+        if self.rows.min() < 0 or self.rows.max() >= self.nodes.size:
+            wrong = self.rows.min() if self.rows.min() < 0 else self.rows.max()
+            raise ValueError(f"{who}: row {wrong} is none of its {self.nodes.size} nodes")
+        if self.dimension < 1:
+            raise ValueError(f"{who}: dimension is {self.dimension}, must be at least 1")
+
+    @property
+    def public(self) -> IntArray:
+        """Ids of the public nodes, int64 ``[p]``."""
+        return self.nodes[self.rows]
+
+
+def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
+    """Return the indices in ``nodes`` of public ids ``[p]``; ``ValueError`` for an unknown id."""
+    order = np.argsort(nodes, kind="stable")
+    at = np.searchsorted(nodes, public, sorter=order).clip(max=nodes.size - 1)
+    rows: IntArray = order[at].astype(np.int64)
+    strangers = public[nodes[rows] != public]
+    if strangers.size:
+        raise ValueError(
+            f"public nodes {strangers[:5].tolist()} are none of the client's {nodes.size} nodes"
+        )
+    return rows
+
+
+Models = dict[int, EmbeddingModel]
+
+
+class _Answer(NamedTuple):
+    loss: float
+    embeddings: FloatArray  # [n, d] of all its nodes
+    shared: FloatArray | None  # [p, d] of the public ones; None if any number is not finite
+    disagreement: float
+    judged: Mapping[str, float]
+
+
+class ModelState(CohortState[Models]):
+    """The state of models whose ``state_dict`` returns copies."""
+
+    def _collect(self, live: Models, tensors: Tensors) -> None:
+        result = _tensors(live)
+        for name in {**result, **tensors}:
+            was, now = (
+                (tuple(kept[name].shape), kept[name].dtype) if name in kept else None
+                for kept in (tensors, result)
+            )
+            if was != now:
+                raise ValueError(
+                    f"state {name}: was {was}, is {now}; names, shapes and types of what a model "
+                    "keeps must stay as they were at first"
+                )
+        for name, value in result.items():
+            tensors[name].copy_(value)
+
+
+def _tensors(models: Models) -> Tensors:
+    return {
+        f"{number}.{name}": value
+        for number, model in models.items()
+        if isinstance(model, KeepsState)
+        for name, value in model.state_dict().items()
+    }
+
+
+class PublicNodeClient(NumPyClient):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context, which keeps the models' state.
+    members : sequence of EmbeddingClient
+        The clients.
+    save_to : Path, optional
+        Folder for the embeddings after the last iteration, a file for each client.
+    checkpoint_dir : Path, optional
+        Where to save the models when the server asks for a checkpoint.
+    output_dir : Path, optional
+        Where outputs are saved, if the SuperNode has no folder of its own.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        members: Sequence[EmbeddingClient],
+        *,
+        save_to: Path | None = None,
+        checkpoint_dir: Path | None = None,
+        output_dir: Path | None = None,
+    ) -> None:
+        if not members:
+            raise ValueError("members: none is given; a SuperNode hosts at least one client")
+        self.members = {member.number: member for member in members}
+        if len(self.members) != len(members):
+            numbers = [member.number for member in members]
+            raise ValueError(f"members: client numbers {numbers!s:.60} are not all different")
+        self._save_to, self._context = save_to, context
+        self.outputs = ClientOutputs(context, output_dir)
+        self._state = ModelState(
+            context, "public-node-client", list(self.members), checkpoint_dir, prefix=MODELS
+        )
+        self._makers = Makers(self._first, self._build)
+
+    def get_properties(self, config: Config) -> Config:
+        if config.get(CHECKPOINT, False):
+            why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]))
+            return {NOT_SAVED: why} if why else {}
+        self.resume(Resume.from_config(config))
+        return self.enrolment().to_config()
+
+    def enrolment(self) -> EmbeddingEnrolment:
+        dimensions = [member.dimension for member in self.members.values()]
+        handled = self._state.processed(self._makers)
+        return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Use the means, train, embed and measure (steps 2 and 3)."""
+        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        reply = self.round(request)
+        if request.saves:
+            reply.not_saved = self.save(request.server_round, request.run)
+        return reply.to_numpy()
+
+    @property
+    def public(self) -> dict[int, IntArray]:
+        return {number: member.public for number, member in self.members.items()}
+
+    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+        """Write a round's checkpoint; return why it failed, or an empty string."""
+        return self._state.save(server_round, run, self._makers, more)
+
+    def resume(self, resume: Resume) -> Tensors | None:
+        tensors = self._state.restore(resume, self._makers)
+        if tensors is not None:
+            forget(self._context)  # predictions of a later round
+        return tensors
+
+    def snapshot(self) -> Snapshot:
+        models = self._state.look(self._makers)
+        return snapshot_of([*self.members.values()], models, recall(self._context))
+
+    def round(self, request: PublicRequest) -> PublicReply:
+        with self.opened(follows=request.follows) as models:
+            answers = [
+                self._answer(self.members[client], models[client], targets, request)
+                for client, targets in zip(request.clients, request.targets, strict=True)
+            ]
+        by_client = dict(zip(request.clients, answers, strict=True))
+        if request.is_last and self._save_to is not None:
+            for client, answer in by_client.items():
+                save_embeddings(self._save_to, self.members[client], answer.embeddings)
+        if self.outputs.is_on:
+            self._note(request.server_round, by_client)
+        names = dict.fromkeys(name for answer in answers for name in answer.judged)
+        good = [one.judged for one in answers if one.shared is not None]
+        return PublicReply(
+            request,
+            [answer.shared for answer in answers],
+            [answer.loss for answer in answers],
+            [answer.disagreement for answer in answers],
+            {name: [answer.judged.get(name, math.nan) for answer in answers] for name in names},
+            {c: NOT_FINITE for c, one in by_client.items() if one.shared is None},
+            counts=count_judged(good) if request.counting else None,
+        )
+
+    def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:
+        judged = {client: one.judged for client, one in answers.items()}
+        accuracy = [[one.get(role, math.nan) for role in NODE_ROLES[1:]] for one in judged.values()]
+        nodes = [self.members[client].nodes.size for client in answers]
+        loss = [one.loss for one in answers.values()]
+        self.outputs.measured(server_round, [*answers], loss=loss, accuracy=accuracy, nodes=nodes)
+        remember(self._context, judged)
+
+    def opened(self, *, follows: bool = False) -> AbstractContextManager[Models]:
+        """Work with the models; keep changes only if the block ends without an error."""
+        return self._state.opened(self._makers, follows=follows)
+
+    def _models(self) -> Models:
+        return {number: member.build() for number, member in self.members.items()}
+
+    def _first(self) -> Tensors:
+        kept = _tensors(self._models())
+        return {name: value.detach().clone() for name, value in kept.items()}
+
+    def _build(self, tensors: Tensors) -> tuple[Models, Tensors]:
+        models = self._models()
+        for number, model in models.items():
+            if isinstance(model, KeepsState):
+                local = [name for name in tensors if name.startswith(f"{number}.")]
+                model.load_state_dict(
+                    {name.removeprefix(f"{number}."): tensors[name].clone() for name in local}
+                )
+        return models, tensors
+
+    def _answer(
+        self,
+        member: EmbeddingClient,
+        model: EmbeddingModel,
+        targets: FloatArray | None,
+        request: PublicRequest,
+    ) -> _Answer:
+        loss = float(model.learn(member.rows, targets, request.server_round))
+        embeddings = np.asarray(model.embed(), np.float32)
+        shape = (member.nodes.size, member.dimension)
+        if embeddings.shape != shape:
+            raise ValueError(
+                f"client {member.number}: its model embeds as {embeddings.shape}, expected {shape}"
+            )
+        is_finite = bool(np.isfinite(embeddings).all())
+        judge = member.judge
+        if judge is None and isinstance(model, MeasuresItself):
+            judge = model.judge
+        when = (request.server_round, request.is_last)
+        judged = {} if judge is None or not is_finite else judge(embeddings, *when)
+        shared = embeddings[member.rows]
+        pull = math.nan if targets is None else disagreement(shared, targets)
+        return _Answer(loss, embeddings, shared if is_finite else None, pull, judged)
+
+
+def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
+    """Return the mean of 1 - cos between rows ``[p, d]`` and their targets (equation 8)."""
+    a, b = embeddings.astype(np.float64), targets.astype(np.float64)
+    length = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        cosine = np.where(length > 0, (a * b).sum(1) / length, 0.0)
+    return float(1.0 - cosine.mean())
+
+
+def save_embeddings(folder: Path, member: EmbeddingClient, embeddings: FloatArray) -> Path:
+    """Write a client's embeddings with the ids of its nodes."""
+    # embeddings [n, d]
+    private_folder(folder)
+    public = np.zeros(member.nodes.size, bool)
+    public[member.rows] = True
+    file = folder / f"client-{member.number}.npz"
+    with saying(file), replaced(file) as stream:
+        np.savez(stream, nodes=member.nodes, public=public, embeddings=embeddings)
+    return file

@@ -1,0 +1,234 @@
+"""PPFL-GNN as a method: server, clients, and figures for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context
+
+from flower_graph.client.trust import trust_of
+from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
+from flower_graph.data.checked import check_clients
+from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import Clients
+from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.gaps import Gaps
+from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
+from flower_graph.data.sources.datasets import cached_clients, cached_data
+from flower_graph.flower_compat import NumPyClient
+from flower_graph.method import OwnGraphMethod
+from flower_graph.method.trust import OF_PARTIES
+from flower_graph.privacy.local import require_one_client
+from flower_graph.strategies.ppfl.cohort_client import (
+    EmbeddingClient,
+    PublicNodeClient,
+)
+from flower_graph.strategies.ppfl.config import (
+    APP,
+    DEEPWALK,
+    GAT,
+    LOCAL,
+    SECURE,
+    PPFLConfig,
+    require_gensim,
+)
+from flower_graph.strategies.ppfl.evaluation import (
+    MLP,
+    SVC,
+    GraphJudge,
+    check_labels,
+)
+from flower_graph.strategies.ppfl.joining import build_model, join_graph
+from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
+from flower_graph.strategies.ppfl.secure_consensus_client import (
+    SecureConsensusClient,
+)
+from flower_graph.strategies.ppfl.strategy import (
+    LocalEmbedding,
+    ProcrustesAlignment,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.data.partition.statistics import PartitionStatistics
+    from flower_graph.method.base import Left
+    from flower_graph.records.rounds import RoundReport
+    from flower_graph.strategies.ppfl.attack import EmbeddingAudit
+
+JUDGED = ("val", "test")
+# Section 4.1 (Zhang et al., 2023): 4 clients, 40 % public and 15 % private nodes.
+OVERLAP_FIGURES = ("nodes-per-client", "public-per-client", "private-per-client")
+OVERLAPS = {"cora": (1489, 1083, 406), "citeseer": (1829, 1330, 499)}
+
+
+class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
+    """Every client has a graph; graphs overlap in public nodes."""
+
+    name = APP
+    schema = PPFLConfig
+    graph = OverlappingGraph
+    heterophily = (
+        "PPFL-GNN puts a node beside its neighbours: at homophily 0.1 it gained nothing over "
+        "training alone, and both were near chance (`flower-graph docs results/heat-map`)"
+    )
+    tables = ("ppfl",)
+
+    def build_strategy(
+        self, config: PPFLConfig, out: Path | None, folder: RunFolder | None = None
+    ) -> ProcrustesAlignment:
+        if folder is None:  # the clients are in this process, too, or in others like it
+            require_gensim(config)
+        strategy = self._strategy(config, out)
+        strategy.num_classes = self.num_classes(config, folder)
+        return strategy
+
+    def _strategy(self, config: PPFLConfig, out: Path | None) -> ProcrustesAlignment:
+        how = config.strategy
+        shared: dict[str, Any] = {"min_nodes": how.fewest_nodes, "seed": config.seed}
+        shared |= checkpoint_settings(config, out)
+        if how.name == LOCAL:
+            return LocalEmbedding(participation=how.participation, **shared)
+        if how.alignment == SECURE:
+            shared |= {name: getattr(how, name) for name in ("rotations_only", *OF_PARTIES)}
+            return SecureConsensus(least_holders=how.least_holders, **shared)
+        return ProcrustesAlignment(
+            alignment=how.alignment,
+            rotations_only=how.rotations_only,
+            absent=how.absent,
+            participation=how.participation,
+            **shared,
+        )
+
+    def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
+        require_gensim(config)
+        here, folder = self.hosted(config, context)
+        require_one_client(config.privacy, [graph.client for graph in here])
+        classes = self.num_classes(config, folder)
+        names = self.class_names(config, folder)
+        members = [make_member(graph, config, classes, names) for graph in here]
+        where: dict[str, Path | None] = {"output_dir": out}
+        if out is not None:
+            where |= {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
+        if config.strategy.name != LOCAL and config.strategy.alignment == SECURE:
+            trust = trust_of(context) if config.strategy.distrusts else None
+            least = config.strategy.least_holders
+            return SecureConsensusClient(
+                context, members, trust=trust, least_holders=least, **where
+            )
+        return PublicNodeClient(context, members, **where)
+
+    def hosted(
+        self, config: PPFLConfig, context: Context
+    ) -> tuple[list[OverlappingGraph], RunFolder | None]:
+        here, folder = super().hosted(config, context)
+        if folder is not None:
+            check_labels(here, config.judge.folds)
+        return here, folder
+
+    def graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
+        return cached_clients(self._checked, config, config.judge.folds)
+
+    def _checked(self, config: PPFLConfig) -> list[OverlappingGraph]:
+        graphs = cached_clients(self.load_graphs, config)
+        check_labels(graphs, config.judge.folds)
+        return graphs
+
+    def load_graphs(self, config: PPFLConfig) -> list[OverlappingGraph]:
+        folder, parts = clients_path(config.data), config.partition
+        if folder is not None:
+            return load_overlapping_folder(
+                folder,
+                parts.ratios,
+                config.seed if parts.seed is None else parts.seed,
+                parts.label_noise,
+                features=config.data.features,
+                gaps=Gaps.of(config.data),
+            )
+        whole = cached_data(config)
+        graphs = overlapping_graphs(whole, config.partition, config.seed)
+        classes = Clients.of(graphs).num_classes  # by the clients' labels
+        return Clients(graphs, classes, whole.classes, whole.notes, whole.treatment, whole)
+
+    def statistics(self, config: PPFLConfig, graphs: list[OverlappingGraph]) -> PartitionStatistics:
+        from flower_graph.data.partition.statistics import overlap_statistics
+
+        return overlap_statistics(graphs, Clients.of(graphs).whole)
+
+    def paper_figures(self, config: PPFLConfig) -> dict[str, int]:
+        """Return the sizes of section 4.1, if the config asks for its shares."""
+        shares = config.partition
+        theirs = (shares.clients, shares.public_share, shares.private_share) == (4, 0.4, 0.15)
+        sizes = OVERLAPS.get(config.data.name.lower().removeprefix("planetoid/"))
+        return dict(zip(OVERLAP_FIGURES, sizes, strict=True)) if theirs and sizes else {}
+
+    def steadying(self, config: PPFLConfig) -> tuple[str, str]:
+        other = "epochs" if config.model.name == DEEPWALK else "beta"
+        return f"{config.model.name}.learning_rate", f"{config.model.name}.{other}"
+
+    def long_work(self, config: PPFLConfig, server_round: int) -> str:
+        if server_round < config.rounds or not config.judge.mlp:
+            return ""
+        return (
+            "the last one, in which an MLP too judges the embeddings: it takes several times as "
+            "long (judge.mlp=false leaves it out)"
+        )
+
+    def local_steps(self, config: PPFLConfig) -> float:
+        """Return the epochs of a round: a GAT's are steps, DeepWalk's are passes over its walks."""
+        return (config.gat if config.model.name == GAT else config.deepwalk).epochs
+
+    def final_figures(
+        self, config: PPFLConfig, strategy: ProcrustesAlignment, folder: RunFolder | None = None
+    ) -> dict[str, object]:
+        judged = {
+            name: {
+                role: [by_client[client] for client in sorted(by_client)]
+                for role in JUDGED
+                for by_client in [strategy.clients.measured.get(f"{name}-{role}", {})]
+            }
+            for name in (SVC, MLP)
+        }
+        return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
+
+    def predict_beside(self, run: Left[PPFLConfig], graph: NewGraph, client: int | None) -> Tensor:
+        return join_graph(run, graph, client).probability
+
+    def why_no_model(self, config: PPFLConfig) -> str:
+        if config.model.name != DEEPWALK:
+            return ""
+        return ": a DeepWalk is no module, it has embeddings (`run.embeddings(client)`)"
+
+    def draw(self, out: Path, reports: Sequence[RoundReport], title: str) -> None:
+        if any(report.alignment for report in reports):
+            from flower_graph.strategies.ppfl.plots import save_alignment
+
+            save_alignment(out / "alignment.png", reports, title=title)
+
+    def audit(self) -> EmbeddingAudit:
+        from flower_graph.strategies.ppfl.attack import EmbeddingAudit
+
+        return EmbeddingAudit()
+
+
+METHOD = PPFL()
+
+
+def make_member(
+    graph: OverlappingGraph, config: PPFLConfig, classes: int, names: Sequence[str] | None = None
+) -> EmbeddingClient:
+    """Make a client of its graph: ids, public rows, model and judge."""
+    check_clients([graph])
+    return EmbeddingClient(
+        number=graph.client,
+        nodes=graph.nodes.numpy(),
+        rows=graph.public.nonzero().flatten().numpy(),
+        dimension=config.model.dimension,
+        build=partial(build_model, graph, config, classes),
+        judge=GraphJudge(graph, config, names, classes),
+    )

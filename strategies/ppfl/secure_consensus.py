@@ -1,0 +1,294 @@
+"""PPFL-GNN with a common mean that the server computes without seeing any client's embeddings.
+
+The consensus form of the alignment (``strategy.py``) needs only the sum of the rotated embeddings.
+So each client rotates its own embeddings, and the secure sum of ``flower_graph.secure`` adds them
+up. The server learns this sum, and nothing else of the embeddings. ``W_i`` never leaves client
+``i``.
+
+Iteration ``t``, two exchanges:
+
+1. server -> client ``i``: ``R``, the common mean of the last iteration, for its public nodes;
+2. client: ``X'_i = R W_i^T``, trains with it as in the plain form, and embeds its graph;
+3. client: ``W_i``, the orthogonal matrix with the least ``||X_i W_i - R||_F`` (equation 4);
+4. client -> server: ``X_i W_i``, masked;
+5. server: adds up, and in the second exchange takes the masks off; ``R`` = sum / holders, by node.
+
+The plain form repeats steps 3 and 5 until ``R`` stands still. Here each iteration does them once
+and starts from the last ``R``. The server never asks for a second sum of the same embeddings: with
+as many sums as clients it could compute each client's part. The first ``R`` is random points. Their
+mean is too blurred to learn from: clients rotate to it, and ``X'_i`` begins with iteration 3.
+
+Nodes with too few holders are in no sum; a client keeps its own rows of them.
+
+The clients' half is in ``secure_consensus_client.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from flower_graph.records.participation import NOT_READY, Participation
+from flower_graph.records.rounds import RoundReport
+from flower_graph.secure.align.limits import LEAST_HOLDERS
+from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.results import Reason, Skipped
+from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.service import SecureSum
+from flower_graph.server.round_strategy import OwnRounds
+from flower_graph.storage.reading import StateDict, Tree
+from flower_graph.strategies.ppfl.claims import (
+    MEANS,
+    MEASURED,
+    NOT_TOLD,
+    Claims,
+    SignedClaims,
+    agreed_nodes,
+    digests_of,
+    fewest_parties,
+    layout_of,
+)
+from flower_graph.strategies.ppfl.config import CONSENSUS
+from flower_graph.strategies.ppfl.messages import (
+    IntArray,
+    PublicReply,
+    PublicRequest,
+    SumOrder,
+)
+from flower_graph.strategies.ppfl.server_state import (
+    NEAREST,
+    Answers,
+    CommonMean,
+    Floats,
+    common_nodes,
+    fewest_holders,
+    mean_of,
+    require_nodes,
+)
+from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
+from flower_graph.wire.client_errors import Kind
+from flower_graph.wire.counts import as_counts, counts_size
+from flower_graph.wire.exchange import Replies
+from flower_graph.wire.keys import RING_WORD
+
+LEARNT_FROM = 2  # sums before clients learn from the mean
+
+
+class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment):
+    """The server: adds up embeddings that clients have rotated, and sends the mean back.
+
+    All SuperNodes are asked in every iteration: sums over changing clients could be compared.
+
+    Parameters
+    ----------
+    rotations_only, min_nodes, checkpoint_dir, checkpoint_every
+        As of ``ProcrustesAlignment``; a checkpoint has everything but keys.
+    limit, resolution : float
+        Largest size of a number in an embedding, and the step to which it is rounded; a client
+        with a larger number is left out of the sum.
+    dropout : float
+        Share of the clients that may be missing from a sum. If more are missing, the iteration has
+        no mean. A node is in no sum if only one of its holders might remain.
+    seed : int
+        Seed of the first points, to which all clients rotate.
+    registry : Path or str, optional
+        The file of the SuperNodes' keys, where clients do not trust the server.
+    least_holders : int
+        Least number of clients, or SuperNodes with keys, that hold a summed node; 2 or more.
+    differ_by : int
+        Least number of SuperNodes by which two of these sums differ; see ``PartySums``.
+    """
+
+    idle = NOT_READY  # all clients are asked that can be in the sum
+    wants_embeddings = False  # what the base class reads from replies
+
+    def __init__(
+        self,
+        *,
+        rotations_only: bool = False,
+        limit: float = 32.0,
+        resolution: float = 2.0**-16,
+        dropout: float = 0.3,
+        min_nodes: int = 1,
+        seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+        registry: Path | str | None = None,
+        least_holders: int = LEAST_HOLDERS,
+        differ_by: int = USUAL_DIFFERENCE,
+    ) -> None:
+        super().__init__(
+            alignment=CONSENSUS,
+            rotations_only=rotations_only,
+            min_nodes=min_nodes,
+            seed=seed,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+        )
+        self._ring: dict[str, Any] = {"limit": limit, "resolution": resolution}
+        self.mean, self._least = CommonMean(dropout), least_holders
+        self.contributors: list[int] = []  # to the last sum
+        self._skipped, self._named = "", 0
+        self._measured = dict[str, float]()
+        self._parties = None
+        if registry is not None:
+            self._parties = PartySums(registry, dropout=dropout, differ_by=differ_by)
+            self.clients.claims = SignedClaims(self._parties.registry, lambda: self._run_id)
+
+    @cached_property
+    def sums(self) -> SecureSum:
+        return SecureSum(
+            self.session.exchange,
+            **self._ring,
+            server=self._parties or SumServer(dropout=self.mean.dropout),
+            timeout=self.session.timeout,
+            min_nodes=self.session.min_nodes,
+        )
+
+    def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
+        """Step 1: write the round's requests, with the common mean and what masks need."""
+        there, mean, known = self.there(server_round), self.mean, self.clients
+        nodes, claims = self._nodes(self.sums.prepare(server_round, there))
+        mean.choose(nodes, known.ids, there, known.dimension)
+        order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM, self.rotations_only)
+        length = mean.rows.size
+        layout = layout_of(*NOT_TOLD, known.dimension, server_round, order)
+        if claims is not None:
+            claims.means = digests_of(mean.rows) if mean.made else claims.means
+            length += 2 * len(MEASURED)
+            layout = layout_of(nodes, claims.means, known.dimension, server_round, order)
+        length += counts_size(*self.counted)
+        shown = {} if claims is None else claims.to_config()
+        entries = self.sums.requests(length, MEANS, layout)
+        requests, self.entries = dict[int, PublicRequest](), {}
+        for node in (node for node in there if node in entries):
+            slots = [mean.slots[client] for client in there[node]]
+            self.entries[node] = entries[node] | replace(order, slots=slots).to_config() | shown
+            requests[node] = self.request(server_round, there[node], mean.of)
+        return requests
+
+    @property
+    def _run_id(self) -> int:
+        return self.session.exchange.grid.run.run_id
+
+    def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
+        dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
+        if signed is None:
+            fewest = fewest_holders(len(ready), dropout, self._least)
+            nodes = common_nodes(ids, ready, fewest)
+            if len(ready) > 1:
+                require_nodes(nodes, fewest, f"{len(ready)} clients")
+            return nodes, None
+        assert self._parties is not None
+        held = signed.of(self._parties.members)
+        nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
+        if held:
+            fewest = max(self._least, fewest_parties(len(held)))
+            require_nodes(nodes, fewest, f"{len(held)} SuperNodes")
+        return nodes, Claims.of(held, signed.signatures)
+
+    def read(self, node: int, content: RecordDict) -> PublicReply:
+        # What clients count is in the sum.
+        request = replace(self.requests[node], wants_embeddings=False, counting="")
+        reply = PublicReply.from_record(content, request)
+        self.sums.take(node, content)
+        return reply
+
+    def reply_bytes(self, numbers: int = 0) -> int:
+        lengths = (int(entries["mask-length"]) for entries in self.entries.values())
+        return super().reply_bytes(numbers + max(lengths, default=0))
+
+    def state(self) -> dict[str, object]:
+        state: Tree = super().state()
+        kept = self.mean.state_dict() | {"excluded": sorted(self.sums.server.excluded)}
+        return state | {"strategy": state["strategy"] | kept}
+
+    def load_state(self, state: StateDict) -> None:
+        super().load_state(state)
+        self.mean.load_state_dict(state["strategy"])
+        self.sums.server.exclude(state["strategy"].get("excluded", ()))
+
+    def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
+        for entry in replies.rejected:
+            if entry.kind is Kind.STATE_LOST:
+                self.sums.forget(entry.node_id)  # its keys are lost too
+        self._skipped = ""
+        report = super().learn(server_round, replies)
+        report.skipped = self._skipped
+        blamed = self.sums.server.blamed
+        for one in blamed[self._named :]:
+            report.rejected.append({"client": one.client, "reason": _without_number(one)})
+        self._named = len(blamed)
+        rejected = self.sums.take_rejected()
+        report.rejected += [{"node": one.node_id, "reason": one.reason} for one in rejected]
+        return report
+
+    def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
+        """Return every client's outcome; clients that are missing from a sum have failed."""
+        # Without a sum, the clients' measurements are still used.
+        used = answered if self._skipped else set(answered) & set(self.contributors)
+        blamed = self.sums.server.blamed[self._named :]
+        local = {one.client: _without_number(one) for one in blamed if one.client is not None}
+        return super().participation(used, local | dict(failed))
+
+    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
+        """Do step 5, and return the distances to the mean that clients report."""
+        summed = self.sums.close(server_round)
+        self.contributors, self._measured = [], {}
+        if isinstance(summed, Skipped):
+            self._skipped = f"no sum: {_without_number(summed.reason)}"
+            return {}
+        self.contributors = summed.contributors.tolist()
+        rows = self.mean.rows.size
+        self.mean.take(summed.values[:rows], self.contributors)
+        self._count(summed.values)
+        names = [f"precision-{k}" for k in NEAREST]
+        if self._parties is not None:
+            self._measured = _measured(summed.values[rows : rows + 2 * len(MEASURED)])
+            return {name: self._measured[name] for name in names if name in self._measured}
+        result = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
+        return {name: mean_of(values) for name, values in result.items() if values}
+
+    def _count(self, values: Floats) -> None:
+        """Read the counts at the end of a sum, where a node is one step of its numbers."""
+        if size := counts_size(*self.counted):
+            steps = values[-size:] * 2.0 ** Ring.fit(2, **self._ring).fraction_bits
+            self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
+
+    def averages(self, came: Answers) -> Mapping[str, float]:
+        """Return the means of clients' measurements, from the sum if they are in it."""
+        return super().averages(came) if self._parties is None else self._measured
+
+    def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
+        ledger = self.session.exchange.ledger
+        for node, request in self.requests.items():
+            sent = [part.nbytes for part in request.targets if part is not None]
+            ledger.count("down", "means", sum(sent))
+            word = self.entries[node][RING_WORD] // 8
+            came = [client for client in request.clients if client in self.contributors]
+            ledger.count("up", "sums", len(came) * self.mean.rows.size * word)
+        return ledger.payload
+
+    def weights(self) -> dict[str, NDArray[np.generic]]:
+        """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""
+        return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
+
+
+def _measured(tail: Floats) -> dict[str, float]:
+    sums, counts = tail.reshape(2, len(MEASURED))
+    each = zip(MEASURED, sums.tolist(), counts.tolist(), strict=True)
+    return {name: total / count for name, total, count in each if count >= 1}
+
+
+def _without_number(reason: Reason) -> str:
+    """Return a reason without the number of the sum, which is not the round's."""
+    return str(replace(reason, round=None))

@@ -1,0 +1,308 @@
+"""PPFL-GNN's secure consensus at the clients: embeddings are rotated and masked before sending.
+
+The steps are in ``secure_consensus.py``. If the server is not trusted, a SuperNode computes the
+order of nodes in the sum by itself (``claims.py``), and everything that a server could tell one
+SuperNode alone goes into the masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
+from numpy.typing import NDArray
+
+from flower_graph.client.state import Tensors
+from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.ops.counts import Counts, Errors
+from flower_graph.rng import derive_seed
+from flower_graph.secure.align.limits import LEAST_HOLDERS
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.parties.masking_client import MaskingParty
+from flower_graph.secure.sum.messages import RING
+from flower_graph.strategies.ppfl.claims import (
+    MEANS,
+    MEASURED,
+    NOT_TOLD,
+    Claims,
+    check_layout,
+    layout_of,
+    sign_claim,
+)
+from flower_graph.strategies.ppfl.cohort_client import (
+    EmbeddingClient,
+    PublicNodeClient,
+)
+from flower_graph.strategies.ppfl.evaluation import GraphJudge
+from flower_graph.strategies.ppfl.messages import (
+    EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
+    PublicReply,
+    PublicRequest,
+    SumOrder,
+)
+from flower_graph.strategies.ppfl.server_state import (
+    ABSENT,
+    NEAREST,
+    Floats,
+    find_slots,
+)
+from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.counts import counts_size
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.numpy_client import Answer, Config, Parameters
+
+ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
+RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own
+ROUNDS = b"public-rounds"  # in its journal
+
+
+class SecureConsensusClient(PublicNodeClient, MaskingParty):
+    """The clients of one SuperNode: usually one, in a simulation any number.
+
+    Parameters
+    ----------
+    context : Context
+        The ClientApp's context, which keeps models, keys and rotations.
+    members : sequence of EmbeddingClient
+        The clients; their embedding models are those of ``PublicNodeClient``.
+    trust : TrustSettings, optional
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
+    least_holders : int
+        Least number of SuperNodes that hold a summed node, if the server is not trusted.
+    **folders : Path, optional
+        ``save_to``, ``checkpoint_dir`` and ``output_dir``, as of ``PublicNodeClient``.
+        Checkpoints have the rotations too, and never keys.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        members: Sequence[EmbeddingClient],
+        *,
+        trust: TrustSettings | None = None,
+        least_holders: int = LEAST_HOLDERS,
+        **folders: Path | None,
+    ) -> None:
+        super().__init__(context, members, **folders)
+        MaskingParty.__init__(self, context, list(self.members), trust)
+        self._least = least_holders
+
+    def enrolment(self) -> EmbeddingEnrolment:
+        here = super().enrolment()
+        if self.trust is None:
+            return here
+        signature = sign_claim(self.trust.identity, self.context.run_id, self.public)
+        return replace(here, signature=signature)
+
+    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+        if self.trust is not None and run != self._run():
+            raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
+        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
+        return super().save(server_round, run, turns | (more or {}))
+
+    def resume(self, resume: Resume) -> Tensors | None:
+        self._enter(resume)
+        turns = super().resume(resume)
+        if turns is not None:
+            self._keep_rotations({int(client): turn.numpy() for client, turn in turns.items()})
+        return turns
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Rotate the mean back, train, embed, measure, rotate and mask (steps 2 to 4)."""
+        request = PublicRequest.from_numpy(parameters, config, public=self.public)
+        order = SumOrder.from_config(config, sizes=[ids.size for ids in request.nodes])
+        self.keys()  # before anything is trained: without keys there is no round
+        layout = layout_of(*NOT_TOLD, request.dimension, request.server_round, order)
+        if self.trust is not None:
+            layout = self._layout(request, order, config)
+        kept = self._rotations()
+        targets = [
+            self._own_space(client, mean, kept.get(client)) if order.is_target else None
+            for client, mean in zip(request.clients, request.targets, strict=True)
+        ]
+        reply = self.round(replace(request, targets=targets))
+        length = int(config["mask-length"])
+        counts, reply.counts = reply.counts, None
+        rows = length - (0 if counts is None else counts.flat().numel())
+        rows -= 0 if self.trust is None else 2 * len(MEASURED)
+        rotated = rotate(request, order, reply, rows)
+        near = {client: one.precision for client, one in rotated.items() if one.precision}
+        for k in NEAREST if near else ():
+            of_all = [near.get(client, {}).get(k, math.nan) for client in request.clients]
+            reply.judged[f"precision-{k}"] = of_all
+        vectors = {client: one.vector for client, one in rotated.items()}
+        if self.trust is not None:
+            vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
+        vectors = _with_counts(vectors, counts, 2.0 ** -RING.from_config(config).fraction_bits)
+        # The same embeddings with another rotation are the same state.
+        state = [one for one in reply.embeddings if one is not None]
+        masked, entries = self.masked(config, vectors, MEANS, layout, state)
+        if self.trust is not None and masked.left_out:
+            # A missing client may leave others alone in the sum, and means may push a client out.
+            raise RefusedError("a client here cannot be in the sum: its SuperNode sends nothing")
+        self._keep_rotations(kept | {client: one.rotation for client, one in rotated.items()})
+        if request.saves:
+            reply.not_saved = self.save(request.server_round, request.run)
+        reply.request = replace(request, wants_embeddings=False)
+        _, weight, metrics = reply.to_numpy()
+        return [masked.total], weight, metrics | entries
+
+    # Where the server is not trusted
+
+    def _layout(self, request: PublicRequest, order: SumOrder, config: Config) -> bytes:
+        """Return the order of nodes and the points of rotation, once all agree on them."""
+        assert self.trust is not None
+        claims, epoch = Claims.from_config(config), self._party(self.trust).epoch
+        if epoch is None:
+            raise StateLostError("no epoch has begun under this version of the registry")
+        run, parties = self.context.run_id, epoch.parties.tolist()
+        nodes = check_layout(claims, self.trust, run, parties, self.public, self._least)
+        for ids, slots, mean in zip(request.nodes, order.slots, request.targets, strict=True):
+            if not np.array_equal(slots, find_slots(ids, nodes)):
+                raise RefusedError("the server orders public nodes otherwise than their holders")
+            claims.check_mean(mean, slots)
+        size = counts_size(self.num_classes, request.counting)
+        if config["mask-length"] != nodes.size * request.dimension + 2 * len(MEASURED) + size:
+            raise RefusedError("the sum has another length than the nodes that are in it")
+        Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
+        return layout_of(nodes, claims.means, request.dimension, request.server_round, order)
+
+    def _with_measured(
+        self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float
+    ) -> dict[int, Floats]:
+        # Some measurements depend on the server's means, so it learns no single client's.
+        said = {"loss": reply.loss, "disagreement": reply.disagreement, **reply.judged}
+        result = dict[int, Floats]()
+        for index, client in enumerate(reply.request.clients):
+            values = np.array(
+                [said[name][index] if name in said else math.nan for name in MEASURED]
+            )
+            fits = np.abs(values) <= limit  # not if it is NaN
+            if client in vectors:
+                result[client] = np.concatenate([vectors[client], np.where(fits, values, 0), fits])
+        nothing = [math.nan] * len(reply.loss)
+        reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
+        return result
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes are counted in predictions; 0 without a judge of nodes."""
+        judges = [member.judge for member in self.members.values()]
+        return next((one.num_classes for one in judges if isinstance(one, GraphJudge)), 0)
+
+    def _run(self) -> str:
+        record = self.context.state.config_records.get(RUN, ConfigRecord())
+        return str(record.get(RUN, ""))
+
+    def _enter(self, resume: Resume) -> None:
+        """Record the run; refuse a second run, and a checkpoint from before its last sum."""
+        if self.trust is None:
+            return
+        if self._run() not in ("", resume.run):
+            raise RefusedError("this SuperNode takes part in another run already")
+        last = Journal(self.trust.journal).last(ROUNDS, resume.run.encode()) or 0
+        if self._state.store.is_due(resume) and resume.server_round < last:
+            raise RefusedError(
+                f"this SuperNode is in the sum of round {last}: it does not go back to the "
+                f"checkpoint of round {resume.server_round}, as two sums of a round can be compared"
+            )
+        self.context.state[RUN] = ConfigRecord({RUN: resume.run})
+
+    def _own_space(
+        self, client: int, mean: FloatArray | None, turn: NDArray[Any] | None
+    ) -> FloatArray | None:
+        """Rotate the common mean into a client's space; rows without a mean stay its own."""
+        if mean is None or turn is None:
+            return None
+        target: FloatArray = (mean @ turn.T).astype(np.float32)
+        if (missing := ~mean.any(1)).any():
+            with self.opened() as models:
+                local = models[client].embed()[self.members[client].rows]
+            target[missing] = local[missing]
+        return target
+
+    def _keep_rotations(self, kept: Mapping[int, NDArray[np.generic]]) -> None:
+        arrays = {str(client): Array(w) for client, w in kept.items()}
+        self.context.state[ROTATIONS] = ArrayRecord(arrays)
+
+    def _rotations(self) -> dict[int, NDArray[np.generic]]:
+        record = self.context.state.array_records.get(ROTATIONS, ArrayRecord())
+        return {int(name): decode_array(name, array) for name, array in record.items()}
+
+
+def first_points(seed: int, nodes: int, dimension: int) -> Floats:
+    """Draw the points ``[u, d]`` to which clients rotate before there is a mean."""
+    # Any fixed points do: clients with similar embeddings get similar rotated embeddings.
+    rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
+    return rng.standard_normal((nodes, dimension))
+
+
+def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats:
+    """Find the orthogonal ``W`` that brings a client's rows nearest to common points."""
+    # embeddings, points [p, d]
+    if not len(embeddings):
+        return np.eye(points.shape[1])
+    return orthogonal_procrustes(embeddings, points, rotations_only=rotations_only)
+
+
+class Rotated(NamedTuple):
+    """A client's embeddings in the common space."""
+
+    rotation: Floats  # ``W_i``
+    vector: Floats  # its part of the sum
+    precision: Mapping[int, float]  # distance to the common mean; empty without one
+
+
+def rotate(
+    request: PublicRequest, order: SumOrder, reply: PublicReply, length: int
+) -> dict[int, Rotated]:
+    """Rotate each client's rows nearest to the common mean, or to the first points."""
+    start = first_points(order.seed, length // request.dimension, request.dimension)
+    result = {}
+    for index, client in enumerate(request.clients):
+        x, mean, slots = reply.embeddings[index], request.targets[index], order.slots[index]
+        if x is None:
+            continue
+        here, local = slots != ABSENT, x.astype(np.float64)
+        points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
+        turn, near = rotation(local[here], points, order.rotations_only), dict[int, float]()
+        if mean is not None and here.any():
+            near = alignment_precision(local[here], points, turn, NEAREST)
+        result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
+    return result
+
+
+def _with_counts(
+    vectors: Mapping[int, Floats], counts: Counts | Errors | None, step: float
+) -> dict[int, Floats]:
+    """Add the counts to the first client's part of the sum, a node being one step."""
+    if counts is None:
+        return dict(vectors)
+    row = counts.flat().numpy() * step
+    first = min(vectors, default=None)
+    return {c: np.concatenate([v, row * (c == first)]) for c, v in vectors.items()}
+
+
+def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
+    """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
+    dimension = turned.shape[1]
+    here = slots != ABSENT
+    chosen = slots[here]
+    count = length // dimension
+    if length % dimension or np.unique(chosen).size != chosen.size:
+        raise ValueError(f"{length} numbers for rows of {dimension}, or a slot named twice")
+    if chosen.size and not 0 <= chosen.min() <= chosen.max() < count:
+        raise ValueError(f"slots from {chosen.min()} to {chosen.max()}, must be 0 to {count - 1}")
+    rows = np.zeros((count, dimension))
+    rows[chosen] = turned[here]
+    return rows.ravel()

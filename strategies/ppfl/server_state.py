@@ -1,0 +1,290 @@
+"""PPFL-GNN's server state, and the precision of the alignment."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.ops import alignment_precision, orthogonal_procrustes
+from flower_graph.secure.align.limits import LEAST_HOLDERS
+from flower_graph.server.membership import Membership
+from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.ppfl.claims import SignedClaims
+from flower_graph.strategies.ppfl.messages import (
+    EmbeddingEnrolment,
+    FloatArray,
+    IntArray,
+    PublicReply,
+    PublicRequest,
+)
+from flower_graph.wire.exchange import Rejected
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import CONFIG
+
+LOG = logging.getLogger(__name__)
+MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
+TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
+NEAREST = (1, 5, 10)
+ABSENT = -1  # slot of a node that is not in a sum
+Floats = NDArray[np.float64]
+
+
+@dataclass
+class Answers:
+    """The entries of a round's replies besides embeddings."""
+
+    losses: dict[int, float] = field(default_factory=dict)  # of the clients whose answer counts
+    disagreements: list[float] = field(default_factory=list)  # of the same
+    measured: dict[str, dict[int, float]] = field(default_factory=dict)  # by name and client
+    failed: dict[int, str] = field(default_factory=dict)  # clients left out, and why
+    left_out: list[Rejected] = field(default_factory=list)  # the same, from SuperNodes
+
+
+class PublicServerState:
+    """The last embeddings of every client, and its next means."""
+
+    def __init__(self) -> None:
+        self.embeddings: dict[int, FloatArray] = {}  # [p, d] by client
+        self.targets: dict[int, FloatArray] = {}  # [p, d] by client
+        self.ids: dict[int, IntArray] = {}  # of each client's public nodes
+        self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
+        self.begun: set[int] = set()  # clients that have answered a round
+        self.measured: dict[str, dict[int, float]] = {}  # last measurements, by name and client
+        self.claims: SignedClaims | None = None  # where clients do not trust the server
+
+    def take(
+        self,
+        requests: Mapping[int, PublicRequest],
+        replies: Mapping[int, PublicReply],
+        wants_embeddings: bool,
+    ) -> Answers:
+        came = Answers()
+        for node, reply in replies.items():
+            clients = requests[node].clients
+            came.left_out += [Rejected(node, f"client {c}: {w}") for c, w in reply.left_out.items()]
+            came.failed |= reply.left_out
+            for index, client in enumerate(clients):
+                x = reply.embeddings[index]
+                if client in came.failed or (x is None and wants_embeddings):
+                    continue
+                came.losses[client] = reply.loss[index]
+                came.disagreements.append(reply.disagreement[index])
+                for name, values in reply.judged.items():
+                    came.measured.setdefault(name, {})[client] = values[index]
+                if x is not None:
+                    self.embeddings[client] = x
+        self.begun |= came.losses.keys()
+        self.measured = came.measured or self.measured
+        return came
+
+    def state_dict(self) -> dict[str, object]:
+        book = {
+            name: {client: torch.from_numpy(rows) for client, rows in kept.items()}
+            for name, kept in (("embeddings", self.embeddings), ("targets", self.targets))
+        }
+        ids = {client: torch.from_numpy(nodes) for client, nodes in self.ids.items()}
+        session = {"ids": ids, "dimension": self.dimension, "begun": sorted(self.begun)}
+        return {"strategy": {"book": book, "judged": self.measured}, "session": session}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        book, session = state["strategy"]["book"], state["session"]
+        self.embeddings, self.targets = (
+            {int(client): rows.numpy() for client, rows in book[name].items()}
+            for name in ("embeddings", "targets")
+        )
+        self.measured = dict(state["strategy"]["judged"])
+        self.ids = {int(client): nodes.numpy() for client, nodes in session["ids"].items()}
+        self.dimension, self.begun = int(session["dimension"]), set(session["begun"])
+
+    def stacked(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Stack the embeddings of some clients, node by node."""
+        ids = [self.ids[client] for client in clients]
+        every = np.unique(np.concatenate(ids))
+        slots = [torch.from_numpy(np.searchsorted(every, nodes)) for nodes in ids]
+        width = self.embeddings[clients[0]].shape[1]
+        x = torch.zeros(len(clients), every.size, width)
+        held = torch.zeros(len(clients), every.size, dtype=torch.bool)
+        for index, (client, slot) in enumerate(zip(clients, slots, strict=True)):
+            x[index, slot] = torch.from_numpy(self.embeddings[client])
+            held[index, slot] = True
+        return x, held, slots
+
+
+class CommonMean:
+    """The server's mean of the rotated embeddings, by node."""
+
+    def __init__(self, dropout: float) -> None:
+        self.dropout, self.made = dropout, 0  # sums so far
+        self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
+        self.rows: FloatArray = np.zeros((0, 0), np.float32)
+        self.slots: dict[int, IntArray] = {}  # the rows of each client's nodes
+
+    def choose(
+        self,
+        nodes: IntArray,
+        ids: Mapping[int, IntArray],
+        there: Mapping[int, Iterable[int]],
+        dimension: int,
+    ) -> None:
+        """Set the nodes of the next sum; a node that stays keeps its mean."""
+        if not np.array_equal(nodes, self.nodes):
+            rows = np.zeros((nodes.size, dimension), np.float32)
+            at = find_slots(self.nodes, nodes)
+            if self.made:
+                rows[at[at != ABSENT]] = self.rows[at != ABSENT]
+            self.nodes, self.rows = nodes, rows
+        everyone = (client for here in there.values() for client in here)
+        self.slots = {client: find_slots(ids[client], self.nodes) for client in everyone}
+
+    def of(self, client: int) -> FloatArray | None:
+        """Return a client's rows; zeros for missing ones."""
+        if not self.made:
+            return None
+        slots = self.slots[client]
+        return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
+
+    def take(self, total: Floats, contributors: Iterable[int]) -> None:
+        holders = np.zeros(self.nodes.size)
+        for client in contributors:
+            slots = self.slots[client]
+            holders[slots[slots != ABSENT]] += 1
+        rows = total.reshape(self.nodes.size, -1)
+        self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
+
+    def state_dict(self) -> dict[str, object]:
+        arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.rows)}
+        return arrays | {"made": self.made}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.nodes, self.rows = state["nodes"].numpy(), state["mean"].numpy()
+        self.made = int(state["made"])
+
+
+def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
+    """Return how many clients must hold a node for its sum; at least `least`."""
+    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
+    # are then always in the sum of every node: no row is one client's alone.
+    return max(least, 2 + math.floor(dropout * clients))
+
+
+def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], fewest: int) -> IntArray:
+    """Choose the nodes of a sum: nodes with enough holders, by ascending id."""
+    if not clients:
+        return np.zeros(0, np.int64)
+    result, counts = np.unique(
+        np.concatenate([ids[client] for client in clients]), return_counts=True
+    )
+    return result[counts >= fewest]
+
+
+def require_nodes(nodes: IntArray, fewest: int, of: str) -> None:
+    """Refuse a sum without nodes."""
+    if not nodes.size:
+        raise ValueError(
+            f"no public node has {fewest} holders among {of}, of which some may be missing: its "
+            "sum could be one client's own embedding; lower dropout, or align in the clear"
+        )
+
+
+def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
+    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
+    if not common.size:
+        return np.full(nodes.shape, ABSENT)
+    at = np.searchsorted(common, nodes).clip(max=common.size - 1)
+    return np.where(common[at] == nodes, at, ABSENT)
+
+
+class PublicMembership(Membership):
+    """The clients of each SuperNode, and their public nodes."""
+
+    def __init__(self, state: PublicServerState) -> None:
+        super().__init__()
+        self.state = state
+
+    def question(self, resume: Resume) -> RecordDict:
+        return RecordDict({CONFIG: ConfigRecord(resume.to_config())})
+
+    def read(self, node: int, content: RecordDict) -> EmbeddingEnrolment:
+        return EmbeddingEnrolment.read(content)
+
+    def unasked(self) -> None:
+        """Leave out SuperNodes that do not name their public nodes."""
+
+    def in_order(
+        self, answers: Mapping[int, EmbeddingEnrolment]
+    ) -> list[tuple[int, EmbeddingEnrolment]]:
+        """Choose the commonest dimension of embeddings if none is known yet."""
+        if not self.state.dimension:
+            counts = Counter(d for answer in answers.values() for d in answer.dimensions)
+            self.state.dimension = max(counts, key=lambda d: (counts[d], -d), default=0)
+        return super().in_order(answers)
+
+    def refusal(self, answer: EmbeddingEnrolment) -> str:
+        if self.state.claims is not None and (why := self.state.claims.take(answer)):
+            return why
+        claims = zip(answer.clients, answer.nodes, answer.dimensions, strict=True)
+        for client, nodes, dimension in claims:
+            # Its embeddings and means are in the order of these nodes.
+            if not np.array_equal(self.state.ids.get(client, nodes), nodes):
+                return (
+                    f"client {client} has other public nodes than before; the ids must stay the "
+                    "same during a run"
+                )
+            if dimension != self.state.dimension:
+                return (
+                    f"client {client} has embeddings of {dimension} numbers, the others of "
+                    f"{self.state.dimension}; all must have the same"
+                )
+        return ""
+
+    def enrolled(self, node: int, answer: EmbeddingEnrolment) -> None:
+        lost = sorted(self.state.begun & set(answer.clients)) if answer.handled == 0 else []
+        for client in lost:
+            self.state.begun.remove(client)
+            self.state.embeddings.pop(client, None)
+            self.state.targets.pop(client, None)
+        if lost:
+            LOG.warning("node %d has lost its state: clients %s begin anew", node, lost)
+        self.state.ids |= dict(zip(answer.clients, answer.nodes, strict=True))
+
+
+def mean_of(values: Iterable[float]) -> float:
+    """Return the mean of all numbers that are not NaN; NaN without any."""
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else math.nan
+
+
+def measure_alignment(
+    x: Tensor, held: Tensor, rotations_only: bool, rng: torch.Generator
+) -> dict[str, float]:
+    """Return how often aligned embeddings of the same node are near (Figures 3 to 6)."""
+    # x, held [m, u, d]
+    result: list[Mapping[int, float]] = []
+    for source, target in islice(draw_pairs(x.shape[0], rng), TRIED_PAIRS):
+        common = held[source] & held[target]
+        if not common.any():
+            continue
+        a, b = x[source, common], x[target, common]
+        turn = orthogonal_procrustes(a, b, rotations_only=rotations_only)
+        result.append(alignment_precision(a, b, turn, NEAREST))
+        if len(result) == MEASURED_PAIRS:
+            break
+    return {f"precision-{k}": mean_of([one[k] for one in result]) for k in NEAREST if result}
+
+
+def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:
+    """Draw the ordered pairs of different numbers below ``count``, each once, one at a time."""
+    # Thousands of clients have more pairs than fit into memory.
+    for distance in (1 + torch.randperm(max(count - 1, 0), generator=rng)).tolist():
+        for source in torch.randperm(count, generator=rng).tolist():
+            yield source, (source + distance) % count

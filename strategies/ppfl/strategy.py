@@ -1,0 +1,269 @@
+"""PPFL-GNN: public nodes of overlapping graphs, aligned by Procrustes and averaged.
+
+Zhang, Cai and Seo, "Privacy-Preserving Federated Graph Neural Network Learning on Non-IID Graph
+Data", Wireless Communications and Mobile Computing 2023. Every client embeds its own graph; some
+nodes, the *public* ones, are in several clients' graphs. The embeddings of two clients differ
+at least by a rotation, so their plain mean would be noise: the server first rotates one client's
+embeddings into the other's space.
+
+Iteration ``t`` (Algorithms 1 and 2), one exchange:
+
+1. server -> client ``i``: ``X'_i``, means for its public nodes; nothing in the first iteration;
+2. client: takes ``X'_i`` (DeepWalk: they replace its vectors; GAT: its hidden layer is pulled
+   towards them, equation 9), trains on its own graph, and embeds it;
+3. client -> server: ``X_i``, the embeddings of its public nodes, and its measurements;
+4. server: for each ordered pair ``W_ji``, the orthogonal matrix with the least
+   ``||X_j W_ji - X_i||_F``, from the SVD of ``X_j^T X_i`` (equation 4);
+5. server: ``X'_i = 1/m (X_i + sum_{j != i} X_j W_ji)``, by node, over the clients that hold it.
+
+With ``alignment="consensus"`` steps 4 and 5 rotate all clients into one common space and back:
+``m`` alignments instead of ``m (m - 1)``.
+
+Steps 2 and 3 are ``PublicNodeClient``'s. Its model is any ``EmbeddingModel``: something that embeds
+nodes and can take targets.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flower_graph.ops import align_pairs, consensus
+from flower_graph.records.participation import NOT_DRAWN, Participation
+from flower_graph.records.rounds import RoundReport
+from flower_graph.rng import generator
+from flower_graph.server.round_strategy import RoundStrategy
+from flower_graph.server.session import Session
+from flower_graph.strategies.ppfl.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
+from flower_graph.strategies.ppfl.messages import PublicReply, PublicRequest
+from flower_graph.strategies.ppfl.server_state import (
+    Answers,
+    PublicMembership,
+    PublicServerState,
+    mean_of,
+    measure_alignment,
+)
+from flower_graph.wire.counts import added, counts_size
+from flower_graph.wire.exchange import Replies
+from flower_graph.wire.keys import CHECKPOINT, CONFIG, ROLES, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.ledger import reply_bytes
+
+LOG = logging.getLogger(__name__)
+
+
+class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
+    """The server: aligns the clients' public embeddings and sends means back.
+
+    Parameters
+    ----------
+    alignment : str
+        ``"pairs"``, as the paper has it, or ``"consensus"``.
+    rotations_only : bool
+        Leave reflections out.
+    absent : str
+        For clients that did not answer: ``"leave-out"``, or ``"last"``, which uses their last
+        embeddings.
+    participation : float
+        Share of the clients asked each round, above 0 and at most 1.
+    min_nodes : int
+        SuperNodes to wait for before a round.
+    seed : int
+        Seed of the draws: of clients, and of the pairs that are measured.
+    checkpoint_dir, checkpoint_every : Path, int
+        Where and every how many rounds to save everything; 0 for never.
+    """
+
+    usual_rounds = 10
+    idle = NOT_DRAWN  # why a connected client may not have been asked
+    wants_embeddings = True
+
+    def __init__(
+        self,
+        *,
+        alignment: str = PAIRS,
+        rotations_only: bool = False,
+        absent: str = LEAVE_OUT,
+        participation: float = 1.0,
+        min_nodes: int = 1,
+        seed: int = 0,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+    ) -> None:
+        if alignment not in (PAIRS, CONSENSUS):
+            raise ValueError(f"alignment: {alignment!r} is neither {PAIRS!r} nor {CONSENSUS!r}")
+        if absent not in (LEAVE_OUT, LAST):
+            raise ValueError(f"absent: {absent!r} is neither {LEAVE_OUT!r} nor {LAST!r}")
+        self.alignment, self.rotations_only, self.absent = alignment, rotations_only, absent
+        self.clients = PublicServerState()
+        super().__init__(
+            Session(
+                PublicMembership(self.clients),
+                min_nodes=min_nodes,
+                participation=participation,
+                seed=seed,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+            )
+        )
+
+    def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
+        """Step 1: return the round's requests, with the clients' means."""
+        there = self.there(server_round)
+        drawn = self.session.participants(server_round, there)
+        return {
+            node: replace(
+                self.request(server_round, clients, self.clients.targets.get),
+                wants_embeddings=self.wants_embeddings,
+                follows=bool(self.clients.begun & set(there[node])),
+            )
+            for node, clients in drawn.items()
+        }
+
+    def there(self, server_round: int) -> dict[int, list[int]]:
+        # Ids of SuperNodes differ from run to run.
+        there = self.session.gather(server_round, "no SuperNode hosts a client with public nodes")
+        return dict(sorted(there.items(), key=lambda item: min(item[1])))
+
+    def request(
+        self,
+        server_round: int,
+        clients: Sequence[int],
+        target: Callable[[int], NDArray[np.float32] | None],
+    ) -> PublicRequest:
+        session, known = self.session, self.clients
+        saves = session.is_due(server_round)
+        return PublicRequest(
+            server_round,
+            list(clients),
+            [known.ids[client] for client in clients],
+            [target(client) for client in clients],
+            known.dimension,
+            is_last=server_round == session.rounds or session.stops_early(server_round),
+            follows=bool(known.begun & set(clients)),
+            saves=saves,
+            run=session.checkpoints.run if saves else "",
+            counting=self.counting,
+        )
+
+    def read(self, node: int, content: RecordDict) -> PublicReply:
+        return PublicReply.from_record(content, self.requests[node], self.num_classes)
+
+    def reply_bytes(self, numbers: int = 0) -> int:
+        asked = self.requests.values()
+        rows = [sum(ids.size for ids in one.nodes) * one.dimension for one in asked]
+        clients = max((len(one.clients) for one in asked), default=0)
+        return reply_bytes(max(rows, default=0) + numbers + counts_size(*self.counted), clients)
+
+    def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
+        """Do steps 4 and 5 with the replies, and return the round's figures."""
+        self.counts = added(reply.counts for reply in replies.values.values())
+        came = self.clients.take(self.requests, replies.values, self.wants_embeddings)
+        answered = sorted(came.losses)
+        precision = self.align(server_round, answered)
+        who = self.participation(answered, came.failed)
+        self.session.rejected += came.left_out
+        mean = defaultdict(lambda: math.nan, self.averages(came))
+        return self.report(
+            server_round,
+            who,
+            {role: mean[role] for role in ROLES},
+            loss=mean["loss"],
+            cross_entropy=mean["loss"],
+            regulariser=mean["disagreement"],
+            bytes=self.count(replies.values),
+            skipped="" if answered else f"none of {len(self.requests)} SuperNodes gave an answer",
+            alignment=precision,
+        )
+
+    def averages(self, came: Answers) -> Mapping[str, float]:
+        losses = [came.losses[client] for client in sorted(came.losses)]
+        means = {name: mean_of(by_client.values()) for name, by_client in came.measured.items()}
+        return {**means, "loss": mean_of(losses), "disagreement": mean_of(came.disagreements)}
+
+    def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
+        """Return every client's outcome; ``failed`` has reasons by client."""
+        return self.session.participation(answered, failed=failed, idle=self.idle)
+
+    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
+        """Do steps 4 and 5, and return how precise the alignment is."""
+        shown = sorted(self.clients.embeddings) if self.absent == LAST else answered
+        if not answered:
+            return {}
+        x, held, slots = self.clients.stacked(shown)
+        means = self.means(x, held)
+        for index, (client, slot) in enumerate(zip(shown, slots, strict=True)):
+            self.clients.targets[client] = means[index, slot].numpy()
+        rows = np.searchsorted(shown, answered)  # both ascend
+        rng = generator(self.session.seed, "measured-pairs", server_round)
+        return measure_alignment(x[rows], held[rows], self.rotations_only, rng)
+
+    def means(self, x: Tensor, held: Tensor) -> Tensor:
+        """Return every client's means ``[m, u, d]`` of its nodes, in its own space."""
+        # x [m, u, d], held [m, u]: which client has which node
+        if self.alignment == PAIRS:
+            return align_pairs(x, held, rotations_only=self.rotations_only)
+        return consensus(x, held, rotations_only=self.rotations_only).aligned
+
+    def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
+        ledger = self.session.exchange.ledger
+        for request in self.requests.values():
+            sent = [part.nbytes for part in request.targets if part is not None]
+            ledger.count("down", "means", sum(sent))
+        for reply in replies.values():
+            ledger.count(
+                "up", "embeddings", sum(x.nbytes for x in reply.embeddings if x is not None)
+            )
+        return ledger.payload
+
+    def weights(self) -> dict[str, NDArray[np.generic]]:
+        """Return, for each client N, the means of its public nodes and the nodes' ids.
+
+        ``means-N`` ``[p, d]`` are in the client's own space; ``nodes-N`` is ``[p]``.
+        """
+        result: dict[str, NDArray[np.generic]] = {}
+        for client, means in sorted(self.clients.targets.items()):
+            result[f"means-{client}"], result[f"nodes-{client}"] = means, self.clients.ids[client]
+        return result
+
+    def measured(self, report: RoundReport) -> MetricRecord:
+        return MetricRecord({**super().measured(report), **report.alignment})
+
+    def clients_save(self, server_round: int) -> dict[int, str]:
+        run = self.session.checkpoints.run
+        order: dict[str, Any] = {CHECKPOINT: True, SERVER_ROUND: server_round, RUN_TOKEN: run}
+        saved = {node: reply.not_saved for node, reply in self.answers.items()}
+        content = RecordDict({CONFIG: ConfigRecord(order)})
+        return self.session.have_saved(server_round, content, saved, "query")
+
+    def fixed_settings(self) -> dict[str, object]:
+        local = {name: getattr(self, name) for name in ("alignment", "rotations_only", "absent")}
+        drawn = {"participation": self.session.share, "seed": self.session.seed}
+        return {"method": type(self).__name__, **local, **drawn}
+
+    def state(self) -> dict[str, object]:
+        return self.clients.state_dict()
+
+    def load_state(self, state: Mapping[str, object]) -> None:
+        self.clients.load_state_dict(state)
+
+    def summary(self) -> None:
+        LOG.info("%s: %s, absent clients: %s", type(self).__name__, self.alignment, self.absent)
+
+
+class LocalEmbedding(ProcrustesAlignment):
+    """The baseline: every client trains alone, and sends only its measurements."""
+
+    wants_embeddings = False
+
+    def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
+        return {}

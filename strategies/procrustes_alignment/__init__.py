@@ -1,1 +1,0 @@
-"""PPFL-GNN: clients whose graphs overlap."""

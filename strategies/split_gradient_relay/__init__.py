@@ -1,1 +1,0 @@
-"""nFedGNN: one node per client."""

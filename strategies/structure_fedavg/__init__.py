@@ -1,1 +1,0 @@
-"""FedGLS: clients with and without edges, and its baselines."""
