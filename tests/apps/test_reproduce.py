@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from federation import one_fast
+from matplotlib.figure import Figure
 from table_helpers import OWN, asked_of, made_up, report, written
 
 from flower_graph.apps import parallel
@@ -41,6 +42,9 @@ from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import known_apps, method_named, method_of
+from flower_graph.report.plots.base import band
+from flower_graph.storage import reading as files_reading
+from flower_graph.storage.files import write_packed
 from flower_graph.storage.reading import read_packed
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -360,6 +364,23 @@ def test_long_runs_keep_the_rounds_that_figures_are_of() -> None:
     assert short.test_accuracy == test[:50]
     scored = {"mse": {"train": [1.0], "val": [1.0], "test": [1.0]}}
     assert [*thinned(Curves([1.0], [0.1], [0.1], scores=scored)).scores["mse"]] == ["val", "test"]
+
+
+def test_pictures_draw_through_rounds_that_were_left_out() -> None:
+    axes = Figure().subplots()
+    band(axes, [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]], "x", 0, "x")
+    (line,) = axes.lines
+    assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path / RUNS, {"rows": [], "choices": [], "runs": [], "more": "x" * 9999})
+    assert [*Store(tmp_path)] == []
+    monkeypatch.setattr(files_reading, "MOST_PACKED", 9999)
+    with pytest.raises(OutputError, match="9,999 bytes"):
+        Store(tmp_path)
 
 
 def test_a_store_has_what_files_of_runs_and_the_one_file_have(tmp_path: Path) -> None:
