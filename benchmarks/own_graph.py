@@ -1,9 +1,9 @@
 """Tries every ``<method>/own-graph`` on graphs of many kinds, over one grid.
 
-``nice python -m benchmarks.own_graph`` does the missing runs, a file for each run, and may be
-stopped at any time; ``--part 1/2`` and ``--part 2/2`` share the work between two processes. After
-the grid, ``--judge`` judges the shipped settings. ``python -m benchmarks.own_graph_page`` writes
-``docs/results/own-graph.md`` and ``.json`` from all files.
+``nice python -m benchmarks.own_graph`` does the missing runs, and may be stopped at any time;
+``--part 1/2`` and ``--part 2/2`` share the work between two processes. After the grid, ``--judge``
+judges the shipped settings. ``python -m benchmarks.own_graph_page`` writes
+``docs/results/own-graph.md`` from all runs, and packs the files of the runs into one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ from flower_graph.apps.run import simulate
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
-from flower_graph.storage.files import plain, write_text
+from flower_graph.storage.files import plain, write_packed, write_text
+from flower_graph.storage.reading import read_json, read_packed
 from flower_graph.strategies.nfedgnn.central import train_centralised
 
 FOLDER = Path("docs/results/own-graph")
@@ -186,10 +188,27 @@ def final_runs(folder: Path, names: Sequence[str], graphs: Sequence[str]) -> Ite
 def read(folder: Path, run: Run) -> dict[str, Any] | None:
     """Read a run's result, null as NaN; None if it was not run."""
     path = run.path(folder)
-    if not path.is_file():
+    kept = read_json(path) if path.is_file() else packed(folder).get(path.name)
+    if kept is None:
         return None
-    kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return {key: math.nan if value is None else value for key, value in kept.items()}
+
+
+@cache
+def packed(folder: Path) -> dict[str, Any]:
+    """Read the runs that were put into one file, by the names that their files had."""
+    path = folder / "runs.json.xz"
+    return read_packed(path) if path.is_file() else {}
+
+
+def pack(folder: Path) -> None:
+    """Put the files of runs into one."""
+    files = [*(folder / "runs").glob("*.json")]
+    runs = packed(folder) | {path.name: read_json(path) for path in files}
+    write_packed(folder / "runs.json.xz", dict(sorted(runs.items())))
+    packed.cache_clear()
+    for path in files:
+        path.unlink()
 
 
 def measure(folder: Path, run: Run) -> None:
@@ -233,7 +252,7 @@ def comes_late(run: Run) -> bool:
 def run_all(folder: Path, runs: Sequence[Run], part: tuple[int, int]) -> None:
     """Do the missing runs of a part."""
     (folder / "runs").mkdir(parents=True, exist_ok=True)
-    mine = [run for run in dict.fromkeys(runs) if not run.path(folder).is_file()]
+    mine = [run for run in dict.fromkeys(runs) if read(folder, run) is None]
     mine = [run for run in mine if hash_of(run) % part[1] == part[0] - 1]
     say(f"{len(mine)} runs")
     for number, run in enumerate(mine, start=1):

@@ -28,7 +28,6 @@ author = "The authors of flower-graph"
 version = release = PYPROJECT["project"]["version"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 napoleon_use_ivar = True  # attributes are described once
-exclude_patterns = ["results/**/runs/**", "results/again/**"]  # what runs left
 source_suffix = {".md": "markdown"}
 
 html_theme = "furo"
@@ -52,7 +51,7 @@ def _of_site(page: Path, link: re.Match[str]) -> str:
     file = (page.parent / target).resolve()
     if file.is_dir() and DOCS in file.parents and (file / "README.md").is_file():
         return f"[{words}]({target.rstrip('/')}/README.md)"
-    is_built = DOCS in file.parents and DOCS / "results/again" not in file.parents
+    is_built = DOCS in file.parents
     if is_built and file.suffix in (".md", ".svg"):
         return link[0]
     name = file.relative_to(DOCS.parent).as_posix()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from flower_graph.apps.cli.main import main
+from flower_graph.storage.reading import read_packed
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "new-method.md"
 FILES = re.compile(r"`([\w/-]+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)```", re.DOTALL)
@@ -128,7 +129,7 @@ def test_it_goes_on_and_predicts_only_where_it_is_given(
 def test_the_pages_table_is_run(package: Path, capsys: pytest.CaptureFixture[str]) -> None:
     short = ["--out", "table", "--rounds", "1", "--seeds", "0"]
     assert main(["reproduce", "my-table.yaml", *short]) == 0
-    assert {row["method"] for row in json.loads((package / "table/table.json").read_text())} == {
+    assert {row["method"] for row in read_packed(package / "table/runs.json.xz")["rows"]} == {
         "FedAMP",
         "without pull",
     }

@@ -289,7 +289,7 @@ def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", metavar="N,N", help="other seeds than the paper's")
     parser.add_argument("--rounds", type=int, metavar="N", help="other rounds than the paper's")
-    help_again = "run the rows of this folder's table.json again, and compare the figures"
+    help_again = "run the rows of the table in this folder again, and compare the figures"
     parser.add_argument("--again", type=Path, metavar="FOLDER", help=help_again)
 
 

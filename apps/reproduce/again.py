@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 from flower_graph.apps.parallel import worker_pool, workers_for
 from flower_graph.apps.reproduce.experiments import (
+    RUNS,
     Curves,
     Experiment,
     Run,
@@ -28,7 +29,7 @@ from flower_graph.engine.machine import processor
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.rng import generator
 from flower_graph.storage.files import write_json, write_text
-from flower_graph.storage.reading import read_json, reading
+from flower_graph.storage.reading import read_packed, reading
 from flower_graph.storage.writing import make_folder, named
 
 SIZE = 1e-7  # of a change of the initial weights: about one rounding of a number near 1
@@ -41,11 +42,11 @@ def main(
     paper: str, folder: Path, out: Path, only: Mapping[str, Sequence[str]], seeds: Sequence[int]
 ) -> bool:
     """Run rows of a folder's table again, write the results, and return whether all are near."""
-    path = folder / "table.json"
+    path = folder / RUNS
     if not path.is_file():
         raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
     with reading(path, DataError, "not the table of a `reproduce`"):
-        cells = cells_of(read_json(path), only, seeds)
+        cells = cells_of(read_packed(path)["rows"], only, seeds)
     if not cells:
         raise ConfigError(f"--only, --seeds: no such row of {path} can be run again")
     results: list[Row] = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from flower_graph.apps.reproduce.asked import Asked, Group
-from flower_graph.apps.reproduce.experiments import Run, Runs, kept_runs
+from flower_graph.apps.reproduce.experiments import Run, Runs, Store, kept_runs
 from flower_graph.apps.reproduce.page import formatted, markdown
 from flower_graph.apps.reproduce.rows import best_experiment, row, to_the_end
-from flower_graph.storage.files import write_json, write_text
+from flower_graph.storage.files import write_text
 from flower_graph.storage.reading import Tree
 
 BEST = "best-val-"  # begins the name of a figure, which ends with its metric
@@ -17,15 +17,15 @@ TEXT = """# How settings were chosen
 
 Of each row's settings that with the best mean validation {metric}, in the round where that is best,
 is taken (**bold**); no choice looked at a test {metric}. *Rounds* are those run, for each seed;
-*ended*: validation had stopped improving in all of them. All figures: [choices.json](choices.json).
+*ended*: validation had stopped improving in all of them. All figures: `choices` in `runs.json.xz`.
 """
 
 
-def needed(asked: Asked, folder: Path) -> set[Run]:
+def needed(asked: Asked, store: Store) -> set[Run]:
     """Return the runs that choose settings, and those with the chosen settings, or the first."""
     result = set[Run]()
     for group in asked.groups():
-        kept = kept_runs(group.choices, folder)
+        kept = kept_runs(group.choices, store)
         one = best_experiment(group, kept) if is_made(group, kept) else group.experiments[0]
         result |= {*group.choices, *(run for run in group.runs if run.experiment == one)}
     return result
@@ -36,14 +36,13 @@ def is_made(group: Group, runs: Runs) -> bool:
     return all(run.seed in runs.get(run.experiment, {}) for run in group.choices)
 
 
-def write_choices(out: Path, asked: Asked, runs: Runs) -> None:
-    """Write the pages about the choices, if there are any."""
+def write_choices(out: Path, asked: Asked, runs: Runs) -> list[Tree]:
+    """Write the page about the choices, if there are any, and return them."""
     rows = [made for group in asked.groups() for made in choices(group, runs)]
     # Several tables may have what was chosen once
     rows = [*{str(made["settings"]): made for made in reversed(rows)}.values()][::-1]
     if not rows:
-        return
-    write_json(out / "choices.json", rows)
+        return []
     lines = [
         [
             made["where"],
@@ -59,6 +58,7 @@ def write_choices(out: Path, asked: Asked, runs: Runs) -> None:
     metrics = dict.fromkeys(made["metric"].removeprefix(BEST) for made in rows)
     page = [TEXT.format(metric=" or ".join(metrics)), *how_many(asked), *markdown(columns, lines)]
     write_text(out / "choices.md", "\n".join(page) + "\n")
+    return rows
 
 
 def how_many(asked: Asked) -> list[str]:

@@ -18,6 +18,7 @@ from flower_graph.apps.reproduce.experiments import (
     InPlace,
     Run,
     Runs,
+    Store,
     kept_runs,
     left_to_run,
     run_stages,
@@ -46,8 +47,9 @@ from flower_graph.report.plots.compared import (
     plot_matrices,
     plot_spent,
 )
-from flower_graph.storage.files import write_json, write_text
+from flower_graph.storage.files import FolderLock, write_text
 from flower_graph.storage.reading import MOST_RECORD, read_text
+from flower_graph.storage.writing import make_folder
 
 
 def main(
@@ -87,18 +89,23 @@ def main(
 def _reproduce(asked: Asked, out: Path, left_out: Sequence[str]) -> None:
     # The page is written after each seed of a table, so that a run of hours can be read, and
     # stopped, at any time.
-    folder = out / "runs"
     if not asked.groups():
         raise ConfigError("--only: no table has such a row or picture")
-    announce(_needed(asked, asked.runs(), folder), folder)
-    write = partial(write_page, out, asked, left_out)
-    stages = (_needed(asked, stage, folder) for stage in asked.stages())
-    run_stages(stages, folder, write, in_place(asked))
-    if measured := measured_rows(asked):
-        write(measured)
+    make_folder(out)
+    lock = FolderLock(out)  # two that write one file would lose each other's runs
+    try:
+        store = Store(out)
+        announce(_needed(asked, asked.runs(), store), store)
+        write = partial(write_page, store, asked, left_out)
+        stages = (_needed(asked, stage, store) for stage in asked.stages())
+        run_stages(stages, store, write, in_place(asked))
+        if measured := measured_rows(asked):
+            write(measured)
+    finally:
+        lock.release()
     if "\n| " not in read_text(out / "table.md", MOST_RECORD):
         raise ConfigError(
-            f"page: no row of {out / 'table.json'} matches what it lists; the tables are "
+            f"page: no row of {out} matches what it lists; the tables are "
             f"{', '.join(sorted({group.part.table for group in asked.groups()}))}"
         )
     print(f"tables and pictures in {out}")
@@ -115,21 +122,21 @@ def in_place(asked: Asked) -> dict[Experiment, InPlace]:
     return result
 
 
-def _needed(asked: Asked, runs: Sequence[Run], folder: Path) -> list[Run]:
+def _needed(asked: Asked, runs: Sequence[Run], store: Store) -> list[Run]:
     """Leave out runs whose settings were not chosen; before the choice, keep one of them."""
-    kept = needed(asked, folder)
+    kept = needed(asked, store)
     return [run for run in runs if run in kept]
 
 
 def write_page(
-    out: Path, asked: Asked, left_out: Sequence[str], measured: Sequence[Row] = ()
+    store: Store, asked: Asked, left_out: Sequence[str], measured: Sequence[Row] = ()
 ) -> None:
     """Write tables and pictures of the runs that were done so far."""
-    runs = kept_runs(asked.runs(), out / "runs")
-    write_choices(out, asked, runs)
+    out, runs = store.out, kept_runs(asked.runs(), store)
+    choices = write_choices(out, asked, runs)
     rows = [*make_rows(asked, runs), *measured]
     pictures = draw(out, asked, runs, rows)
-    write_json(out / "table.json", rows)
+    store.write(rows, choices)
     missing = [*dict.fromkeys([*left_out, *missing_runs(asked, runs)])]
     write_text(out / "table.md", make_page(asked, runs, rows, missing, pictures))
 
@@ -166,9 +173,9 @@ def available(names: Sequence[str], load: Callable[[str], object]) -> tuple[list
     return loadable, left_out
 
 
-def announce(runs: Sequence[Run], folder: Path) -> None:
+def announce(runs: Sequence[Run], store: Store) -> None:
     """Say how many runs there are, and how many of them are left."""
-    missing = left_to_run(runs, folder)
+    missing = left_to_run(runs, store)
     print(
         f"{len(runs)} runs, {len(runs) - len(missing)} of them done before; "
         f"{workers_for(missing)} run at a time",

@@ -1,4 +1,4 @@
-"""Runs the experiments of a paper's table on all cores, and keeps a file of each run."""
+"""Runs the experiments of a paper's table on all cores, and keeps what they gave in one file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from itertools import accumulate
@@ -24,11 +24,13 @@ from flower_graph.engine.machine import peak_memory
 from flower_graph.errors import OutputError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport, merit
-from flower_graph.storage.files import plain, write_text
-from flower_graph.storage.reading import Tree, read_json, reading
-from flower_graph.storage.writing import make_folder
+from flower_graph.storage.files import plain, write_packed, write_text
+from flower_graph.storage.reading import Tree, read_json, read_packed, reading
+from flower_graph.storage.writing import make_folder, remove, remove_empty
 from flower_graph.wire.keys import ACCURACY, ROLES
 
+RUNS = "runs.json.xz"  # what `reproduce` keeps: rows, choices and runs
+SHORT, EVERY = 50, 10  # rounds of a run whose curves are kept whole; of longer ones each tenth
 AXES = ("rounds", "steps", "MiB")  # What a client may be given: rounds, local steps, bytes to send
 
 
@@ -157,6 +159,32 @@ class Curves:
         return dict(zip(AXES, amounts, strict=True))[axis]
 
 
+def thinned(curves: Curves) -> Curves:
+    """Leave out rounds of long runs, as NaN: no figure is of them, and pictures do without.
+
+    What stays: rounds that validate better than all before, the first ten, every tenth, the last.
+    """
+    best, rounds = -math.inf, len(curves.val_accuracy)
+    kept = {rounds - 1, *range(rounds if rounds <= SHORT else EVERY)}
+    kept |= {*range(EVERY - 1, rounds, EVERY)}
+    for place, value in enumerate(curves._merits):
+        if value > best:
+            kept.add(place)
+        best = max(best, value)
+
+    def thin(values: Sequence[float]) -> list[float]:
+        return [one if place in kept else math.nan for place, one in enumerate(values)]
+
+    # No figure is of training nodes
+    scores = {
+        name: {role: thin(values) for role, values in by_role.items() if role != "train"}
+        for name, by_role in curves.scores.items()
+    }
+    loss = [float(f"{one:.3g}") for one in thin(curves.cross_entropy)]  # for pictures alone
+    val, test = thin(curves.val_accuracy), thin(curves.test_accuracy)
+    return replace(curves, scores=scores, cross_entropy=loss, val_accuracy=val, test_accuracy=test)
+
+
 def plain_curves(reports: Sequence[Measured]) -> Curves:
     """Make curves of loss and accuracies only."""
     return Curves(
@@ -214,22 +242,80 @@ def read_curves(stored: Mapping[str, object]) -> Curves:
 Runs = dict[Experiment, dict[int, Curves]]
 
 
+class Store:
+    """The runs of an output folder: one file of all, and beside it one of each that came since.
+
+    A run that ends is a file in ``runs`` until ``write`` puts it into the one file, so that a
+    ``reproduce`` that is stopped loses no run.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.fresh = out, out / "runs"
+        self._runs: dict[Run, Tree] = {}
+        self._taken: list[Path] = []
+        if (path := out / RUNS).exists():
+            with reading(path, OutputError, "not what `reproduce` keeps"):
+                self._runs = {_run_of(one): one for one in read_packed(path)["runs"]}
+        self.collect()
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs)
+
+    def collect(self) -> None:
+        """Read the files of runs that came since."""
+        for path in sorted(self.fresh.glob("*.json")):
+            with reading(path, OutputError, "not a kept run"):
+                stored = read_json(path)
+                curves = _short(asdict(thinned(read_curves(stored["curves"]))))
+                self._runs[_run_of(stored)] = stored | {"curves": curves}
+            self._taken.append(path)
+
+    def write(self, rows: Sequence[Tree], choices: Sequence[Tree]) -> None:
+        """Write the file, with what was made of the runs; remove those that came since."""
+        runs = sorted(self._runs.values(), key=lambda one: json.dumps([*map(one.get, WHICH)]))
+        write_packed(self.out / RUNS, {"rows": rows, "choices": choices, "runs": runs})
+        for path in self._taken:
+            remove(path)
+        self._taken = []
+        remove_empty(self.fresh)
+
+    def has(self, run: Run) -> bool:
+        """Return whether a run was kept with the settings of today's config."""
+        if run not in self._runs:
+            return False
+        return is_same(self._runs[run].get("settings", {}), _settings(config_of(run)))
+
+    def curves(self, run: Run) -> Curves:
+        """Return the curves of a run that is there."""
+        return read_curves(self._runs[run]["curves"])
+
+
+WHICH = ("cell", "seed", "rounds")  # what tells runs apart
+
+
+def _run_of(stored: Tree) -> Run:
+    cell = stored["cell"]
+    one = Experiment(**{**cell, "overrides": tuple(cell["overrides"])})
+    return Run(one, stored["seed"], stored["rounds"])
+
+
 def run_stages(
     stages: Iterable[Sequence[Run]],
-    folder: Path,
+    store: Store,
     after: Callable[[], None],
     in_place: Mapping[Experiment, InPlace] | None = None,
 ) -> None:
     """Run one stage after the other; call ``after`` at the end of each."""
     # A run may take less time than a fresh process needs for its imports.
-    make_folder(folder)
     is_written = False
     for stage in stages:
-        if runs := left_to_run(stage, folder):
+        if runs := left_to_run(stage, store):
             is_written = True
+            make_folder(store.fresh)
             try:
-                _run_stage(runs, folder, in_place or {})
+                _run_stage(runs, store.fresh, in_place or {})
             finally:
+                store.collect()
                 after()
     if not is_written:
         after()
@@ -265,35 +351,24 @@ def _progress(run: Run, reached: str, number: int, count: int, left: float) -> s
     )
 
 
-def kept_runs(runs: Sequence[Run], folder: Path) -> Runs:
-    """Read the runs that were done before from the folder."""
+def kept_runs(runs: Sequence[Run], store: Store) -> Runs:
+    """Read the runs that were done before."""
     result: Runs = {}
     for run in runs:
-        path = _path(folder, run)
-        if _is_kept(path, run):
-            with reading(path, OutputError, "not a kept run"):
-                curves = read_curves(read_json(path)["curves"])
-            result.setdefault(run.experiment, {})[run.seed] = curves
+        if store.has(run):
+            with reading(store.out / RUNS, OutputError, "not a kept run"):
+                result.setdefault(run.experiment, {})[run.seed] = store.curves(run)
     return result
 
 
-def left_to_run(runs: Sequence[Run], folder: Path) -> list[Run]:
-    """List the runs, each once, that the folder does not have with the same settings."""
-    return [run for run in dict.fromkeys(runs) if not _is_kept(_path(folder, run), run)]
+def left_to_run(runs: Sequence[Run], store: Store) -> list[Run]:
+    """List the runs, each once, that were not kept with the same settings."""
+    return [run for run in dict.fromkeys(runs) if not store.has(run)]
 
 
 def _path(folder: Path, run: Run) -> Path:
     text = json.dumps([asdict(run.experiment), run.seed, run.rounds])
     return folder / f"{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}.json"
-
-
-def _is_kept(path: Path, run: Run) -> bool:
-    """Return whether a run was kept with the settings of today's config."""
-    if not path.exists():
-        return False
-    with reading(path, OutputError, "not a kept run"):
-        settings = dict(read_json(path).get("settings", {}))
-    return is_same(settings, _settings(config_of(run)))
 
 
 def _settings(config: RunConfig) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""``table.md``: the rows of ``table.json`` for reading, laid out as the YAML's ``page`` says."""
+"""``table.md``: the rows of a table for reading, laid out as the YAML's ``page`` says."""
 
 from __future__ import annotations
 
@@ -315,11 +315,9 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str
 
 
 def show_pictures(names: Sequence[str]) -> list[str]:
-    """Write the section with the pictures, if there are any."""
-    shown = [
-        f"![{name.removesuffix('.png').replace('-', ' ').capitalize()}]({name})" for name in names
-    ]
-    return ["## Pictures", *shown] if shown else []
+    """Name the pictures, if there are any: a table may be passed on without them."""
+    shown = ", ".join(f"`{name}`" for name in names)
+    return ["## Pictures", f"`flower-graph reproduce` draws {shown}."] if names else []
 
 
 # Means with their deviations: scale, and format

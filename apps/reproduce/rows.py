@@ -1,4 +1,4 @@
-"""The rows of ``table.json``: figures of the runs by seed, with the paper's figures beside."""
+"""The rows of a table: figures of the runs by seed, with the paper's figures beside."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def row(
     rounds: int,
     paper: float | None = None,
 ) -> Row:
-    """Make one row of ``table.json``; every paper's table has this form."""
+    """Make one row; every paper's table has this form."""
     return {
         "table": table,
         "data": experiment.data,

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import json
 import logging
+import lzma
 import math
 import os
 import socket
@@ -115,6 +116,13 @@ def write_text(path: Path, text: str) -> None:
 def write_json(path: Path, payload: object) -> None:
     """Write a JSON file in one piece; numbers that are not finite become null."""
     write_text(path, json.dumps(plain(payload), indent=2, allow_nan=False) + "\n")
+
+
+def write_packed(path: Path, payload: object) -> None:
+    """Write a compressed JSON file, whole or not at all; the same content gives the same bytes."""
+    text = json.dumps(plain(payload), separators=(",", ":"), allow_nan=False)
+    with written(path) as stream:
+        stream.write(lzma.compress(text.encode(), preset=9))
 
 
 def append_line(path: Path, record: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import lzma
 import os
 import re
 import stat
@@ -27,6 +28,7 @@ __all__ = [
     "MOST_GRAPH",
     "MOST_KEY",
     "MOST_LINES",
+    "MOST_PACKED",
     "MOST_RECORD",
     "MOST_SETTINGS",
     "MOST_TENSORS",
@@ -39,6 +41,7 @@ __all__ = [
     "read_bytes",
     "read_json",
     "read_lines",
+    "read_packed",
     "read_text",
     "reading",
 ]
@@ -54,6 +57,7 @@ MIB, GIB = 1 << 20, 1 << 30
 MOST_KEY = 1 << 16  # a key, a version
 MOST_SETTINGS = MIB // 8  # YAML
 MOST_RECORD = 16 * MIB  # descriptions of a run, a folder or models; a registry, a journal
+MOST_PACKED = 256 * MIB  # the same of many runs, once they are unpacked
 MOST_LINES = GIB  # a line for each round
 MOST_GRAPH = 8 * GIB  # tables, JSON and XML of nodes, which become arrays
 MOST_TENSORS = 1024 * GIB  # which take as much memory as the file, and are checked against its size
@@ -152,6 +156,17 @@ def open_text(path: Path | str, most: int, encoding: str = "utf-8") -> Iterator[
 def read_json(path: Path | str, most: int = MOST_RECORD) -> Any:
     """Read a JSON file; raises as ``read_bytes`` and ``parse_json``."""
     return parse_json(read_bytes(path, most))
+
+
+def read_packed(path: Path | str) -> Any:
+    """Read a compressed JSON file (``storage.files.write_packed``); raises as ``read_json``."""
+    unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    data = unpacking.decompress(read_bytes(path, MOST_RECORD), MOST_PACKED + 1)
+    if len(data) > MOST_PACKED:
+        raise ValueError(f"it unpacks to more than {MOST_PACKED:,} bytes")
+    if not unpacking.eof:
+        raise ValueError("it is cut short")
+    return parse_json(data)
 
 
 def read_lines(path: Path | str) -> list[Tree]:

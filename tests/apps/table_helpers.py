@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from flower_graph.apps.reproduce.asked import Asked
-from flower_graph.apps.reproduce.experiments import Curves, Run, Runs
+from flower_graph.apps.reproduce.experiments import RUNS, Curves, Run, Runs
 from flower_graph.apps.reproduce.table import read_table
 from flower_graph.records.rounds import RoundReport
+from flower_graph.storage.reading import read_packed
 
 OWN = """
 title: A table of my own
@@ -83,6 +85,12 @@ def curves_of_run(run: Run) -> Curves:
         if run.experiment.method == "FED":
             curves.alignment = {f"precision-{k}": [0.25, 0.5, 0.75] for k in (1, 5, 10)}
     return curves
+
+
+def written(out: Path, what: str = "rows") -> list[dict[str, Any]]:
+    """Read the rows, choices or runs that ``reproduce`` left in a folder."""
+    found: list[dict[str, Any]] = read_packed(out / RUNS)[what]
+    return found
 
 
 def only_row(rows: Sequence[dict[str, Any]], **wanted: Any) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from app_helpers import InlinePool
 from flower_graph.apps import parallel
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.reproduce import again
+from flower_graph.apps.reproduce.experiments import RUNS
 from flower_graph.apps.reproduce.rows import TEST
-from flower_graph.errors import ConfigError
+from flower_graph.errors import ConfigError, DataError
+from flower_graph.storage.files import write_packed
 
 SMALL = [
     "data.name=csbm",
@@ -32,6 +34,10 @@ def row(**other: Any) -> dict[str, Any]:
     made = {"table": "Table 1", "data": "Small", "model": "GCN", "method": "Fed-GNN"}
     made |= {"metric": TEST, "values": [0.5, 0.7], "seeds": [0, 1], "settings": settings}
     return made | other
+
+
+def keep(folder: Path, *rows: dict[str, Any]) -> None:
+    write_packed(folder / RUNS, {"rows": rows, "choices": [], "runs": []})
 
 
 def test_cells_are_those_that_can_be_run_and_were_asked_for() -> None:
@@ -79,17 +85,19 @@ def test_the_command_runs_a_cell_again_and_writes_what_came_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
-    (tmp_path / "table.json").write_text(json.dumps([row(values=[0.0, 2.0])]))
+    keep(tmp_path, row(values=[0.0, 2.0]))
     words = ["reproduce", "fedgls", "--again", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main(words) == 1  # no accuracy is 2
     (found,) = json.loads((tmp_path / "out" / "again.json").read_text())["rows"]
     assert 0 < found["again"] <= 1 and len(found["changed"]) == again.DRAWS
-    (tmp_path / "table.json").write_text(json.dumps([row(values=[found["again"], 2.0])]))
+    keep(tmp_path, row(values=[found["again"], 2.0]))
     assert main(words) == 0
     assert "| near |" in (tmp_path / "out" / "again.md").read_text()
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "table.json").write_text(json.dumps([row()]))
+    with pytest.raises(DataError, match="no such file"):
+        again.main("fedgls", tmp_path, tmp_path / "out", {}, ())
+    keep(tmp_path, row())
     with pytest.raises(ConfigError, match="--only"):
         again.main("fedgls", tmp_path, tmp_path / "out", {"data": ["Cora"]}, ())

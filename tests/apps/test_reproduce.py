@@ -5,39 +5,53 @@ from __future__ import annotations
 import json
 import math
 import re
+import subprocess
+from dataclasses import asdict
 from itertools import pairwise
 from math import nan
 from pathlib import Path
+from shutil import copyfile
 from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from federation import one_fast
-from table_helpers import OWN, asked_of, made_up, report
+from matplotlib.figure import Figure
+from table_helpers import OWN, asked_of, made_up, report, written
 
 from flower_graph.apps import parallel
 from flower_graph.apps.reproduce import command, experiments
 from flower_graph.apps.reproduce.asked import Asked
 from flower_graph.apps.reproduce.command import announce, in_place, main, write_page
 from flower_graph.apps.reproduce.experiments import (
+    RUNS,
+    Curves,
     Experiment,
     Run,
     Runs,
+    Store,
     curves_of,
     left_to_run,
     read_curves,
+    thinned,
 )
 from flower_graph.apps.reproduce.page import formatted, make_page
 from flower_graph.apps.reproduce.rows import TEST, find, make_rows, missing_runs, row
 from flower_graph.apps.reproduce.table import read_table, tables
 from flower_graph.config.common import RunConfig
-from flower_graph.errors import ConfigError, DataError
+from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import known_apps, method_named, method_of
+from flower_graph.report.plots.base import band
+from flower_graph.storage import reading as files_reading
+from flower_graph.storage.files import write_packed
+from flower_graph.storage.reading import read_packed
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 # Those of the papers' tables; a benchmark made the others
-COMMITTED = sorted({*RESULTS.rglob("runs")} - {RESULTS / "own-graph" / "runs"})
+COMMITTED = sorted(
+    path.parent for path in RESULTS.glob(f"*/{RUNS}") if path.parent.name != "own-graph"
+)
 
 
 class Paper(NamedTuple):
@@ -73,40 +87,50 @@ def test_methods_name_the_tables_that_there_are(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: str(one.relative_to(RESULTS)))
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: one.name)
 def test_committed_runs_are_those_of_the_tables(folder: Path) -> None:
     """Nobody runs again what is there: names, settings, seeds and rounds are still asked for."""
-    name = folder.relative_to(RESULTS).parts[0]
-    asked = asked_of(name, seeds=None, rounds=None, named=frozenset({"table"}))
-    runs = {experiments._path(folder, run): run for run in asked.runs()}
-    kept = {path: runs.get(path) for path in folder.iterdir()}
-    assert kept and None not in kept.values(), [p for p, run in kept.items() if run is None]
-    assert left_to_run([run for run in kept.values() if run], folder) == []
+    asked, store = (
+        asked_of(folder.name, seeds=None, rounds=None, named=frozenset({"table"})),
+        Store(folder),
+    )
+    kept = [*store]
+    assert kept and not {*kept} - {*asked.runs()}
+    assert left_to_run(kept, store) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: str(one.relative_to(RESULTS)))
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: one.name)
 def test_committed_tables_come_out_of_the_committed_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever changes a table or how it is made sees which figures change, to the byte."""
-    results = folder.parent
-    page = (results / "table.md").read_text("utf-8")
-    rows = json.loads((results / "table.json").read_text("utf-8"))
-    table = read_table(results.name)
-    names = {row["data"] for row in rows}
+    page = (folder / "table.md").read_text("utf-8")
+    kept = read_packed(folder / RUNS)
+    table = read_table(folder.name)
+    names = {row["data"] for row in kept["rows"]}
     data = tuple(one for one in table.data if any(name.startswith(one) for name in names))
     left_out = [line[2:] for line in page.partition("## Not run")[2].split("\n") if line]
-    asked = asked_of(results.name, seeds=None, rounds=None, data=data)
+    asked = asked_of(folder.name, seeds=None, rounds=None, data=data)
     measured = {part.table for part in sum(table.tables.values(), ()) if part.measure}
-    (tmp_path / "runs").symlink_to(folder)
-    pictures = re.findall(r"\]\((\S+\.png)\)", page)
+    copyfile(folder / RUNS, tmp_path / RUNS)
+    pictures = re.findall(r"`(\S+\.png)`", page)
     monkeypatch.setattr(command, "draw", lambda *_: pictures)
-    write_page(tmp_path, asked, left_out, [row for row in rows if row["table"] in measured])
-    for name in ("table.md", "table.json", "choices.md", "choices.json"):
-        wanted, made = results / name, tmp_path / name
+    by_hand = [row for row in kept["rows"] if row["table"] in measured]
+    write_page(Store(tmp_path), asked, left_out, by_hand)
+    assert read_packed(tmp_path / RUNS) == kept
+    for name in ("table.md", "choices.md"):
+        wanted, made = folder / name, tmp_path / name
         assert made.exists() == wanted.exists()
         assert not made.exists() or made.read_bytes() == wanted.read_bytes(), name
+
+
+def test_results_stay_small() -> None:
+    """Pictures and runs were 7,000 files; whoever keeps more packs them or leaves them out."""
+    said = subprocess.run(["git", "ls-files", "-z", "."], cwd=RESULTS, capture_output=True)
+    files = [RESULTS / name for name in said.stdout.decode().split("\0") if name]
+    files = [path for path in files if path.exists()]
+    assert len(files) <= 80 and sum(path.stat().st_size for path in files) <= 3_000_000
 
 
 def test_every_run_once_whole_seeds_first(paper: Paper) -> None:
@@ -171,13 +195,14 @@ def test_what_is_unknown_is_refused(paper: Paper, tmp_path: Path) -> None:
 def test_pictures_are_on_the_page(paper: Paper, tmp_path: Path, simulated: list[RunConfig]) -> None:
     asked = asked_of(paper.name, data=paper.asked.data[:1], seeds=(0,))
     trained = dict.fromkeys(in_place(asked), lambda config: [report(1, 0.5, 0.5)])
-    experiments.run_stages(asked.stages(), tmp_path / "runs", lambda: None, trained)
-    write_page(tmp_path, asked, [])
+    store = Store(tmp_path)
+    experiments.run_stages(asked.stages(), store, lambda: None, trained)
+    write_page(store, asked, [])
     page = (tmp_path / "table.md").read_text()
     pictures = [path for path in tmp_path.iterdir() if path.suffix == ".png"]
     assert bool(pictures) == bool(asked.table.pictures)
     for path in pictures:
-        assert f"({path.name})" in page and path.read_bytes().startswith(b"\x89PNG")
+        assert f"`{path.name}`" in page and path.read_bytes().startswith(b"\x89PNG")
 
 
 # Runs with a stub in place of training -----------------------------------------------------------
@@ -200,7 +225,7 @@ def test_a_table_of_ones_own(own_table: str, tmp_path: Path, simulated: list[Run
         "| mine, 3 rounds | 0.800 ± 0.000 | 0.75 | +0.0 ± 0.0 | 2 |\n"
         "| other, 3 rounds | 0.800 ± 0.000 | – | – | 2 |\n"
     )
-    rows = json.loads((out / "table.json").read_text())
+    rows = written(out)
     assert [r["mean"] for r in rows if r["metric"] == "precision"] == pytest.approx([0.2] * 2)
     main(own_table, out, only=only, seeds=None, rounds=3)
     assert len(simulated) == 4  # what is there is not run again
@@ -229,9 +254,7 @@ def test_a_figure_stands_in_a_run_s_place(
     main(str(tmp_path / "own.yaml"), tmp_path / "out", only=only, seeds=[0], rounds=3)
     assert len(simulated) == 1 and computed == [0]  # mine; both baselines at once
     (made, *_) = [
-        r
-        for r in json.loads((tmp_path / "out" / "table.json").read_text())
-        if (r["method"], r["metric"]) == ("guess", TEST)
+        r for r in written(tmp_path / "out") if (r["method"], r["metric"]) == ("guess", TEST)
     ]
     config = load_config("fedgls/cora", [*GENERATED, "seed=0", "rounds=3"])
     wanted = method_of(config).baselines(config)["majority"]
@@ -310,7 +333,8 @@ def test_what_a_file_gets_wrong_is_named(
 def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     """The shipped config may have changed since; its name has not."""
     run = asked_of("fedgls").runs()[0]
-    path = experiments._path(tmp_path, run)
+    path = experiments._path(tmp_path / "runs", run)
+    path.parent.mkdir()
     settings = parallel.settings_of(experiments.config_of(run))
     for stored, is_missing in (
         (settings, False),
@@ -318,8 +342,70 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> 
         (settings | {"graph.tau": -1.0}, True),
         ({k: v for k, v in settings.items() if k != "graph.tau"}, False),
     ):
-        path.write_text(json.dumps({"settings": stored, "curves": {}}))
-        assert (left_to_run([run], tmp_path) == [run]) == is_missing
+        kept = dict(zip(experiments.WHICH, (asdict(run.experiment), *run[1:]), strict=True))
+        curves = {"cross_entropy": [1.0], "val_accuracy": [0.5], "test_accuracy": [0.5]}
+        path.write_text(json.dumps(kept | {"settings": stored, "curves": curves}))
+        assert (left_to_run([run], Store(tmp_path)) == [run]) == is_missing
+
+
+def test_long_runs_keep_the_rounds_that_figures_are_of() -> None:
+    rounds = 95
+    val = [0.1 + 0.3 * (place == 33) + 0.1 * (place == 57) for place in range(rounds)]
+    test = [place / 100 for place in range(rounds)]
+    whole = Curves([1.2345] * rounds, val, test, steps=[1.0] * rounds)
+    less = thinned(whole)
+    kept = [place for place, one in enumerate(less.test_accuracy) if not math.isnan(one)]
+    assert kept == [*range(10), 19, 29, 33, 39, 49, 59, 69, 79, 89, 94]  # 57 is below 33
+    for name in ("best_round", "best_val", "test_at_best_val", "best_so_far", "steps"):
+        assert getattr(less, name) == getattr(whole, name)
+    assert less.ended(20) == whole.ended(20) and less.test_accuracy[-1] == test[-1]
+    assert less.cross_entropy[0] == 1.23
+    short = thinned(Curves([1.0] * 50, [0.1] * 50, test[:50]))
+    assert short.test_accuracy == test[:50]
+    scored = {"mse": {"train": [1.0], "val": [1.0], "test": [1.0]}}
+    assert [*thinned(Curves([1.0], [0.1], [0.1], scores=scored)).scores["mse"]] == ["val", "test"]
+
+
+def test_pictures_draw_through_rounds_that_were_left_out() -> None:
+    axes = Figure().subplots()
+    band(axes, [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]], "x", 0, "x")
+    (line,) = axes.lines
+    assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]
+
+
+def test_a_file_that_unpacks_to_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path / RUNS, {"rows": [], "choices": [], "runs": [], "more": "x" * 9999})
+    assert [*Store(tmp_path)] == []
+    monkeypatch.setattr(files_reading, "MOST_PACKED", 9999)
+    with pytest.raises(OutputError, match="9,999 bytes"):
+        Store(tmp_path)
+
+
+def test_a_store_has_what_files_of_runs_and_the_one_file_have(tmp_path: Path) -> None:
+    runs = [Run(Experiment("Cora", "GCN", "x", "fedgls/cora", ()), seed, 1) for seed in range(3)]
+    curves = {"cross_entropy": [1.0], "val_accuracy": [0.5], "test_accuracy": [0.5]}
+
+    def leave(run: Run) -> None:
+        kept = dict(zip(experiments.WHICH, (asdict(run.experiment), *run[1:]), strict=True))
+        path = experiments._path(tmp_path / "runs", run)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(kept | {"settings": {}, "curves": curves}))
+
+    leave(runs[2])
+    leave(runs[0])
+    Store(tmp_path).write([], [])
+    assert [path.name for path in tmp_path.iterdir()] == [RUNS]
+    first = (tmp_path / RUNS).read_bytes()
+    Store(tmp_path).write([], [])
+    assert (tmp_path / RUNS).read_bytes() == first
+    leave(runs[1])  # as of a command that was stopped before it wrote the one file
+    store = Store(tmp_path)
+    assert {*store} == {*runs} and left_to_run(runs, store) == []
+    (tmp_path / RUNS).write_bytes(first[:-9])
+    with pytest.raises(OutputError, match=RUNS):
+        Store(tmp_path)
 
 
 def test_a_graph_of_ones_own_may_lie_elsewhere(
@@ -345,9 +431,9 @@ def test_what_is_left_is_told_before_the_first_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = [Run(Experiment("Cora", "GCN", "x", "fedgls/cora", ()), seed, 1) for seed in range(4)]
-    monkeypatch.setattr(command, "left_to_run", lambda runs, folder: runs[1:])
+    monkeypatch.setattr(command, "left_to_run", lambda runs, store: runs[1:])
     monkeypatch.setattr(command, "workers_for", lambda runs: 2)
-    announce(runs, tmp_path)
+    announce(runs, Store(tmp_path))
     assert [word for word in capsys.readouterr().out.split() if word.isdigit()] == ["4", "1", "2"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from scipy.stats import ttest_rel
-from table_helpers import OWN, report
+from table_helpers import OWN, report, written
 
 from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.command import main
@@ -78,7 +77,7 @@ def test_other_seeds_choose_and_all_that_was_tried_is_named(
     assert ran == [*tried, (0, 7), (0, 7), (1, 7), (1, 7)]
     said = capsys.readouterr().out
     assert "12 runs, 0 of them" in said and "12 runs, 12 of them" in said
-    choices = json.loads((tmp_path / "out" / "choices.json").read_text())
+    choices = written(tmp_path / "out", "choices")
     assert [(one["method"], one["tried"], one["taken"]) for one in choices] == [
         *(("mine", K3, False), ("mine", K7, True), ("other", K7, True), ("other", K9, False)),
     ]
@@ -90,7 +89,7 @@ def test_other_seeds_choose_and_all_that_was_tried_is_named(
     line = "| {}, mine | {} | {} ± 0.000 | 10, 11 | 3, 3 | yes |"
     assert line.format("Table one, Cora", "graph.neighbours=3", "0.700") in text
     assert line.format("Table one, Cora", "**graph.neighbours=7**", "0.800") in text
-    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    rows = written(tmp_path / "out")
     assert {tuple(row["seeds"]) for row in rows} == {(0, 1)}
     assert "graph.neighbours=7" in rows[0]["settings"]["overrides"]
     assert "| mine | 0.800 ± 0.000 | 0.75 |" in page
@@ -103,7 +102,7 @@ def test_a_setting_that_only_one_method_has_is_tried_with_each_that_all_have(
     decays = [["strategy.weight_decay=0.1"], ["strategy.weight_decay=0.2"]]
     tree["grid"] = {**GRID, "seeds": [10], "also": {"mine": decays}}
     run_table(tree, tmp_path / "out")
-    choices = json.loads((tmp_path / "out" / "choices.json").read_text())
+    choices = written(tmp_path / "out", "choices")
     tried = [one["tried"] for one in choices if one["method"] == "mine"]
     assert tried == [[*shared, *also] for shared in (K3, K7) for also in decays]
     text = (tmp_path / "out" / "choices.md").read_text()
@@ -116,7 +115,7 @@ def test_choices_name_the_metric_that_decides(
     tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_table(grid_table(settings=["patience=1", "metrics=[auc,accuracy]"]), tmp_path / "out")
-    choices = json.loads((tmp_path / "out" / "choices.json").read_text())
+    choices = written(tmp_path / "out", "choices")
     assert {one["metric"] for one in choices} == {"best-val-auc"}
     text = (tmp_path / "out" / "choices.md").read_text()
     assert "validation auc" in text and "accuracy" not in text
@@ -148,7 +147,7 @@ def test_what_accuracy_costs_and_who_wins(tmp_path: Path, simulated: list[RunCon
     figures = "| 0.600 ± 0.000 | 0.800 ± 0.000 | 0.800 ± 0.000 | 0.800 ± 0.000 |"
     assert f"| mine {figures}" in page and f"| other {figures}" in page
     assert "| best | mine (not apart: other) | mine (not apart: other) |" in page
-    assert "(axes-cora.png)" in page and (tmp_path / "out" / "axes-cora.png").exists()
+    assert "`axes-cora.png`" in page and (tmp_path / "out" / "axes-cora.png").exists()
 
 
 def test_a_row_that_still_improved_has_its_rounds_in_its_name(
@@ -156,7 +155,7 @@ def test_a_row_that_still_improved_has_its_rounds_in_its_name(
 ) -> None:
     page = run_table(grid_table(settings=["patience=2"]), tmp_path / "out")
     assert "| mine, 3 rounds | 0.800" in page and "| best | mine, 3 rounds (not" in page
-    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    rows = written(tmp_path / "out")
     assert {(*row["rounds"], row["ended"]) for row in rows} == {(3, 3, False)}
     unasked = run_table(grid_table(settings=[]), tmp_path / "unasked")
     assert "| mine, 3 rounds | 0.800" in unasked  # fewer than anybody would wait
@@ -192,7 +191,7 @@ def test_a_row_that_went_without_clients_says_so(
     monkeypatch.setattr(experiments, "simulate_whole", one_left_out)
     page = run_table(grid_table(), tmp_path / "out")
     assert "| mine, at most 1 left out | 0.800" in page
-    rows = json.loads((tmp_path / "out" / "table.json").read_text())
+    rows = written(tmp_path / "out")
     assert {row["left_out"] for row in rows} == {1}
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from app_helpers import InlinePool
-from table_helpers import asked_of, made_up, only_row, report
+from table_helpers import asked_of, made_up, only_row, report, written
 
 from flower_graph.apps import parallel
 from flower_graph.apps.reproduce import experiments
 from flower_graph.apps.reproduce.asked import Asked, Group
 from flower_graph.apps.reproduce.command import main
 from flower_graph.apps.reproduce.experiments import (
+    Store,
     kept_runs,
     run_stages,
 )
@@ -127,8 +127,7 @@ def small_comparison(name: str, out: Path, **only: list[str]) -> list[dict[str, 
     how = SMALL[name]
     words = {"data": ["Cora"], **how["only"], **only}
     main(name, out, only=words, seeds=[0], rounds=2, overrides=how["overrides"])
-    made: list[dict[str, Any]] = json.loads((out / "table.json").read_text())
-    return made
+    return written(out)
 
 
 def test_one_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,20 +168,22 @@ def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFix
         what: dict[str, Any] = {"data": ("Cora",), "methods": (FEDGLS,), "tables": ("table-1",)}
         how = {"seeds": (0,), "rounds": 2, "overrides": tuple(SMALL[name]["overrides"])}
         asked = asked_of("fedgls", **what, **how)
-        kept = kept_runs(asked.runs(), tmp_path / "runs")
+        kept = kept_runs(asked.runs(), Store(tmp_path))
         (run,) = [
             run
             for run in asked.runs()
             if run.seed in kept.get(run.experiment, {}) and run.seed == 0
         ]  # the others were tried on other seeds
-        run_stages([[run]], tmp_path / "other", lambda: None)
-        other = kept_runs([run], tmp_path / "other")[run.experiment][0]
+        (tmp_path / "other").mkdir()
+        store = Store(tmp_path / "other")
+        run_stages([[run]], store, lambda: None)
+        other = kept_runs([run], store)[run.experiment][0]
         assert other.test_accuracy == kept[run.experiment][0].test_accuracy
 
     # What is there is not run again.
     capsys.readouterr()
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()}
+    before = written(tmp_path, "runs")
     small_comparison(name, tmp_path)
     said = capsys.readouterr().out.split()
     assert said[0] == said[2]  # of the runs, so many are there already
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").iterdir()} == before
+    assert written(tmp_path, "runs") == before

@@ -1,4 +1,4 @@
-"""Compare what runs give with what is frozen in ``frozen.json``, or with another checkout.
+"""Compare what runs give with what is frozen in ``frozen.json.xz``, or with another checkout.
 
     python tests/frozen/compare.py [--against CHECKOUT] [--write] [--ray] [--only REGEX]
 
@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import io
 import json
+import lzma
 import math
 import os
 import re
@@ -37,7 +38,7 @@ from typing import Any
 from runs import DECIDED_BY_ROUNDING, Run, in_process, on_ray
 
 TREE = Path(__file__).resolve().parents[2]
-FILE = Path(__file__).resolve().with_name("frozen.json")
+FILE = Path(__file__).resolve().with_name("frozen.json.xz")
 TOLERANCE = 1e-5
 LOOSELY = 0.1  # for runs that rounding sends another way: five times what has been seen
 CHOSEN = re.compile(r"best|beats-chance")  # figures of a round, or a word, that a small one decides
@@ -337,16 +338,12 @@ def write(given: dict[str, Any]) -> None:
     frozen = read()
     known = [run.name for run in [*in_process(), *on_ray()]]
     frozen = {name: {**frozen, **given}[name] for name in known if name in {**frozen, **given}}
-    runs = []
-    for name, one in _for_file(frozen).items():  # a line for each part of a run
-        parts = (f"  {json.dumps(part)}: {json.dumps(value)}" for part, value in one.items())
-        runs.append(f" {json.dumps(name)}: {{\n" + ",\n".join(parts) + "\n }")
-    FILE.write_text("{\n" + ",\n".join(runs) + "\n}\n")
+    FILE.write_bytes(lzma.compress(json.dumps(_for_file(frozen)).encode()))
 
 
 def read() -> dict[str, Any]:
     """Read the file, if there is one."""
-    frozen: dict[str, Any] = json.loads(FILE.read_text()) if FILE.exists() else {}
+    frozen: dict[str, Any] = json.loads(lzma.decompress(FILE.read_bytes())) if FILE.exists() else {}
     return frozen
 
 

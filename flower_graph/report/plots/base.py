@@ -264,10 +264,12 @@ def mean_band(
 ) -> None:
     """Draw a mean over seeds against a cost, with a band of one deviation."""
     mean = values.mean(axis=0)  # of [seeds, rounds]
+    known = np.isfinite(mean)  # rounds that some seed leaves out are drawn through
+    spent, mean = np.asarray(spent)[known], mean[known]
     colour, dashes = look(place)
     axes.plot(spent, mean, color=colour, linestyle=dashes, linewidth=1.4, label=name)
     if len(values) > 1:
-        spread = values.std(axis=0, ddof=1)
+        spread = values[:, known].std(axis=0, ddof=1)
         axes.fill_between(
             spent, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0
         )
