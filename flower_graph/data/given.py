@@ -95,7 +95,7 @@ def _id(node: object) -> object:
 
 
 def _json(content: object) -> bytes:
-    def plain(value: Any) -> object:
+    def plain(value: object) -> object:
         if hasattr(value, "tolist"):  # NumPy's and PyTorch's numbers
             return value.tolist()
         raise TypeError(f"an attribute is a {type(value).__name__}")

@@ -127,9 +127,8 @@ def _open_messages(deployment: Loopback) -> int:
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as state:
         tables = {name for (name,) in state.execute("select name from sqlite_master")}
         query = "select count(*) from message_ins"
-        if (
-            "message" in tables
-        ):  # Flower 1.43: requests and replies stay, and fetched ones are cleared
+        # Flower 1.43: requests and replies stay, and fetched ones are cleared
+        if "message_ins" not in tables:
             query = (
                 "select sum(coalesce(reply_to_message_id, '') = '')"
                 " - sum(coalesce(reply_to_message_id, '') <> '' and cleared) from message"
