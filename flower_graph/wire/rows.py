@@ -189,10 +189,16 @@ def _with(message: FlowerMessage, content: RecordDict) -> FlowerMessage:
 
 
 def stacked(models: Sequence[ArrayRecord]) -> ArrayRecord:
-    """Concatenate models, a row each."""
+    """Concatenate models, a row each; a model that many rows have is read once."""
+    distinct = {id(model): model for model in models}
+    place = {key: row for row, key in enumerate(distinct)}
+    rows = np.array([place[id(model)] for model in models])
     return ArrayRecord(
         {
-            name: encode_array(name, np.stack([model[name].numpy() for model in models]))
+            name: encode_array(
+                name,
+                np.stack([decode_array(name, one[name]) for one in distinct.values()])[rows],
+            )
             for name in models[0]
         }
     )
