@@ -158,6 +158,7 @@ def read_json(path: Path | str, most: int = MOST_RECORD) -> Any:
     return parse_json(read_bytes(path, most))
 
 
+# Left open: the reader of the file checks the values
 def read_packed(path: Path | str) -> Any:
     """Read a compressed JSON file (``storage.files.write_packed``); raises as ``read_json``."""
     unpacking = lzma.LZMADecompressor(lzma.FORMAT_XZ)
