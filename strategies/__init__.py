@@ -1,6 +1,9 @@
 """One file or folder for each paper, with both halves of its algorithm."""
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
 if TYPE_CHECKING:
     from flower_graph.strategies.fed_gta import (
         FedGTA,
@@ -106,12 +109,4 @@ __all__ = [
     "public_rows",
 ]
 
-
-def __getattr__(name: str) -> object:
-    from flower_graph.lazy import attach
-
-    return attach(__name__)(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = attach(__name__)

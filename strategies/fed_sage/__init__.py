@@ -1,6 +1,9 @@
 """LocalSage+ and FedSage+: classifiers on graphs mended by generated neighbours."""
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
 if TYPE_CHECKING:
     from flower_graph.strategies.fed_sage.client import (
         SageClient,
@@ -16,12 +19,4 @@ __all__ = [
     "SageClient",
 ]
 
-
-def __getattr__(name: str) -> object:
-    from flower_graph.lazy import attach
-
-    return attach(__name__)(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = attach(__name__)

@@ -1,6 +1,9 @@
 """FedGLS: clients with and without edges, and its baselines."""
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
 if TYPE_CHECKING:
     from flower_graph.strategies.fedgls.networks import (
         LearnerSettings,
@@ -30,12 +33,4 @@ __all__ = [
     "initial_arrays",
 ]
 
-
-def __getattr__(name: str) -> object:
-    from flower_graph.lazy import attach
-
-    return attach(__name__)(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = attach(__name__)

@@ -1,6 +1,9 @@
 """FedSCem, one ego-network for each client, and its baselines."""
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
 if TYPE_CHECKING:
     from flower_graph.strategies.fedscem.baselines import (
         EgoFedAvg,
@@ -28,12 +31,4 @@ __all__ = [
     "SelfTraining",
 ]
 
-
-def __getattr__(name: str) -> object:
-    from flower_graph.lazy import attach
-
-    return attach(__name__)(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = attach(__name__)

@@ -1,6 +1,9 @@
 """nFedGNN: one node per client."""
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
 if TYPE_CHECKING:
     from flower_graph.strategies.nfedgnn.cohort_client import (
         NodeClient,
@@ -26,12 +29,4 @@ __all__ = [
     "UserSettings",
 ]
 
-
-def __getattr__(name: str) -> object:
-    from flower_graph.lazy import attach
-
-    return attach(__name__)(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = attach(__name__)

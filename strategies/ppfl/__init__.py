@@ -1,6 +1,9 @@
 """PPFL-GNN: clients whose graphs overlap."""
 
-TYPE_CHECKING = False
+from typing import TYPE_CHECKING
+
+from flower_graph.lazy import attach
+
 if TYPE_CHECKING:
     from flower_graph.strategies.ppfl.cohort_client import (
         EmbeddingClient,
@@ -44,12 +47,4 @@ __all__ = [
     "public_rows",
 ]
 
-
-def __getattr__(name: str) -> object:
-    from flower_graph.lazy import attach
-
-    return attach(__name__)(name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__ = attach(__name__)
