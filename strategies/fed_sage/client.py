@@ -13,22 +13,13 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from flower_graph.client.learner import LocalGraph, dense
-from flower_graph.client.module_client import (
-    GraphOnDevice,
-    Learner,
-    ModuleClient,
-    ModuleSettings,
-)
+from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleClient, ModuleSettings
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.ops.grouped import one_thread
 from flower_graph.ops.mending import slots
-from flower_graph.strategies.fed_sage.messages import (
-    GeneratorRequest,
-    Generators,
-    PeerGradients,
-)
+from flower_graph.strategies.fed_sage.messages import GeneratorRequest, Generators, PeerGradients
 from flower_graph.strategies.fed_sage.networks import (
     FEATURES,
     NEIGHBOURS,

@@ -37,11 +37,7 @@ from flwr.app import RecordDict
 
 from flower_graph.config.rules import at_least
 from flower_graph.method.module_method import ModuleFedAvg
-from flower_graph.strategies.fed_sage.client import (
-    GENERATOR_EPOCHS,
-    model_maker,
-    module_settings,
-)
+from flower_graph.strategies.fed_sage.client import GENERATOR_EPOCHS, model_maker, module_settings
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
     GeneratorRequest,

@@ -40,19 +40,8 @@ from flower_graph.engine.stacked_weights import (
 )
 from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
-from flower_graph.ops.graph import (
-    Adjacency,
-    gcn_adjacency,
-    leading_block,
-    propagate,
-    replace_block,
-)
-from flower_graph.ops.graph_learner import (
-    Pattern,
-    edge_agreement,
-    to_adjacency,
-    weighted_propagate,
-)
+from flower_graph.ops.graph import Adjacency, gcn_adjacency, leading_block, propagate, replace_block
+from flower_graph.ops.graph_learner import Pattern, edge_agreement, to_adjacency, weighted_propagate
 from flower_graph.ops.grouped import grouped_add, grouped_linear, one_thread
 from flower_graph.ops.prototypes import class_sums, distance_to_means
 from flower_graph.rng import generator

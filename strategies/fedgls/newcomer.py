@@ -21,20 +21,8 @@ from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import SavedModels
 from flower_graph.outputs.form import GCN
 from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.kept import (
-    MLP,
-    MODEL,
-    learner_arguments,
-    names_of,
-)
-from flower_graph.strategies.fedgls.networks import (
-    KNN,
-    LEARNED,
-    NONE,
-    OWN,
-    TRUE,
-    StructureSettings,
-)
+from flower_graph.strategies.fedgls.kept import MLP, MODEL, learner_arguments, names_of
+from flower_graph.strategies.fedgls.networks import KNN, LEARNED, NONE, OWN, TRUE, StructureSettings
 
 NOBODY = -1  # the number of a client outside the run
 

@@ -32,15 +32,8 @@ from torch import Tensor
 from flower_graph.engine.graph_batch import count_batch, evaluate
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.server.averaging import ReportedFedAvg
-from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
-    EgoSettings,
-    initial_weights,
-)
-from flower_graph.strategies.fedscem.cohort_client import (
-    EgoCohortClient,
-    model_of,
-)
+from flower_graph.strategies.fedscem.cohort import ChosenEgos, EgoSettings, initial_weights
+from flower_graph.strategies.fedscem.cohort_client import EgoCohortClient, model_of
 from flower_graph.strategies.fedscem.kept import common_model, predictions_of
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
@@ -49,11 +42,7 @@ from flower_graph.strategies.fedscem.messages import (
     write_settings,
 )
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
-from flower_graph.strategies.fedscem.vector import (
-    mean_metrics,
-    mean_weights,
-    measure,
-)
+from flower_graph.strategies.fedscem.vector import mean_metrics, mean_weights, measure
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume

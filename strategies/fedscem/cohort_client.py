@@ -32,17 +32,8 @@ from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.masking_client import PartyActions
-from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
-    EgoCohort,
-    EgoSettings,
-    Shared,
-)
-from flower_graph.strategies.fedscem.ego_secrets import (
-    PLAIN,
-    EgoSecrets,
-    pad_run,
-)
+from flower_graph.strategies.fedscem.cohort import ChosenEgos, EgoCohort, EgoSettings, Shared
+from flower_graph.strategies.fedscem.ego_secrets import PLAIN, EgoSecrets, pad_run
 from flower_graph.strategies.fedscem.kept import own_models, predictions_of
 from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,

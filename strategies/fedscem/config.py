@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import (
-    DataConfig,
-    RobustSection,
-    RunConfig,
-)
+from flower_graph.config.common import DataConfig, RobustSection, RunConfig
 from flower_graph.config.partition import EgoSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,

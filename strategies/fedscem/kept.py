@@ -15,12 +15,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.outputs.files import Predictions, SavedModels, SparseRows
 from flower_graph.outputs.form import predictions_from
-from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
-    EgoCohort,
-    EgoSettings,
-    split_rest,
-)
+from flower_graph.strategies.fedscem.cohort import ChosenEgos, EgoCohort, EgoSettings, split_rest
 
 MODULE = "flower_graph.strategies.fedscem.modules.EgoGCN"
 FIRST = "conv1.lin.weight"

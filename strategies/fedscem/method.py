@@ -41,16 +41,8 @@ from flower_graph.strategies.fedscem.baselines import (
     SelfTraining,
 )
 from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.fedscem.cohort_client import (
-    EgoNetworkClient,
-)
-from flower_graph.strategies.fedscem.config import (
-    APP,
-    AVERAGING,
-    FEDSCEM,
-    SAGE,
-    FedSCemConfig,
-)
+from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE, FedSCemConfig
 from flower_graph.strategies.fedscem.kept import train_alone
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 

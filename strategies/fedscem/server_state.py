@@ -15,11 +15,7 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.ops.counts import Counts
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.cohort import (
-    EgoSettings,
-    initial_weights,
-    split_rest,
-)
+from flower_graph.strategies.fedscem.cohort import EgoSettings, initial_weights, split_rest
 from flower_graph.strategies.fedscem.messages import (
     SUMMED_NAMES,
     UNREAD,

@@ -51,19 +51,9 @@ from flower_graph.secure.sum.stages import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.fedscem.config import (
-    AGGREGATIONS,
-    ALIGNMENTS,
-    MODEL_SHARING,
-    VARIANTS,
-)
+from flower_graph.strategies.fedscem.config import AGGREGATIONS, ALIGNMENTS, MODEL_SHARING, VARIANTS
 from flower_graph.strategies.fedscem.kept import common_model
-from flower_graph.strategies.fedscem.messages import (
-    NO_SLOTS,
-    EgoReply,
-    EgoRequest,
-    write_save,
-)
+from flower_graph.strategies.fedscem.messages import NO_SLOTS, EgoReply, EgoRequest, write_save
 from flower_graph.strategies.fedscem.server_state import EgoServerState
 from flower_graph.strategies.fedscem.session import EgoSession
 

@@ -24,12 +24,7 @@ from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
 from flower_graph.strategies.fedscem.ego_secrets import EgoSecrets
-from flower_graph.strategies.fedscem.messages import (
-    EgoEnrolment,
-    EgoReply,
-    EgoRequest,
-    write_save,
-)
+from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest, write_save
 from flower_graph.wire.fields import Resume
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"

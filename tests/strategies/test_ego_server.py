@@ -17,11 +17,7 @@ from flower_graph.secure.channel import new_key
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.strategies.fedscem.cohort import initial_weights
-from flower_graph.strategies.fedscem.messages import (
-    EgoReply,
-    EgoRequest,
-    Layout,
-)
+from flower_graph.strategies.fedscem.messages import EgoReply, EgoRequest, Layout
 from flower_graph.strategies.fedscem.server_state import EgoServerState
 from flower_graph.strategies.fedscem.session import EgoSession
 from flower_graph.strategies.fedscem.vector import RoundSum, contrast_scale

@@ -10,14 +10,7 @@ import numpy as np
 import pytest
 import torch
 from federation import Federation
-from sage_helpers import (
-    CLASSES,
-    SETTINGS,
-    networks,
-    new_client,
-    ring,
-    run_sage,
-)
+from sage_helpers import CLASSES, SETTINGS, networks, new_client, ring, run_sage
 
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT

@@ -23,11 +23,7 @@ from torch import Tensor
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
-    Shared,
-    initial_weights,
-)
+from flower_graph.strategies.fedscem.cohort import ChosenEgos, Shared, initial_weights
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 # Written densely ---------------------------------------------------------------------------------

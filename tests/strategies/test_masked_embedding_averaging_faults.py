@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 import torch
 from ego_helpers import CLASSES, toy_egos
-from ego_strategy_helpers import (
-    assert_same,
-    ego,
-    faulty,
-    rounded,
-    run,
-    seven_egos,
-    three_egos,
-)
+from ego_strategy_helpers import assert_same, ego, faulty, rounded, run, seven_egos, three_egos
 from flwr.app import RecordDict
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
