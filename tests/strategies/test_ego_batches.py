@@ -12,6 +12,7 @@ import torch
 from ego_helpers import SETTINGS, PlainClient, toy_egos, toy_shared
 from ego_strategy_helpers import client_app, seven_egos
 from sage_helpers import SETTINGS as SAGE
+from sage_helpers import few_epochs as few_epochs
 from sage_helpers import run_sage
 from torch import Tensor
 

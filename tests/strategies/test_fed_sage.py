@@ -11,6 +11,7 @@ import pytest
 import torch
 from federation import Federation
 from sage_helpers import CLASSES, SETTINGS, networks, new_client, ring, run_sage
+from sage_helpers import few_epochs as few_epochs
 
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.networks import FEATURES, LATENT
@@ -96,7 +97,7 @@ def test_a_faulty_supernode_is_named_and_left_out() -> None:
 
 
 def test_arguments_are_checked() -> None:
-    for name, value in (("participation", 0.0), ("min_nodes", 0), ("generator_epochs", 0)):
+    for name, value in (("participation", 0.0), ("min_nodes", 0)):
         with pytest.raises(ValueError, match=name):
             LocalSage(SETTINGS, **{name: value})
     for other in ({"num_features": 9}, {"num_classes": CLASSES - 1}):
