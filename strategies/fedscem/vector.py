@@ -32,7 +32,7 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
 from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.relayed import CHECKS, REFUSAL
+from flower_graph.secure.relayed import REFUSAL
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.terms import SumTerms
@@ -68,13 +68,7 @@ class VectorEncoding:
     def of(
         cls, request: EgoRequest, table: SlotTable, pads: bytes, *, checks: bool = False
     ) -> VectorEncoding:
-        slots = 0 if request.is_last else table.num_slots
-        weights = 0
-        if request.model is not None and not request.is_last:
-            weights = sum(part.size for part in request.model)
-        about = request.settings.num_classes, request.counting
-        tags = CHECKS if checks and slots else 0
-        layout = Layout(slots, request.settings.hidden, weights, *about, tags)
+        layout = request.vector_layout(table.num_slots, checked=checks)
         sum_round = request.mask.server_round if request.mask else request.server_round
         return cls(layout, table, request.ring, pads, sum_round)
 

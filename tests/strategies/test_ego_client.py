@@ -106,7 +106,7 @@ def test_the_last_request_trains_nothing(context: Context) -> None:
 
 
 def test_what_a_host_refuses(context: Context) -> None:
-    with pytest.raises(ValueError, match="egos"):
+    with pytest.raises(ValueError, match="graphs"):
         EgoNetworkClient(context, [])
     with pytest.raises(ValueError, match=r"\[100, 100\]"):
         EgoNetworkClient(context, [EGOS[0], EGOS[0]])

@@ -18,8 +18,7 @@ from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.run import Run, load_run
 from flower_graph.outputs.files import SavedModels, write_outputs
-from flower_graph.strategies.fedscem.cohort import initial_weights
-from flower_graph.strategies.fedscem.kept import common_model, own_models
+from flower_graph.strategies.fedscem.cohort import common_model, initial_weights, own_models
 
 NEW, ROUNDS = toy_egos()[8], 3
 SAME = (
