@@ -103,13 +103,6 @@ def test_the_ring_does_not_shrink_when_a_client_is_excluded() -> None:
     assert session_of(HOSTED, aggregation="plain").ring() is None
 
 
-def test_a_client_has_one_host() -> None:
-    session = session_of(HOSTED)
-    (why,) = ask(session, {74: keys_of(session, [10, 4])})
-    assert why.startswith("client 4 is hosted by node 72 already")
-    assert 10 not in session.sums.server.clients  # nothing of it was taken
-
-
 def test_one_that_is_back_under_another_id_keeps_its_place() -> None:
     session = session_of({71: [1, 5, 9], 73: [3, 6]})
     keys = keys_of(session, [2, 4])
@@ -133,15 +126,6 @@ def test_one_that_is_back_with_other_keys_begins_anew(caplog: pytest.LogCaptureF
     assert session.clients[99] == [2, 4]
     assert session.sums.server.node_of(4) == 99
     assert "node 99 has lost its state" in caplog.text
-
-
-def test_one_that_has_lost_its_keys_is_asked_again() -> None:
-    session = session_of(HOSTED)
-    session.members._lost = {72}
-    assert ask(session, {72: keys_of(session, [2])}) == []
-    assert session.members.new == [72]
-    assert session.clients[72] == [2]
-    assert session.sums.server.node_of(4) is None
 
 
 def test_keys_of_another_run_and_none_are_refused() -> None:

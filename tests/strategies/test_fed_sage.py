@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from federation import Federation
 from sage_helpers import CLASSES, SETTINGS, networks, new_client, ring, run_sage
 from sage_helpers import few_epochs as few_epochs
 
@@ -106,12 +103,3 @@ def test_arguments_are_checked() -> None:
 
 
 # State and checkpoints ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("strategy", [LocalSage, FedSage])
-def test_a_supernode_that_has_lost_everything_begins_anew(strategy: type[LocalSage]) -> None:
-    forgets = partial(Federation, restarts={1: [0]}, final="evaluate")
-    outcome = run_sage(strategy, make_grid=forgets)
-    assert [report.answered for report in outcome.reports] == [6, 6, 6, 6]
-    assert not any(report.rejected for report in outcome.reports)
-    assert not torch.equal(outcome.figures, run_sage(strategy).figures)

@@ -210,6 +210,7 @@ def test_a_client_joins_after_three_rounds(count: int, options: dict[str, Any]) 
         ({"resolution": -1.0}, "resolution.*-1.0"),
         ({"resolution": 2.0**-70}, "resolution"),
         ({"settings": SETTINGS._replace(tau=0.0)}, "tau: 0.0"),
+        ({"registry": "none.json", "aggregation": "plain"}, "registry"),
     ],
 )
 def test_impossible_arguments(options: dict[str, Any], message: str) -> None:

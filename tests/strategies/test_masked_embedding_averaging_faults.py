@@ -179,13 +179,6 @@ def test_a_client_beyond_the_range_is_left_out(
         torch.testing.assert_close(weights, without.last[client], atol=1e-5, rtol=0)
 
 
-def test_long_embeddings_leave_nobody_out() -> None:
-    outcome = run(spoilt(1e6), supernodes=7, rounds=4, aggregation="masked")
-    assert outcome.answered == [7] * 4
-    assert outcome.figures[:, :3].isfinite().all()
-    assert not any(report.rejected for report in outcome.reports)
-
-
 # Replies that are wrong --------------------------------------------------------------------------
 
 
