@@ -56,7 +56,6 @@ GATE = "flower_graph/storage/writing.py"
 MAY_WRITE = {
     ("flower_graph/client/resident/launch.py", "chmod"): "a socket, by its open folder",
     ("flower_graph/client/resident/launch.py", "unlink"): "a socket, by its open folder",
-    ("flower_graph/client/state.py", "from_file"): "maps what the gate opened",
     ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
     ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
     ("flower_graph/report/plots/base.py", "print_png"): "into a stream that the gate opened",
