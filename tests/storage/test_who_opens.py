@@ -63,7 +63,7 @@ MAY_WRITE = {
     ("flower_graph/storage/files.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/row_file.py", "memmap"): "reads",
     ("flower_graph/storage/tensors.py", "save_file"): "by a path in a folder that the gate opened",
-    ("flower_graph/client/resident/mirror.py", "truncate"): "a stream that the gate opened",
+    ("flower_graph/client/resident/ray_workers.py", "truncate"): "a stream that the gate opened",
     ("strategies/fedscem/tables.py", "TemporaryDirectory"): "a profile's trace",
     ("strategies/fedscem/tables.py", "export_chrome_trace"): "a profile's trace",
     ("strategies/fedscem/tables.py", "os.open"): "/dev/null",
