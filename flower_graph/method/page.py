@@ -12,8 +12,7 @@ from typing import Any
 from flower_graph.config.known import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
-from flower_graph.method.compare import compare
-from flower_graph.method.comparison import ROUNDS, SECONDS, Comparison
+from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.figures import CLIENTS

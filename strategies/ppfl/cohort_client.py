@@ -13,8 +13,7 @@ import numpy as np
 from flwr.app import Context
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import NODE_ROLES, Snapshot

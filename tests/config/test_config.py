@@ -132,6 +132,33 @@ def test_unknown_keys_name_the_nearest(config: str, override: str, meant: str) -
     assert said.endswith(f"unknown key; did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("model.layers=2", "model.layers"),
+        ("model.name=gin", "model.name=gin"),
+        ("model.user_bias=false", "model.user_bias=false"),
+        ("pages.size=3", "pages"),
+    ],
+)
+def test_a_key_that_is_gone_is_refused_with_what_to_do(
+    given: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice = {"layers": "two", "name=gin": "take gcn", "user_bias=false": "leave it out"}
+    section = type(NFedGNNConfig().model)
+    monkeypatch.setattr(section, "GONE", advice, raising=False)
+    monkeypatch.setattr(RunConfig, "GONE", {"pages": "take rows"}, raising=False)
+    what = (advice | {"pages": "take rows"})[name.removeprefix("model.")]
+    key = given.partition("=")[0]
+    assert refusal(given) == f"{name} is gone: {what}"
+    assert refusal(given, "model.name=gcn").startswith(f"{name} is gone")
+    text = f"{given.replace('.', ': {').replace('=', ': ')}}}\n"
+    file = write(tmp_path, "mine.yaml", text)
+    with pytest.raises(ConfigError, match=what) as caught:
+        load_config(file)
+    assert caught.value.key == key and file in str(caught.value)
+
+
 def test_a_hopeless_key_lists_the_known_ones() -> None:
     everywhere, in_a_section = refusal("zzz=1"), refusal("model.zzzzzzz=1")
     assert all(key in everywhere for key in KEYS)

@@ -216,7 +216,7 @@ def of_supernode(place: Path) -> list[Target]:
     (place / "table.yaml").write_text(table)
     return [
         Target(client, lambda: checkpoint.load_client(client, RUN)),
-        Target(client.with_name("server.pt"), lambda: checkpoint.load_server(saved, 1)),
+        Target(client.with_name("server.safetensors"), lambda: checkpoint.load_server(saved, 1)),
         *(Target(folder / name, lambda: open_folder(folder, SETTINGS, CLIENTS))
           for name in ("manifest.json", "data.safetensors")),
         Target(context, lambda: use_state(context)),

@@ -56,7 +56,6 @@ GATE = "flower_graph/storage/writing.py"
 MAY_WRITE = {
     ("flower_graph/client/resident/launch.py", "chmod"): "a socket, by its open folder",
     ("flower_graph/client/resident/launch.py", "unlink"): "a socket, by its open folder",
-    ("flower_graph/client/state.py", "from_file"): "maps what the gate opened",
     ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
     ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
     ("flower_graph/report/plots/base.py", "print_png"): "into a stream that the gate opened",
@@ -64,7 +63,7 @@ MAY_WRITE = {
     ("flower_graph/storage/files.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/row_file.py", "memmap"): "reads",
     ("flower_graph/storage/tensors.py", "save_file"): "by a path in a folder that the gate opened",
-    ("flower_graph/client/resident/mirror.py", "truncate"): "a stream that the gate opened",
+    ("flower_graph/client/resident/ray_workers.py", "truncate"): "a stream that the gate opened",
     ("strategies/fedscem/tables.py", "TemporaryDirectory"): "a profile's trace",
     ("strategies/fedscem/tables.py", "export_chrome_trace"): "a profile's trace",
     ("strategies/fedscem/tables.py", "os.open"): "/dev/null",

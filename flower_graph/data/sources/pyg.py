@@ -288,12 +288,10 @@ def _read_saved(path: Path) -> dict[str, object]:
 
 def _loaded(path: Path) -> object:
     try:
-        content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
+        return load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
     except UnpicklingError:  # it names classes
         with pyg_classes_allowed():
-            content = load_saved(path)
-    # Not by attributes of Data, some of which are computed (num_classes is not one).
-    return content.to_dict() if hasattr(content, "to_dict") else content
+            return load_saved(path)
 
 
 def _unreadable(path: Path, error: Exception) -> str:
