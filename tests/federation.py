@@ -114,7 +114,7 @@ VARIANTS = {
         "strategy.share=summed", "strategy.reg_weight=null", final="train.add_up"
     ),
     "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
-    "fedscem, blinded": METHODS["fedscem"].with_("strategy.alignment=polynomial"),
+    "fedscem, aligned in the clear": METHODS["fedscem"].with_("strategy.alignment=plain"),
     "fedscem, secure, untrusted": METHODS["fedscem"].with_("strategy.trust=malicious-server"),
     "fedscem, minus": METHODS["fedscem"].with_("strategy.variant=minus"),
     "fedscem, batches": METHODS["fedscem"].with_(

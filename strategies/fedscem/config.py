@@ -40,7 +40,7 @@ NOT_ROBUST = {
 }
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
-ALIGNMENTS = ("psi", "polynomial", "plain")
+ALIGNMENTS = ("psi", "plain")
 AGGREGATIONS = ("masked", "plain")
 # With a tenth that may collude, no number of clients allows more
 BORNE = Rule("at least 0 and below 0.45", lambda value: 0 <= value < 0.45)

@@ -162,7 +162,7 @@ class EgoEnrolment(Message, down="query"):
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
         str,
-        Word("alignment", "`psi`, `verified`, `polynomial`, `plain` or `none`: what will follow"),
+        Word("alignment", "`psi`, `verified`, `plain` or `none`: what will follow"),
     ]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)

@@ -84,8 +84,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
     model_sharing : str
         ``"none"``, ``"fedavg"`` or ``"fedprox"`` (with ``settings.proximal``).
     alignment : str
-        ``"psi"``: blinded identities. ``"polynomial"``: the paper's, for reproduction only.
-        ``"plain"``: in the clear.
+        ``"psi"``: blinded identities. ``"plain"``: in the clear.
     aggregation : str
         ``"masked"`` or ``"plain"``.
     limit, resolution : float

@@ -167,7 +167,7 @@ def test_a_sum_of_too_few_clients_is_not_opened() -> None:
 
 
 @pytest.mark.parametrize("name,alignment", [
-    ("fedscem/cora-linqs", "plain"), ("fedscem/cora-linqs", "polynomial"),
+    ("fedscem/cora-linqs", "plain"),
     ("ppfl/cora-linqs-gat", "pairs"),
 ])  # fmt: skip
 def test_more_holders_are_asked_for_where_they_are_counted_alone(name: str, alignment: str) -> None:

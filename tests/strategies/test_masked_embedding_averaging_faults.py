@@ -130,7 +130,7 @@ def test_a_union_that_nobody_takes_part_in_is_an_error() -> None:
         ({"nodes": torch.tensor([2, 2])}, "client 12 has identities twice: numbers 0 and 1", "psi"),
         *(
             ({"names": ("secret name", 17)}, "client 12 has identities of mixed types", alignment)
-            for alignment in ("psi", "polynomial", "plain")
+            for alignment in ("psi", "plain")
         ),
         ({"y": torch.tensor([1, CLASSES])}, f"client 12 has class {CLASSES}", "plain"),
         ({"x": torch.ones(2, 9)}, "client 12 has 9 features, the run has 7", "plain"),
