@@ -135,7 +135,7 @@ class EgoSession(Session):
             reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
-            begun = bool(new) or members.aligner.waits(self.sums.server.out)
+            begun = bool(new)
         if begun:
             if members.alignment != NO_SLOTS:
                 self._align(server_round)
@@ -175,9 +175,7 @@ class EgoSession(Session):
             )
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        if not (clients := aligner.uniting):
-            aligner.union_failed("nobody is left whose tables could be added up")
-            return
+        clients = aligner.uniting
         silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
@@ -322,7 +320,6 @@ class EgoSession(Session):
         ]
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        self.sums.server.tick()
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)

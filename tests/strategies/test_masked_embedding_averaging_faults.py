@@ -214,11 +214,11 @@ def wrong_bytes(key: str) -> Change:
             "round 3: it sent a wrong share",
             [7, 7, 6, 6, 6, 6],
         ),
-        # One word against another: it sits out one sum, then two, then four
+        # One word against another, and most are against it: it is out from the first union on
         (
             {(2, "hello", 1): wrong_bytes("sum-channel-key")},
-            "cannot open what they seal for each other: it sits out 4 sums",
-            [6, 0, 6, 6, 0, 6],
+            "most others and its SuperNode cannot open what they seal for each other",
+            [6, 6, 6, 6, 6, 6],
         ),
     ],
 )

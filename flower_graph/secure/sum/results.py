@@ -14,7 +14,7 @@ class Cause(Enum):
 
     LEFT_OUT = "its own SuperNode left the client out of the sum"
     DISPUTED = "a holder says that the client's packet does not open, which proves nothing"
-    SITS_OUT = "most others are at odds with the client: it sits out some sums"
+    AT_ODDS = "most others are at odds with the client: it is excluded"
     PROVEN = "the client has cheated, and the server can prove it"
     SKIPPED = "there is no sum"
 

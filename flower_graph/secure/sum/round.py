@@ -78,7 +78,7 @@ class SumRound:
         self.has = np.zeros((m, k), np.bool_)
         # Whose packet a holder cannot open, as it says; by dealer and the holder's column
         self._refused = np.zeros((m, k), np.bool_)
-        self.suspects: Integers = np.zeros(0, np.int64)  # parties that are to sit out, unproven
+        self.suspects: Integers = np.zeros(0, np.int64)  # at odds with most, unproven
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped: Reason | None = None
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
