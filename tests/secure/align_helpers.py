@@ -61,7 +61,7 @@ class Alignment:
 
     def union(self, absent: Iterable[int] = ()) -> None:
         """Add up the tables of all clients that have tokens, but for the absent."""
-        while self.server.waits():
+        while isinstance(self.server, AlignmentServer) and self.server.waits():
             total, present = np.uint64(0), []
             for node, request in self.server.union_requests().items():
                 assert self.reply(node, request.to_config()) == {}
