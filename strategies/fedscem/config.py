@@ -23,8 +23,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums
-from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK, MOST_POINTS
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"

@@ -13,13 +13,13 @@ from flower_graph.config.rules import choice
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
+from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.secure.sum.partners import least_clients
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.config import ALIGNMENTS
 from flower_graph.strategies.fedscem.messages import NO_SLOTS, VERIFIED

@@ -9,11 +9,11 @@ from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.align.blinded import MAX_CLIENTS
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.node_config import Limits
 from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
-from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import entries_of

@@ -20,8 +20,7 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import FloatArray, IntArray

@@ -23,13 +23,12 @@ from flwr.app import RecordDict
 
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.node_config import USUAL_DIFFERENCE, Limits
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
 from flower_graph.server.session import Session

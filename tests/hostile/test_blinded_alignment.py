@@ -24,9 +24,9 @@ from flower_graph.secure.align.blinded import (
     peel,
 )
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.limits import MOST_BLOCK, Limits
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.channel import pieces
+from flower_graph.secure.node_config import MOST_BLOCK, Limits
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.keys import ALIGN_STAGE
 

@@ -17,9 +17,9 @@ from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
 from flower_graph.method.permits import Permits
+from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest
-from flower_graph.secure.sum.partners import least_clients
 from flower_graph.simulation import InProcessGrid
 
 NOISY = ("privacy.epsilon=2", "privacy.clipping_norm=5")

@@ -13,7 +13,7 @@ from sum_helpers import LENGTH, TERMS, Lost, World, wire
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, PrepareReply, UnmaskReply
-from flower_graph.secure.sum.results import Cause, Skipped
+from flower_graph.secure.sum.round import Cause, Skipped
 
 LIAR = 1000  # the SuperNode of client 0
 

@@ -14,8 +14,8 @@ from flower_graph.errors import MalformedReplyError, RefusedError, StateLostErro
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import PublishedTokens, peel
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.node_config import Limits
 from flower_graph.wire.arrays import pack_integers
 
 # Every form of alignment

@@ -12,8 +12,8 @@ from ego_helpers import HIDDEN, SETTINGS
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError, NoClientsError
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.channel import new_key
+from flower_graph.secure.node_config import Limits
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import KeyReply
 from flower_graph.strategies.fedscem.cohort import initial_weights

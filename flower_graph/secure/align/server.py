@@ -49,7 +49,7 @@ from flower_graph.secure.align.blinded import (
     order_tokens,
     peel,
 )
-from flower_graph.secure.align.limits import Limits
+from flower_graph.secure.node_config import Limits
 from flower_graph.wire.fields import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.

@@ -31,12 +31,11 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    SumTerms,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
-from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.round import StageReply, SumRound
-from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.secure.sum.round import Cause, Reason, Skipped, StageReply, SumResult, SumRound
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import RUN_BYTES
