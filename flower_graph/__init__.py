@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         procrustes,
     )
     from flower_graph.secure.client import SecureSumClient
-    from flower_graph.secure.parties.service import PartySums
+    from flower_graph.secure.parties.server import PartySums
     from flower_graph.secure.sum import service as secure_sum
     from flower_graph.secure.sum.server import SumServer
     from flower_graph.secure.sum.service import SecureSum

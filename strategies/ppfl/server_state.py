@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
-from flower_graph.secure.align.limits import LEAST_HOLDERS
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.server.membership import Membership
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.claims import SignedClaims
