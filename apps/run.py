@@ -19,8 +19,7 @@ from flower_graph.client.trust import throwaway_parties
 from flower_graph.config.common import CHECKPOINTS, RunConfig
 from flower_graph.config.track import require_trackers
 from flower_graph.data.folders.members import read_members
-from flower_graph.data.folders.party import assigned, client_folder
-from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
+from flower_graph.data.folders.party import DATA_FORM, RunFolder, assigned, client_folder
 from flower_graph.data.new_graph import DataForm
 from flower_graph.engine.machine import refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError

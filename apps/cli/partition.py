@@ -102,8 +102,7 @@ def _with_baselines(cut: Partition) -> PartitionStatistics:
 def _write_folders(
     out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
 ) -> str:
-    from flower_graph.data.folders.party import write_run
-    from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
+    from flower_graph.data.folders.party import DATA_FORM, deciding_settings, write_run
 
     if cut is None:
         return f"none: {len(configs)} seeds; they are written for one seed"

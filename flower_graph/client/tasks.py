@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph, placed_on
 from flower_graph.config.module import DOT, MLP
-from flower_graph.data.graph import called
+from flower_graph.data.graph import Scale, called
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.scale import Scale
 from flower_graph.errors import DataError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.graph import values_at

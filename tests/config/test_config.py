@@ -104,7 +104,7 @@ def test_values_are_yaml_and_may_name_environment_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert load_config("quickstart", ["data.name=a=b"]).data.name == "a=b"
-    assert load_config("quickstart", ["data={name: Cora, split_index: 3}"]).data.split_index == 3
+    assert load_config("quickstart", ["data={name: Cora, split_seed: 3}"]).data.split_seed == 3
     monkeypatch.setenv("MY_GRAPHS", "/graphs")
     assert load_config("quickstart", ["data.root=${oc.env:MY_GRAPHS}"]).data.root == "/graphs"
     assert "NOT_THERE" in refusal("data.root=${oc.env:NOT_THERE}")
@@ -173,7 +173,7 @@ def test_a_hopeless_key_lists_the_known_ones() -> None:
         ("rounds=null", "rounds: null is not a whole number"),
         ("model.user_bias=maybe", "model.user_bias: 'maybe' is not true or false"),
         ("model.name=[gcn]", "model.name: ['gcn'] is not text"),
-        ("data.split_index=q", "data.split_index: 'q' is not a whole number or null"),
+        ("data.split_seed=q", "data.split_seed: 'q' is not a whole number or null"),
         ("data.ratios=[a,b,c]", "data.ratios: ['a', 'b', 'c'] is not a list of numbers or null"),
     ],
 )
@@ -267,7 +267,7 @@ def test_overrides_come_back_as_they_were_given() -> None:
         "strategy.reg_weight": 1e6,
         "model.user_bias": True,
         "data.ratios": [0.5, 0.25, 0.25],
-        "data.split_index": None,
+        "data.split_seed": None,
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     flat = to_dict(load_config("quickstart", parse_overrides(shlex.join(overrides))))
