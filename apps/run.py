@@ -35,7 +35,7 @@ from flower_graph.privacy.accountant import announce_privacy, final_privacy, not
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings
 from flower_graph.report.result import describe_baselines
-from flower_graph.report.trackers.base import Trackers
+from flower_graph.report.trackers import Trackers
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.server.admission import Admission

@@ -25,7 +25,7 @@ from flower_graph.records.rounds import (
     read_reports,
 )
 from flower_graph.report.result import BASELINES, metrics_of, metrics_shown
-from flower_graph.report.trackers.base import visible
+from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import MOST_GRAPH, Tree, open_text, reading
 from flower_graph.wire.keys import ROLES
 
