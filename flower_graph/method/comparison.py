@@ -13,7 +13,7 @@ from typing import Any
 from flower_graph.config.rules import refuse_key
 from flower_graph.errors import OutputError, one_line
 from flower_graph.outputs.files import as_text
-from flower_graph.outputs.frames import html_of, pandas_module
+from flower_graph.outputs.rows import Framed, pandas_module
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree
@@ -26,7 +26,7 @@ MOST_SETTINGS = 8  # that have a column each, unless all are asked for
 NONE = "–"
 
 
-class Comparison:
+class Comparison(Framed):
     """Runs beside each other; ``print`` shows a table.
 
     Attributes
@@ -71,9 +71,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         return self.to_text()
-
-    def _repr_html_(self) -> str | None:
-        return html_of(self)
 
     @property
     def is_wide(self) -> bool:
