@@ -28,9 +28,9 @@ from flower_graph.flower_compat import ClientAppCallable, NumPyClient
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.client import own_outputs
+from flower_graph.outputs.figures import merge_clients
 from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
-from flower_graph.outputs.tables import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings
