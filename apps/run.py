@@ -27,14 +27,14 @@ from flower_graph.flower_compat import ClientAppCallable, NumPyClient
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.client import own_outputs
+from flower_graph.outputs.figures import merge_clients
 from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
-from flower_graph.outputs.tables import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings
 from flower_graph.report.result import describe_baselines
-from flower_graph.report.trackers.base import Trackers
+from flower_graph.report.trackers import Trackers
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.secure.node_config import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.server.admission import Admission

@@ -59,7 +59,7 @@ MAY_WRITE = {
     ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
     ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
     ("flower_graph/report/plots/base.py", "print_png"): "into a stream that the gate opened",
-    ("flower_graph/report/trackers/tensorboard.py", "SummaryWriter"): "a folder of the gate's",
+    ("flower_graph/report/trackers.py", "SummaryWriter"): "a folder of the gate's",
     ("flower_graph/storage/files.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/row_file.py", "memmap"): "reads",
     ("flower_graph/storage/tensors.py", "save_file"): "by a path in a folder that the gate opened",
