@@ -143,6 +143,7 @@ def _listed(value: object) -> list[object]:
 class Numbers(Shaped[Any]):  # left open: integers where they are whole, else floats
     """A list of numbers, one for each client."""
 
+    shape: str = "c"
     whole: bool = False
     most: int | None = None  # numbers
     is_number = True

@@ -140,15 +140,12 @@ class EmbeddingClient:
 
 def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
     """Return the indices in ``nodes`` of public ids ``[p]``; ``ValueError`` for an unknown id."""
-    order = np.argsort(nodes, kind="stable")
-    at = np.searchsorted(nodes, public, sorter=order).clip(max=nodes.size - 1)
-    rows: IntArray = order[at].astype(np.int64)
-    strangers = public[nodes[rows] != public]
-    if strangers.size:
+    if (strangers := public[~np.isin(public, nodes)]).size:
         raise ValueError(
             f"public nodes {strangers[:5].tolist()} are none of the client's {nodes.size} nodes"
         )
-    return rows
+    order = np.argsort(nodes, kind="stable")
+    return order[np.searchsorted(nodes, public, sorter=order)]
 
 
 Models = dict[int, EmbeddingModel]
@@ -167,16 +164,14 @@ class ModelState(CohortState[Models]):
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
         result = _tensors(live)
-        for name in {**result, **tensors}:
-            was, now = (
-                (tuple(kept[name].shape), kept[name].dtype) if name in kept else None
-                for kept in (tensors, result)
+        was, now = (
+            {name: (tuple(value.shape), value.dtype) for name, value in kept.items()}
+            for kept in (tensors, result)
+        )
+        if was != now:
+            raise ValueError(
+                f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
             )
-            if was != now:
-                raise ValueError(
-                    f"state {name}: was {was}, is {now}; names, shapes and types of what a model "
-                    "keeps must stay as they were at first"
-                )
         for name, value in result.items():
             tensors[name].copy_(value)
 
@@ -224,9 +219,8 @@ class PublicNodeClient(NumPyClient):
             raise ValueError(f"members: client numbers {numbers!s:.60} are not all different")
         self._save_to, self._context = save_to, context
         self.outputs = ClientOutputs(context, output_dir)
-        self._state = ModelState(
-            context, "public-node-client", list(self.members), checkpoint_dir, prefix=MODELS
-        )
+        name, numbers = "public-node-client", list(self.members)
+        self._state = ModelState(context, name, numbers, checkpoint_dir, prefix=MODELS)
         self._makers = Makers(self._first, self._build)
 
     def get_properties(self, config: Config) -> Config:
@@ -253,9 +247,13 @@ class PublicNodeClient(NumPyClient):
     def public(self) -> dict[int, IntArray]:
         return {number: member.public for number, member in self.members.items()}
 
-    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+    def save(self, server_round: int, run: str) -> str:
         """Write a round's checkpoint; return why it failed, or an empty string."""
-        return self._state.save(server_round, run, self._makers, more)
+        return self._state.save(server_round, run, self._makers, self.beside())
+
+    def beside(self) -> Tensors:
+        """Return what a checkpoint has besides the models."""
+        return {}
 
     def resume(self, resume: Resume) -> Tensors | None:
         tensors = self._state.restore(resume, self._makers)

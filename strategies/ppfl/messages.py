@@ -63,7 +63,6 @@ class EmbeddingEnrolment(Message, up="query"):
         Numbers(
             keys.CLIENTS,
             f"numbers of the clients here, at most {MOST_CLIENTS}",
-            shape="c",
             whole=True,
             most=MOST_CLIENTS,
         ),
@@ -74,17 +73,12 @@ class EmbeddingEnrolment(Message, up="query"):
             "nodes",
             "ids of these, client by client",
             shape="sum of rows",
-            pointer=Numbers(keys.ROWS, "public nodes of each", shape="c", whole=True),
+            pointer=Numbers(keys.ROWS, "public nodes of each", whole=True),
         ),
     ]
     dimensions: Annotated[
         list[int],
-        Numbers(
-            "dimensions",
-            "numbers of an embedding, of each client; all the same",
-            shape="c",
-            whole=True,
-        ),
+        Numbers("dimensions", "numbers of an embedding, of each client; all the same", whole=True),
     ]
     handled: Handled = None
     signature: Annotated[
@@ -154,9 +148,7 @@ class Rows(Field[Sequence[FloatArray | None]]):
 class Targets(Rows):
     """Means for the clients that have means already."""
 
-    with_targets = Numbers(
-        keys.WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
-    )
+    with_targets = Numbers(keys.WITH_TARGETS, "1 for each client that has means yet", whole=True)
 
     def read(self, name: str, reading: Reading) -> object:
         values = reading.values
@@ -177,7 +169,7 @@ class PublicRequest(Message, down="train"):
 
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
     # The clients that are asked, all at one SuperNode
-    clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", shape="c", whole=True)]
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", whole=True)]
     nodes: Annotated[  # as they said themselves
         list[IntArray],
         Fingerprints(
@@ -220,14 +212,12 @@ class PublicRequest(Message, down="train"):
 class Embeddings(Rows):
     """Embeddings of the clients that take part; zeros of the other clients are not read."""
 
-    present = Numbers(
-        keys.WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
-    )
+    present = Numbers(keys.WITH_TARGETS, "0 for a client whose rows are not to be used", whole=True)
 
     def read(self, name: str, reading: Reading) -> object:
         """Read the rows; a client whose rows are not finite is left out, the others stay."""
         request, left_out = reading.known["request"], reading.values["left_out"]
-        present = Numbers(keys.WITH_TARGETS, shape="c").required(name, reading)
+        present = Numbers(keys.WITH_TARGETS).required(name, reading)
         if not set(present) <= {0.0, 1.0}:
             raise MalformedReplyError(f"{keys.WITH_TARGETS}: expected 0 or 1, got {brief(present)}")
         result: list[FloatArray | None] = [None] * len(request.clients)
@@ -263,7 +253,7 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
     def read(self, name: str, reading: Reading) -> object:
         """Refuse invalid measurements, since their names get into the result."""
         judged = {
-            key.removeprefix(keys.MEASURED): Numbers(key, shape="c").required(name, reading)
+            key.removeprefix(keys.MEASURED): Numbers(key).required(name, reading)
             for key in reading.metrics
             if key.startswith(keys.MEASURED)
         }
@@ -291,13 +281,12 @@ class PublicReply(Message, up="train"):
         Embeddings("arrays/public", "embeddings, in the same order. Not in the secure form"),
     ]
     # Its model's own loss
-    loss: Annotated[list[float], Numbers(keys.LOSS, "of each client", shape="c")]
+    loss: Annotated[list[float], Numbers(keys.LOSS, "of each client")]
     disagreement: Annotated[
         list[float],
         Numbers(
             "disagreement",
             "of each client: mean of 1 − cos between embeddings and means; NaN without",
-            shape="c",
         ),
     ]
     judged: Annotated[

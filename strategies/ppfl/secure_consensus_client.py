@@ -98,11 +98,13 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         signature = sign_claim(self.trust.identity, self.context.run_id, self.public)
         return replace(here, signature=signature)
 
-    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+    def save(self, server_round: int, run: str) -> str:
         if self.trust is not None and run != self._run():
             raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
-        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
-        return super().save(server_round, run, turns | (more or {}))
+        return super().save(server_round, run)
+
+    def beside(self) -> Tensors:
+        return {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
 
     def resume(self, resume: Resume) -> Tensors | None:
         self._enter(resume)
