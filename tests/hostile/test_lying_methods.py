@@ -28,7 +28,7 @@ from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client, server_state
 from flower_graph.strategies.fedscem.session import EgoSession
 from flower_graph.strategies.ppfl import secure_consensus_client
-from flower_graph.strategies.ppfl.server_state import CommonMean
+from flower_graph.strategies.ppfl.secure_consensus import CommonMean
 
 LONELY = 1  # who is left out with it
 SLOW = pytest.mark.slow

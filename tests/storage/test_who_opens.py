@@ -30,7 +30,7 @@ ALLOWED = {
     ("flower_graph/data/cora_linqs/pack.py", "zipfile.ZipFile"): "makes what the package ships",
     ("flower_graph/engine/machine.py", "read_text"): "the kernel's",
     ("flower_graph/outputs/figures.py", "fromfile"): "of a stream that storage opened",
-    ("flower_graph/outputs/tables.py", "loadtxt"): "of lines that were read",
+    ("flower_graph/outputs/rows.py", "loadtxt"): "of lines that were read",
     ("flower_graph/secure/parties/journal.py", "os.open"): "locks a folder, reads nothing",
 }
 
