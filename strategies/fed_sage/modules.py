@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from flower_graph.outputs.declared import SEED, WIDTH, built_with
+from flower_graph.outputs.build import SEED, WIDTH, built_with
 from flower_graph.strategies.fed_sage.networks import MendingModel
 
 __all__ = ["SageModel"]

@@ -13,8 +13,7 @@ import torch
 from flwr.app import ConfigRecord, Context
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
 from flower_graph.engine.machine import resolve_device
@@ -27,14 +26,13 @@ from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.client import PartyActions
 from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
 from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import PartyActions
 from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
@@ -239,7 +237,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         with self.secrets.opened() as (host, aligner):
-            entries = answer(host, action, config)
+            entries = host.answer(action, config)
             if action == "sum_epoch":
                 begin_alignment(host, aligner)
             return entries

@@ -24,16 +24,14 @@ from flwr.app import RecordDict
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
 from flower_graph.secure.align.blinded import MAX_CLIENTS
-from flower_graph.secure.align.limits import LEAST_HOLDERS, Limits
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
-from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE, Limits
 from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
@@ -86,15 +84,13 @@ class EgoMembership(Membership):
     ) -> None:
         super().__init__()
         self.settings, self.alignment, self.sums = settings, alignment, sums
-        self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
+        self.aligner: AlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
             self.alignment = VERIFIED
             self.aligner = VerifiedAlignmentServer(sums.run_id, self.parties.registry, limits)
         elif alignment == "psi":
             self.aligner = AlignmentServer(limits)
-        elif alignment == "polynomial":
-            self.aligner = PolynomialAlignmentServer()
         else:  # idle where nothing is shared
             self.aligner = PlaintextAlignmentServer()
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet
@@ -230,7 +226,7 @@ class EgoSession(Session):
             reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
-            begun = bool(new) or members.aligner.waits(self.sums.server.out)
+            begun = bool(new)
         if begun:
             if members.alignment != NO_SLOTS:
                 self._align(server_round)
@@ -270,9 +266,7 @@ class EgoSession(Session):
             )
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        if not (clients := aligner.uniting):
-            aligner.union_failed("nobody is left whose tables could be added up")
-            return
+        clients = aligner.uniting
         silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
@@ -407,7 +401,6 @@ class EgoSession(Session):
         ]
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        self.sums.server.tick()
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)

@@ -48,8 +48,7 @@ from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.align.limits import LEAST_HOLDERS
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.stages import as_record
 from flower_graph.server.round_strategy import OwnRounds
@@ -101,8 +100,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
     model_sharing : str
         ``"none"``, ``"fedavg"`` or ``"fedprox"`` (with ``settings.proximal``).
     alignment : str
-        ``"psi"``: blinded identities. ``"polynomial"``: the paper's, for reproduction only.
-        ``"plain"``: in the clear.
+        ``"psi"``: blinded identities. ``"plain"``: in the clear.
     aggregation : str
         ``"masked"`` or ``"plain"``.
     limit, resolution : float

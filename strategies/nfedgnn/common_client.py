@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.errors import StateLostError
 from flower_graph.outputs.weights import SavedModels
 from flower_graph.storage.reading import Tree

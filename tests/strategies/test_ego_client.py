@@ -19,7 +19,6 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
-from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
 from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
@@ -123,7 +122,6 @@ def test_what_a_host_refuses(context: Context) -> None:
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
 FORMS = {
     "psi": AlignmentClient,
-    "polynomial": PolynomialAlignmentClient,
     "plain": PlaintextAlignmentClient,
     "none": PlaintextAlignmentClient,
 }
