@@ -18,7 +18,7 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
 from flower_graph.engine.machine import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
+from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
@@ -48,6 +48,7 @@ from flower_graph.strategies.fedscem.messages import (
     EgoReply,
     EgoRequest,
     ModelArrays,
+    PlainEnrolment,
     read_settings,
     round_terms,
     union_terms,
@@ -59,7 +60,6 @@ from flower_graph.strategies.fedscem.vector import (
     add_up,
     check_shared,
     measure,
-    put_masks,
     read_shared,
 )
 from flower_graph.wire.fields import Resume
@@ -256,10 +256,10 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
     # A round
 
     def round(self, request: EgoRequest) -> EgoReply:
-        started, number = time.perf_counter(), request.server_round
+        started = time.perf_counter()
         if self._masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
-        makers = self._makers(request.settings)
+        number, makers = request.server_round, self._makers(request.settings)
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
@@ -291,17 +291,28 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             if request.checkpoint:
                 not_saved = self._kept.save(number - 1, request.run, makers)
             trained = time.perf_counter()
-            writing = VectorEncoding.of(
-                request, aligner.slots, now.pad_context(run), checks=self.trust is not None
-            )
+            table, sum_round = aligner.slots, request.mask.server_round if request.mask else number
+            layout = request.vector_layout(table.num_slots, checked=self.trust is not None)
+            pads = now.pad_context(run)
+            writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
             if self._noise is not None:
                 clients = chosen.batch.clients
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
                 logits = None if self._noise.withholds else logits
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
             total, present, left_out = add_up(chosen, h, measured, writing, logits)
-            state = h.detach().cpu().numpy()
-            entries, total = put_masks(host, request, total, present, left_out, now, state)
+            if not present:
+                raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
+            if request.mask is None:
+                entries = PlainEnrolment(np.array(present, np.int64), left_out).to_config()
+            else:
+                if self.trust is not None:  # the digest names the embeddings of the sum
+                    state = digest_of([np.array(request.is_last), h.detach().cpu().numpy()])
+                    reply = host.mask(total, now, state)
+                else:
+                    reply = host.mask(request.mask, present, total, now)
+                reply.left_out.update(left_out)
+                entries, total = reply.to_config(), reply.total
         seconds = trained - started, time.perf_counter() - trained
         return EgoReply(number, entries, total, *seconds, not_saved)
 
