@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
 from flower_graph.engine.stacked_weights import MOMENTS, ModelWeights, Tensors, rows_of, untrained
-from flower_graph.errors import DataError
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.graph_learner import (
     Pattern,
@@ -189,12 +188,6 @@ class GraphLearners:
         tensors: Tensors | None = None,
     ) -> None:
         local = take_graphs(batch, range(places.start, places.stop))
-        for client, n in zip(local.clients, group_sizes(local.ptr), strict=True):
-            if n <= settings.neighbours:
-                raise DataError(
-                    f"client {client} has {n} nodes: {settings.neighbours} neighbours each need "
-                    f"at least {settings.neighbours + 1}"
-                )
         self.settings, self._own, self._x = settings, local, _sparse_rows(local.x.matrix)
         starts = torch.tensor(local.ptr, device=self._x.row.device)
         self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
