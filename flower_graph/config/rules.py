@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from yaml import MarkedYAMLError
@@ -114,6 +115,18 @@ def require(good: bool, key: str, value: object, allowed: str) -> None:
     if not good:
         words = f"{key}: {show(value)} is not allowed; it must be {allowed}"
         raise ConfigError(words, key=key)
+
+
+def refuse_with(key: str, value: object, other: str, why: str) -> NoReturn:
+    """Refuse a value beside another setting, given as ``key=value``."""
+    raise ConfigError(f"{key}: {show(value)} is not allowed with {other}: {why}", key=key)
+
+
+def require_library(library: str, key: str, *, extra: str, otherwise: str) -> None:
+    """Refuse a setting whose library is not installed; ``ConfigError`` names the extra."""
+    if find_spec(library) is None:
+        words = f"{library} is not installed: pip install 'flower-graph[{extra}]', or {otherwise}"
+        raise ConfigError(f"{key}: {words}", key=key)
 
 
 def refuse_key(key: str, known: Sequence[str], where: str = "") -> NoReturn:

@@ -16,7 +16,7 @@ import pytest
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.config import extras, track
+from flower_graph.config import common, rules
 from flower_graph.errors import ConfigError
 from flower_graph.report.trackers import base
 from flower_graph.report.trackers.base import Subject
@@ -70,9 +70,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
 
     module = ModuleType("fake")
     module.start = start  # type: ignore[attr-defined]
-    for name in track.TRACKERS:
+    for name in common.TRACKERS:
         monkeypatch.setitem(sys.modules, f"flower_graph.report.trackers.{name}", module)
-    monkeypatch.setattr(extras, "find_spec", lambda name: name)
+    monkeypatch.setattr(rules, "find_spec", lambda name: name)
     monkeypatch.chdir(tmp_path)
     return started
 
@@ -147,7 +147,7 @@ def test_no_place_of_keys_and_files_is_shown(tmp_path: Path) -> None:
 def test_a_missing_library_is_refused_before_the_run_and_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"flower-graph\[wandb\]") as error:
         fg.run("fedgta/cora-linqs", SMALL, track=["wandb"], out=tmp_path / "out")
     assert error.value.key == "track" and not (tmp_path / "out").exists()

@@ -17,8 +17,7 @@ from flwr.clientapp import ClientApp
 from flower_graph import __version__
 from flower_graph.data.folders.members import Member
 from flower_graph.errors import MalformedReplyError, MembershipError, NoClientsError
-from flower_graph.server.admission import Admission
-from flower_graph.server.membership import Membership, other_version
+from flower_graph.server.membership import Admission, Membership, other_version
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.averaging import Enrolment
