@@ -52,7 +52,10 @@ class RunCheckpoints:
     """Decides when to save, and which checkpoint the run resumes from."""
 
     def __init__(self, folder: Path | None, every: int) -> None:
-        checkpoint.check(folder, every)
+        if every < 0:
+            raise ValueError(f"checkpoint_every: {every} is not at least 0")
+        if every and folder is None:
+            raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
         self.folder, self.every = folder, every
         self.resume = Resume(run=uuid.uuid4().hex)  # distinguishes the run's files from others
         self._is_late = False  # whether a checkpoint is overdue

@@ -138,7 +138,7 @@ def test_no_reply_leaves_before_it_is_saved(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(adaptor, "replaced", full)
+        patched.setattr(adaptor.checkpoint, "save_client", full)
         send(context)
     assert send(context_of(tmp_path)) == 2, "as if that message had never come"
 

@@ -153,11 +153,6 @@ def test_an_unknown_app_is_refused_by_every_command(
     assert said.startswith(f"error: app: {app!r} is not one of nfedgnn, ") and complaint in said
 
 
-def test_reproduce_refuses_what_has_no_tables(capsys: Captured) -> None:
-    assert cli.main(["reproduce", "strangers.mine"]) == 2
-    assert "'strangers.mine'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
