@@ -153,16 +153,6 @@ def test_no_rounds_and_too_few_nodes():
 # Other strategies --------------------------------------------------------------------------------
 
 
-class Adaptive(Simple, FedAdam):
-    """FedAdam with reports."""
-
-
-def test_any_strategy_that_averages_may_do_it():
-    """Those whose average is robust are in test_robust.py, FedProx in test_module_client.py."""
-    run = Run(Adaptive(eta=0.1, tau=1e-3), rounds=2)
-    assert len(run.reports) == 2 and run.reports[1].loss > run.reports[0].loss > 0
-
-
 def test_a_subclass_says_what_is_reported():
     with pytest.raises(NotImplementedError, match="ReportedFedAvg"):
         Run(ReportedFedAvg())
