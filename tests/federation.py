@@ -24,7 +24,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
@@ -114,7 +114,7 @@ VARIANTS = {
         "strategy.share=summed", "strategy.reg_weight=null", final="train.add_up"
     ),
     "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
-    "fedscem, blinded": METHODS["fedscem"].with_("strategy.alignment=polynomial"),
+    "fedscem, aligned in the clear": METHODS["fedscem"].with_("strategy.alignment=plain"),
     "fedscem, secure, untrusted": METHODS["fedscem"].with_("strategy.trust=malicious-server"),
     "fedscem, minus": METHODS["fedscem"].with_("strategy.variant=minus"),
     "fedscem, batches": METHODS["fedscem"].with_(

@@ -17,7 +17,7 @@ from flower_graph.errors import OutputError, one_line
 from flower_graph.method.load import flatten
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.files import as_text
-from flower_graph.outputs.frames import html_of, pandas_module
+from flower_graph.outputs.rows import Framed, pandas_module
 from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.report.result import metrics_of, metrics_shown
 from flower_graph.report.significance import differences, holm, paired
@@ -215,7 +215,7 @@ def _by_seed(row: Tree) -> dict[int, float]:
     return {s: v for s, v in zip(row["seeds"], values, strict=True) if math.isfinite(v)}
 
 
-class Comparison:
+class Comparison(Framed):
     """Runs beside each other; ``print`` shows a table.
 
     Attributes
@@ -260,9 +260,6 @@ class Comparison:
 
     def __repr__(self) -> str:
         return self.to_text()
-
-    def _repr_html_(self) -> str | None:
-        return html_of(self)
 
     @property
     def is_wide(self) -> bool:

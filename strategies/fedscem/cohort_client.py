@@ -28,9 +28,9 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.client import PartyActions
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import PartyActions
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
@@ -52,7 +52,7 @@ def detail_of(server_round: int, layer_round: int) -> bytes:
     return struct.pack("<qq", server_round, layer_round)
 
 
-class MaskedLayerClient(CommonLayerClient, MaskingParty):
+class MaskedLayerClient(CommonLayerClient, MaskingClient):
     """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
 
     Parameters
@@ -63,7 +63,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         The SuperNode's key and the parties that it trusts, if it does not trust the server.
     """
 
-    actions = (*CommonLayerClient.actions, *MaskingParty.actions, "share_key")
+    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
 
     # Any: arguments are those of its parent
     def __init__(
@@ -77,7 +77,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
     ) -> None:
         super().__init__(context, x, users, **more)
         count = IN_SUM if trust is None else AS_PARTY
-        MaskingParty.__init__(self, context, self.users[:count].tolist(), trust)
+        MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
         self._key = CommonKey(context, trust)
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:

@@ -30,7 +30,7 @@ ALLOWED = {
     ("flower_graph/data/cora_linqs/pack.py", "zipfile.ZipFile"): "makes what the package ships",
     ("flower_graph/engine/machine.py", "read_text"): "the kernel's",
     ("flower_graph/outputs/figures.py", "fromfile"): "of a stream that storage opened",
-    ("flower_graph/outputs/tables.py", "loadtxt"): "of lines that were read",
+    ("flower_graph/outputs/rows.py", "loadtxt"): "of lines that were read",
     ("flower_graph/secure/parties/journal.py", "os.open"): "locks a folder, reads nothing",
 }
 
@@ -59,7 +59,7 @@ MAY_WRITE = {
     ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
     ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
     ("flower_graph/report/plots/base.py", "print_png"): "into a stream that the gate opened",
-    ("flower_graph/report/trackers/tensorboard.py", "SummaryWriter"): "a folder of the gate's",
+    ("flower_graph/report/trackers.py", "SummaryWriter"): "a folder of the gate's",
     ("flower_graph/storage/files.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/row_file.py", "memmap"): "reads",
     ("flower_graph/storage/tensors.py", "save_file"): "by a path in a folder that the gate opened",
