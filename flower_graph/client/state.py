@@ -169,7 +169,7 @@ class StateStore:
 
     def drop(self) -> None:
         for kept in (_LIVE, _FIXED):
-            kept.pop(self._key, None)  # type: ignore[attr-defined]
+            kept.pop(self._key, None)
         for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
             self._context.state.pop(record, None)
         remove(self._file)
@@ -202,7 +202,7 @@ def forget_run(run_id: int) -> None:
         remove_folder(default_folder() / f"run-{run_id}")
     for kept in (_LIVE, _FIXED):
         for key in [key for key in kept if key[0] == run_id]:
-            del kept[key]  # type: ignore[attr-defined]
+            del kept[key]
 
 
 # A cohort -----------------------------------------------------------------------------------------

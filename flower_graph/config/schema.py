@@ -131,7 +131,7 @@ def _gone(settings: object, prefix: str) -> Iterator[tuple[str, str]]:
     for kind in type(settings).__mro__:
         for name, advice in vars(kind).get("GONE", {}).items():
             yield prefix + name, advice
-    for name, *_ in _fields(type(settings)):
+    for name, *_ in _fields(type(settings)):  # type: ignore[arg-type]
         if is_dataclass(value := getattr(settings, name)):
             yield from _gone(value, f"{prefix}{name}.")
 
