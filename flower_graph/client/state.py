@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.client_graphs import ClientGraph
     from flower_graph.data.partition.ego_networks import EgoNetwork
 
-__all__ = ["SMALL_BYTES", "CohortState", "Makers", "StateStore", "Tensors", "forget_run"]
-
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file

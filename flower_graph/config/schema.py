@@ -37,16 +37,6 @@ from flower_graph.config.rules import Rule
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "Setting",
-    "check_settings",
-    "gone_keys",
-    "known_keys",
-    "section",
-    "setting",
-    "settings_of",
-]
-
 _RULES, _HELP = "rules", "help"
 LAST = "strategy"  # the section that is shown last
 # What a message calls the type that a key wants.

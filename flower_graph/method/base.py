@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from flower_graph.records.rounds import RoundReport
     from flower_graph.server.round_loop import RoundLoop
 
-__all__ = ["Left", "Method", "Partition"]
-
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
 C_co = TypeVar("C_co", bound=RunConfig, covariant=True)

@@ -34,8 +34,6 @@ from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured
 
-__all__ = ["ModuleFedAvg", "ModuleMethod"]
-
 M = TypeVar("M", bound=ModuleRunConfig)  # a method's schema
 
 
