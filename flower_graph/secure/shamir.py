@@ -27,10 +27,7 @@ def split_secrets(secrets: Bytes, threshold: int, count: int) -> Bytes:
     if secrets.shape[1:] != (SECRET_BYTES,):
         raise ValueError(f"secrets have shape {secrets.shape}, must have [m, {SECRET_BYTES}]")
     if not 1 <= threshold <= count <= MOST_HOLDERS:
-        raise ValueError(
-            f"threshold is {threshold} of {count}, must be from 1 to as many as there are, at most "
-            f"{MOST_HOLDERS}"
-        )
+        raise ValueError(f"threshold is {threshold} of {count}, must be from 1 to that")
     # Drawn below 2^256: no polynomial is likelier than another by more than threshold x 2^-247.
     drawn = os.urandom(len(secrets) * (threshold - 1) * SECRET_BYTES)
     higher = np.frombuffer(drawn, np.uint8).reshape(len(secrets), threshold - 1, SECRET_BYTES)
