@@ -391,7 +391,7 @@ def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
         assert report.answered == 2
         (entry,) = report.rejected
         assert entry["node"] == [*grid.contexts][1]
-        assert f"{folders[1] / 'data.safetensors'}: its SHA-256" in entry["reason"]
+        assert f"{folders[1] / 'data.safetensors'}: is damaged" in entry["reason"]
     forget_run(grid.run.run_id)
 
 
