@@ -21,7 +21,7 @@ from flower_graph.ops.active_rows import ActiveRows, take
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
 from flower_graph.rng import chances
-from flower_graph.strategies.nfedgnn.users import Tensors, shared_linear_weight
+from flower_graph.strategies.nfedgnn.users import Tensors, UserSettings, shared_linear_weight
 
 STATE = ("weight", "exp-avg", "exp-avg-sq")  # of each parameter; in a state, beside ``step``
 MOMENTS = (("", ""), ("_sq", "-sq"))  # how the last two are called in Adam's state
@@ -31,20 +31,6 @@ BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 
 Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
-
-
-class CommonSettings(NamedTuple):
-    """Settings of the common layer, which the server sends to every user; constant in a run.
-
-    ``latent_size``, ``bias``, ``weight_decay`` and ``seed`` are as in ``UserSettings``;
-    ``dropout`` is the share of its features that a user drops in training.
-    """
-
-    latent_size: int
-    bias: bool
-    weight_decay: float
-    seed: int
-    dropout: float
 
 
 def bounded(total: Numbers, limit: float) -> Numbers:
@@ -74,7 +60,7 @@ class Dropped(NamedTuple):
 class LinearLayer:
     """A linear map ``[f, h]`` that all users share; a bias is its last row."""
 
-    def __init__(self, rows: ActiveRows, numbers: Tensor, settings: CommonSettings) -> None:
+    def __init__(self, rows: ActiveRows, numbers: Tensor, settings: UserSettings) -> None:
         # numbers [n]: the users' in the server's graph
         device = rows.value.device
         self.rows, self.numbers, self.settings = rows, numbers.to(device), settings
@@ -84,7 +70,7 @@ class LinearLayer:
         self._last: tuple[Dropped | None, Tensor] = None, rows.value
         self._parts = rows.blocks(BLOCK_ROWS)  # so small that what is made of them stays in cache
 
-    def start(self, settings: CommonSettings) -> dict[str, Tensor]:
+    def start(self, settings: UserSettings) -> dict[str, Tensor]:
         count = self.rows.num_features - int(settings.bias)
         return {LINEAR: shared_linear_weight(count, settings)}
 
@@ -143,7 +129,7 @@ class ModuleLayer:
         self.x, self.numbers = x, numbers.to(x.device)
         self._module = copy.deepcopy(module).eval().to(x.device)
 
-    def start(self, settings: CommonSettings) -> dict[str, Tensor]:
+    def start(self, settings: UserSettings) -> dict[str, Tensor]:
         named = self._module.named_parameters()
         return {name: parameter.detach().clone() for name, parameter in named}
 
@@ -181,11 +167,11 @@ Layer = LinearLayer | ModuleLayer
 class CommonLayer:
     """The weights that all users share, Adam's moments, and the round of the last step."""
 
-    def __init__(self, layer: Layer, settings: CommonSettings, tensors: Tensors) -> None:
+    def __init__(self, layer: Layer, settings: UserSettings, tensors: Tensors) -> None:
         self.layer, self.settings, self.tensors = layer, settings, tensors
 
     @staticmethod
-    def start(layer: Layer, settings: CommonSettings) -> Tensors:
+    def start(layer: Layer, settings: UserSettings) -> Tensors:
         result: Tensors = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
         for name, weight in layer.start(settings).items():
             parts = weight, torch.zeros_like(weight), torch.zeros_like(weight)

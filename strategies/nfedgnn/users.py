@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from flower_graph.rng import generator
 Tensors = dict[str, Tensor]
 # What Adam changes, by its name in a cohort's state
 ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
+AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
 
 
 class UserSettings(NamedTuple):
@@ -38,33 +39,21 @@ class UserSettings(NamedTuple):
     seed : int
         The run's seed: all users start from the same weights.
     average_over : str
-        ``"holders"`` or ``"all"``; see ``Cohort.weight_sum``.
+        ``"holders"`` or ``"all"``, where each user has a layer of its own; see
+        ``Cohort.weight_sum``.
+    dropout : float
+        Share of its features that a user drops in training, where all users have one layer.
     """
 
     latent_size: int
     bias: bool
     weight_decay: float
     seed: int
-    average_over: str
+    average_over: str = "holders"
+    dropout: float = 0.0
 
 
-class LinearSettings(Protocol):
-    """The settings that decide the first weights of a linear map."""
-
-    @property
-    def latent_size(self) -> int:
-        """Length of the latent vector."""
-
-    @property
-    def bias(self) -> bool:
-        """Whether the map has a bias."""
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-
-
-def shared_linear_weight(num_features: int, settings: LinearSettings) -> Tensor:
+def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
     """Draw the weights from which every user starts."""
     weight = torch.empty(num_features, settings.latent_size)
     nn.init.xavier_uniform_(weight, generator=generator(settings.seed, "user-model"))
@@ -198,6 +187,52 @@ def linear_state(rows: ActiveRows, settings: UserSettings) -> Tensors:
             "inactive-exp-avg-sq": torch.zeros_like(shared),
         }
     return state
+
+
+class StoredCohort(LinearCohort):
+    """Users whose weights and moments are in a file, for more users than fit into memory.
+
+    The file's numbers ``[3 r h]`` are mapped into memory. A user that was never asked has the
+    common first weights, and takes no room on the disk.
+    """
+
+    def __init__(
+        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors, numbers: Tensor
+    ) -> None:
+        parts = numbers.view(len(ADAM_TENSORS), -1, settings.latent_size)
+        super().__init__(rows, settings, tensors | dict(zip(ADAM_TENSORS, parts, strict=True)))
+        self._first = shared_linear_weight(rows.num_features - int(settings.bias), settings)
+
+    def forward(self, users: Tensor | None) -> Tensor:
+        parts = self._everyone(users).split(AT_A_TIME)
+        return torch.cat([super(StoredCohort, self).forward(self._begun(part)) for part in parts])
+
+    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
+        users = self._everyone(users)
+        # Users with equal counts side by side step together, which is quicker.
+        order = torch.argsort(self._state["step"][users], stable=True)
+        for part in order.split(AT_A_TIME):
+            super().step(self._begun(users[part]), gradient[part], learning_rate)
+
+    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Refuse: an average changes the weights of all users at once."""
+        raise ValueError("users whose weights are in a file do not average them")
+
+    set_weights = weight_sum  # type: ignore[assignment]
+
+    def tensors(self) -> Tensors:
+        """Return weights, moments and step counts of all users, as they would be in memory."""
+        self._begun(self._everyone(None))
+        return self._state
+
+    def _everyone(self, users: Tensor | None) -> Tensor:
+        return torch.arange(self.num_users) if users is None else users
+
+    def _begun(self, users: Tensor) -> Tensor:
+        """Write the first weights of users that have not stepped yet; return all ``users``."""
+        rows, place = take(self.rows, users[self._state["step"][users] == 0])
+        self._state["weight"][place] = self._first[rows.feature]
+        return users
 
 
 class ModuleCohort:

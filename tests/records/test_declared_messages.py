@@ -22,7 +22,7 @@ from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.fedgls import messages as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.nfedgnn import common_messages as common
+from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
 from flower_graph.strategies.ppfl import messages as public
 from flower_graph.strategies.ppfl.claims import Claims
