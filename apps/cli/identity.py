@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 
 from flower_graph.errors import ConfigError
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.identity import new_identity, public_file, read_public
 from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 
 def identity_command(args: argparse.Namespace) -> int:

@@ -60,7 +60,7 @@ def _write(
     folders = _write_folders(out, configs, cut, args)
     # The picture first: where partition.json is, the command has done all it does.
     from flower_graph.report.plots.base import plot_counts  # slow to import
-    from flower_graph.report.plots.classes import is_drawn, plot_classes
+    from flower_graph.report.plots.page import is_drawn, plot_classes
 
     title = f"{args.config}, seed {numbers[0]}"
     plot_counts(out / PICTURE, result[0].distributions, title=title)
@@ -102,8 +102,7 @@ def _with_baselines(cut: Partition) -> PartitionStatistics:
 def _write_folders(
     out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
 ) -> str:
-    from flower_graph.data.folders.party import write_run
-    from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
+    from flower_graph.data.folders.party import DATA_FORM, deciding_settings, write_run
 
     if cut is None:
         return f"none: {len(configs)} seeds; they are written for one seed"

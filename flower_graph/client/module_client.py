@@ -17,7 +17,6 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.learner import (
     GraphOnDevice,
     Learner,
@@ -28,7 +27,7 @@ from flower_graph.client.learner import (
     trained_parameters,
     weighed,
 )
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.client.tasks import NODES, Judged, NodeTask, Seen
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told

@@ -49,6 +49,10 @@ CHECKPOINTS = "checkpoints"
 class DataConfig:
     """The graph, the nodes that train, and for ``csbm`` the graph to generate."""
 
+    GONE: ClassVar[dict[str, str]] = {
+        "split_index": "of k fixed splits a run takes number seed modulo k: set seed"
+    }
+
     name: str = setting(
         "cora-linqs",
         Rule("the name of a data set or a file", lambda name: bool(name.strip())),
@@ -62,9 +66,6 @@ class DataConfig:
         choice(*SPLITS),
         help="the whole graph's split; `auto`: the graph's own masks, else drawn by `ratios`, by "
         "default 0.6, 0.2, 0.2, of the labelled nodes",
-    )
-    split_index: int | None = setting(
-        None, at_least(0), help="which of several fixed splits; null: seed modulo their number"
     )
     split_seed: int | None = setting(
         0, SEED, help="of a random split and of `csbm`'s graph; null: the run's"

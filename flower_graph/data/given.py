@@ -15,8 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
-from flower_graph.data.description import check_kind, saying
-from flower_graph.data.edge_weights import EDGE_VALUES, with_edges
+from flower_graph.data.description import EDGE_VALUES, check_kind, saying, with_edges
 from flower_graph.data.graph import Graph
 from flower_graph.data.labels import as_tensor
 from flower_graph.errors import DataError

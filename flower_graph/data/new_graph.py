@@ -16,16 +16,14 @@ from flower_graph.data.description import (
     describe_graph,
     read_edges,
     read_features,
+    read_weights,
     saying,
     tell,
 )
-from flower_graph.data.edge_weights import read_weights
-from flower_graph.data.gaps import NO_GAPS, Gaps, align
-from flower_graph.data.graph import Treatment
-from flower_graph.data.scale import Scale
+from flower_graph.data.gaps import NO_GAPS, Gaps, Uses, align
+from flower_graph.data.graph import Scale, Treatment
+from flower_graph.data.labels import WHOLE
 from flower_graph.data.sources.pyg import read_file
-from flower_graph.data.uses import Uses
-from flower_graph.data.values import WHOLE
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
@@ -100,7 +98,7 @@ def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object =
     if edge_index is not None:
         data = SimpleNamespace(edge_index=edge_index, edge_weight=edge_weight)
         edges = read_edges(edge_index, n, [])
-        weight, *_ = read_weights(data, edges, n, wanted=of.weights)
+        weight = read_weights(data, edges, n, [], wanted=of.weights)
     labels = torch.full((n,), -1)
     return NewGraph(of.treatment.apply(given), edges, labels, edge_weight=weight)
 

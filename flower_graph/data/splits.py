@@ -157,28 +157,15 @@ def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
             )
 
 
-def select_column(masks: Masks, index: int | None, seed: int) -> Masks:
+def select_column(masks: Masks, seed: int) -> Masks:
     """Choose one split where a data set has several.
 
-    Masks ``[n]`` stay as they are; of masks ``[n, k]`` the column ``index``, by default ``seed %
-    k``. ``DataError`` if there is no such column.
+    Masks ``[n]`` stay as they are; of masks ``[n, k]`` the column ``seed % k``.
     """
     columns = {mask.size(1) for mask in masks if mask.dim() == 2}
-    if not columns:
-        return Masks(*(mask.bool() for mask in masks))
-    if len(columns) != 1:
+    if len(columns) > 1:
         raise DataError(f"masks have different numbers of splits: {sorted(columns)}")
-    column = split_number(columns.pop(), index, seed)
-    return Masks(*((m[:, column] if m.dim() == 2 else m).bool() for m in masks))
-
-
-def split_number(count: int, index: int | None, seed: int) -> int:
-    """Return which of ``count`` splits is meant; None stands for ``seed % count``."""
-    if index is None:
-        return seed % count
-    if not 0 <= index < count:
-        raise DataError(f"data.split_index = {index}: must be 0 to {count - 1}, or null")
-    return index
+    return Masks(*((m[:, seed % m.size(1)] if m.dim() == 2 else m).bool() for m in masks))
 
 
 def geom_gcn_split(path: Path, num_nodes: int) -> Masks:

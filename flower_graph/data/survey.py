@@ -12,12 +12,10 @@ from torch import Tensor
 from flower_graph.config.common import AS_IS, RunConfig
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
-from flower_graph.data.gaps import Gaps
-from flower_graph.data.graph import Graph
+from flower_graph.data.gaps import Gaps, Uses
+from flower_graph.data.graph import Graph, Scale
 from flower_graph.data.partition.statistics import counts
-from flower_graph.data.scale import Scale
 from flower_graph.data.sources.datasets import load_graph
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree

@@ -29,7 +29,7 @@ from yaml import YAMLError
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import NOBODY, RUN_OF, Trust, as_text, is_of_run
 from flower_graph.config.rules import message_of, refuse_key, show, suggest
-from flower_graph.config.schema import LAST, known_keys
+from flower_graph.config.schema import LAST, gone_keys, known_keys
 from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError, brief, one_line
 from flower_graph.method.registry import DEFAULT, schema_of
@@ -103,8 +103,9 @@ def load_config(
     layers = _with_task(layers, schema)
     # mypy asks for a hash of instances where classes are hashed
     tree = deepcopy(_defaults(schema))  # type: ignore[arg-type]
-    known = known_keys(schema)
+    known, gone = known_keys(schema), gone_keys(schema)
     for settings, where in layers:
+        _refuse_gone(settings, gone, where)
         _lay_over(tree, settings, known, where)
     try:
         config = OmegaConf.to_object(tree)
@@ -195,6 +196,13 @@ def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
     while place and not layers[place][1] and not layers[place - 1][1]:  # overrides are one layer
         place -= 1
     return [*layers[:place], (dict(schema.of_task.get(str(task), {})), ""), *layers[place:]]
+
+
+def _refuse_gone(settings: dict[str, object], gone: dict[str, str], where: str) -> None:
+    for key, value in settings.items():
+        names = key.partition(".")[0], key, f"{key}=" + show(value).strip("'")
+        if name := next((one for one in names if one in gone), None):
+            raise ConfigError(f"{name} is gone: {gone[name]}{where}", key=key)
 
 
 def _lay_over(

@@ -12,8 +12,7 @@ from typing import Any
 from flower_graph.config.known import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
-from flower_graph.method.compare import compare
-from flower_graph.method.comparison import ROUNDS, SECONDS, Comparison
+from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.figures import CLIENTS
@@ -25,7 +24,7 @@ from flower_graph.records.rounds import (
     read_reports,
 )
 from flower_graph.report.result import BASELINES, metrics_of, metrics_shown
-from flower_graph.report.trackers.base import visible
+from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import MOST_GRAPH, Tree, open_text, reading
 from flower_graph.wire.keys import ROLES
 
@@ -199,6 +198,7 @@ def _mean(figure: Tree, metric: str) -> str:
 def _curves(
     row: Tree, seeds: Sequence[Sequence[RoundReport]], metrics: Sequence[str]
 ) -> dict[str, str]:
+    from flower_graph.report.plots.base import bytes_of
     from flower_graph.report.plots.page import bytes_panel, curves_panel
 
     losses = {
@@ -211,11 +211,7 @@ def _curves(
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}
         pictures[metric.capitalize()] = curves_panel(metric, curves, shown)
-    sent = {
-        way: [[sum(one.bytes.get(way, {}).values()) for one in reports] for reports in seeds]
-        for way in WAYS
-    }
-    return pictures | {"Bytes of all clients": bytes_panel(sent)}
+    return pictures | {"Bytes of all clients": bytes_panel(bytes_of(seeds))}
 
 
 def _of_seeds(seeds: Sequence[Sequence[RoundReport]], metric: str, role: str) -> list[list[float]]:
@@ -260,8 +256,7 @@ def _took_part(reports: Sequence[RoundReport]) -> str:
 
 
 def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
-    from flower_graph.report.plots.classes import classes_panel
-    from flower_graph.report.plots.page import clients_panel, confusion_panel
+    from flower_graph.report.plots.page import classes_panel, clients_panel, confusion_panel
 
     table = _clients_of(Run(row["path"]).each[0].path / CLIENTS)
     pictures = {}

@@ -20,23 +20,22 @@ from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, RefusedError, brief
 from flower_graph.method.trust import OpenedSums, TrustSection
 from flower_graph.privacy.accountant import multiplier_of
-from flower_graph.secure.align.limits import (
+from flower_graph.secure.node_config import (
+    DIFFER_BY,
     HOLDERS,
+    LEAST_CLIENTS,
     LEAST_HOLDERS,
+    MALICIOUS_SERVER,
     MOST_POINTS,
     OF_NODE,
-    least_holders,
-    most_points,
-)
-from flower_graph.secure.parties.trust import (
-    DIFFER_BY,
-    MALICIOUS_SERVER,
     SEMI_HONEST,
     TRUST,
     USUAL_DIFFERENCE,
     differ_by,
+    least_clients,
+    least_holders,
+    most_points,
 )
-from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
 
 __all__ = ["ALLOW_TRUST", "PLAIN", "Permits"]
 

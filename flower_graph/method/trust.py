@@ -11,9 +11,9 @@ from flower_graph.config.common import StrategySection
 from flower_graph.config.rules import at_least, choice
 from flower_graph.config.schema import setting
 from flower_graph.errors import ConfigError
-from flower_graph.secure.align.limits import LEAST_HOLDERS
-from flower_graph.secure.parties.trust import (
+from flower_graph.secure.node_config import (
     FEWEST_PARTIES,
+    LEAST_HOLDERS,
     MALICIOUS_SERVER,
     SEMI_HONEST,
     TRUST,

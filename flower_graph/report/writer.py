@@ -16,7 +16,7 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.foreign import CONFIG, DATA, RUN_OF
 from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
-from flower_graph.outputs.client import IN_RUN
+from flower_graph.outputs.figures import IN_RUN
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import best_round, make_result, metrics_of, tested
 from flower_graph.storage.files import (

@@ -82,7 +82,7 @@ class RoundLoop(Strategy):
 
     # Any: NumPy arrays or tensors
     def weights(self) -> dict[str, Any]:
-        """Return the weights of the last report; ``docs/outputs.md`` names them."""
+        """Return the weights of the last report; ``docs/reference/outputs.md`` names them."""
         raise NotImplementedError
 
     def learnt(self) -> ArrayRecord:

@@ -143,7 +143,9 @@ def _listed(value: object) -> list[object]:
 class Numbers(Shaped[Any]):  # left open: integers where they are whole, else floats
     """A list of numbers, one for each client."""
 
+    shape: str = "c"
     whole: bool = False
+    most: int | None = None  # numbers
     is_number = True
     empty: ClassVar[object] = []
 
@@ -154,14 +156,15 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
     # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
         kinds = {int} if self.whole else {int, float}
+        if isinstance(value, list) and self.most is not None and len(value) > self.most:
+            raise MalformedReplyError(f"{self.key}: {len(value)} numbers, at most {self.most}")
         if (
             not isinstance(value, list)
             or not kinds.issuperset(map(type, value))
             or reading.fit(self.shape, len(value)) is None
         ):
-            (count,) = reading.shape(self.shape)
-            words = f"{count} numbers" if count != -1 else "numbers"
-            raise self.refuse(f"whole {words}" if self.whole else words, value)
+            words = f"{'whole ' * self.whole}numbers {reading.words(self.shape)}"
+            raise self.refuse(words, value)
         return list(value) if self.whole else [float(number) for number in value]
 
 

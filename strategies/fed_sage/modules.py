@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import GCNConv
 
 from flower_graph.config.rules import Rule
-from flower_graph.outputs.declared import COUNT, SEED, WIDTH, built_with, mapping
+from flower_graph.outputs.build import COUNT, SEED, WIDTH, built_with, mapping
 from flower_graph.strategies.fed_sage.networks import MendingModel
 
 __all__ = ["SageModel"]

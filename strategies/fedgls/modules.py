@@ -21,7 +21,7 @@ from flower_graph.ops.graph_learner import (
     symmetric_pattern,
 )
 from flower_graph.ops.similarity import Rows, SparseRows, kept_similarity, nearest
-from flower_graph.outputs.declared import COUNT, FLAG, LAYERS, SHARE, WIDTH, built_with, mapping
+from flower_graph.outputs.build import COUNT, FLAG, LAYERS, SHARE, WIDTH, built_with, mapping
 from flower_graph.outputs.modules import GCN
 
 __all__ = ["MLP", "GraphLearner", "StructureModel"]

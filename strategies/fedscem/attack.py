@@ -24,7 +24,6 @@ from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
-from flower_graph.secure.align.polynomial import POLYNOMIALS, PolynomialReply, evaluate
 from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
@@ -32,7 +31,7 @@ from flower_graph.wire.arrays import unpack_integers
 Holders = HoldsGraphs[FedSCemConfig, EgoNetwork]
 Identities = Sequence[int | str]
 # How identities are aligned, how vectors are summed
-FORMS = (("psi", "masked"), ("psi", "plain"), ("polynomial", "masked"))
+FORMS = (("psi", "masked"), ("psi", "plain"), ("plain", "masked"))
 
 
 def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Finding]:
@@ -98,7 +97,7 @@ def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
     first: dict[int, Exchange] = {}
     for one in exchanges:
         config = config_of(one.request)
-        if config.get(keys.ALIGN_STAGE) in (BLIND, POLYNOMIALS, IDENTITIES):
+        if config.get(keys.ALIGN_STAGE) in (BLIND, IDENTITIES):
             (client,) = unpack_integers(config["align-clients"], "align-clients")
             first.setdefault(int(client), one)
     if len(first) < clients:
@@ -121,12 +120,6 @@ def _members(
     if request[keys.ALIGN_STAGE] == IDENTITIES:
         named = [set(PlainReply.from_config(reply).identities[0]) for reply in replies]
         return np.array([[text.decode() in mine for text in texts] for mine in named], float)
-    if request[keys.ALIGN_STAGE] == POLYNOMIALS:
-        prime = int(request["align-prime"])
-        points = np.array(candidates, np.uint64)
-        given = [PolynomialReply.from_config(reply, prime=prime).coefficients for reply in replies]
-        values = [evaluate(mine[None], points, prime)[:, 0] for mine in given]
-        return np.array(np.stack(values) == 0, float)
     # Without the blind, which only the client has, no candidate's point is among its points.
     run = _run_id(exchanges)
     hashed = [hash_to_group(run, text) for text in texts]
@@ -135,7 +128,7 @@ def _members(
 
 
 def _sizes(messages: Sequence[Exchange]) -> NDArray[np.float64]:
-    entries = ("align-points", "align-coefficients", "align-identities")
+    entries = ("align-points", "align-identities")
     replies = [_entries(one) for one in messages]
     sent = [next(reply[entry] for entry in entries if entry in reply) for reply in replies]
     return np.array([len(value) for value in sent], float)
@@ -169,8 +162,7 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         "Candidates are all nodes of all clients. Words of a masked sum are read as numbers. "
         "How many nodes a client has, up to a power of two, shows with `psi` too: the number of "
         "its points.",
-        "The sums themselves, which the server learns with `plain`, or for `polynomial` under "
-        "masks alone, are not attacked here.",
+        "The sums themselves, which the server learns with `plain`, are not attacked here.",
     )
     audited = (FEDSCEM,)
 

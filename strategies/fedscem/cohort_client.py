@@ -15,8 +15,7 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.data.checked import check_clients
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
@@ -29,9 +28,9 @@ from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.client import PartyActions
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import PartyActions
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,

@@ -23,8 +23,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums
-from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK, MOST_POINTS
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
@@ -40,7 +39,7 @@ NOT_ROBUST = {
 }
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
-ALIGNMENTS = ("psi", "polynomial", "plain")
+ALIGNMENTS = ("psi", "plain")
 AGGREGATIONS = ("masked", "plain")
 # With a tenth that may collude, no number of clients allows more
 BORNE = Rule("at least 0 and below 0.45", lambda value: 0 <= value < 0.45)

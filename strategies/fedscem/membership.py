@@ -9,12 +9,11 @@ from flwr.app import RecordDict
 
 from flower_graph.errors import MalformedReplyError
 from flower_graph.secure.align.blinded import MAX_CLIENTS
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
-from flower_graph.secure.align.polynomial import PolynomialAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.node_config import Limits
 from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
-from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import entries_of
@@ -48,15 +47,13 @@ class EgoMembership(Membership):
     ) -> None:
         super().__init__()
         self.settings, self.alignment, self.sums = settings, alignment, sums
-        self.aligner: AlignmentServer | PolynomialAlignmentServer | PlaintextAlignmentServer
+        self.aligner: AlignmentServer | PlaintextAlignmentServer
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
             self.alignment = VERIFIED
             self.aligner = VerifiedAlignmentServer(sums.run_id, self.parties.registry, limits)
         elif alignment == "psi":
             self.aligner = AlignmentServer(limits)
-        elif alignment == "polynomial":
-            self.aligner = PolynomialAlignmentServer()
         else:  # idle where nothing is shared
             self.aligner = PlaintextAlignmentServer()
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet

@@ -20,8 +20,7 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import FloatArray, IntArray
@@ -162,7 +161,7 @@ class EgoEnrolment(Message, down="query"):
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
         str,
-        Word("alignment", "`psi`, `verified`, `polynomial`, `plain` or `none`: what will follow"),
+        Word("alignment", "`psi`, `verified`, `plain` or `none`: what will follow"),
     ]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)

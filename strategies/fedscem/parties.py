@@ -10,7 +10,6 @@ from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.service import answer
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
 from flower_graph.strategies.fedscem.ego_secrets import begin_alignment
@@ -24,7 +23,7 @@ def answer_party(
     party: PartyClient, aligner: VerifiedAlignmentClient, action: str, config: Config
 ) -> Config:
     """Answer an exchange without vectors."""
-    entries = answer(party, action, config)
+    entries = party.answer(action, config)
     if action == "sum_epoch":
         begin_alignment(party, aligner)
     return entries

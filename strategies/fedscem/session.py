@@ -23,13 +23,12 @@ from flwr.app import RecordDict
 
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.node_config import USUAL_DIFFERENCE, Limits
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
 from flower_graph.server.session import Session
@@ -135,7 +134,7 @@ class EgoSession(Session):
             reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
-            begun = bool(new) or members.aligner.waits(self.sums.server.out)
+            begun = bool(new)
         if begun:
             if members.alignment != NO_SLOTS:
                 self._align(server_round)
@@ -175,9 +174,7 @@ class EgoSession(Session):
             )
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        if not (clients := aligner.uniting):
-            aligner.union_failed("nobody is left whose tables could be added up")
-            return
+        clients = aligner.uniting
         silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
@@ -322,7 +319,6 @@ class EgoSession(Session):
         ]
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        self.sums.server.tick()
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)

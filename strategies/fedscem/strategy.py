@@ -45,8 +45,13 @@ from flower_graph.config.rules import ABOVE_ZERO, choice
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.align.limits import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS, Limits
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.node_config import (
+    LEAST_HOLDERS,
+    MOST_BLOCK,
+    MOST_POINTS,
+    USUAL_DIFFERENCE,
+    Limits,
+)
 from flower_graph.secure.sum.stages import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict
@@ -84,8 +89,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
     model_sharing : str
         ``"none"``, ``"fedavg"`` or ``"fedprox"`` (with ``settings.proximal``).
     alignment : str
-        ``"psi"``: blinded identities. ``"polynomial"``: the paper's, for reproduction only.
-        ``"plain"``: in the clear.
+        ``"psi"``: blinded identities. ``"plain"``: in the clear.
     aggregation : str
         ``"masked"`` or ``"plain"``.
     limit, resolution : float

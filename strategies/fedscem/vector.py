@@ -35,7 +35,7 @@ from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.relayed import CHECKS, REFUSAL
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.secure.sum.messages import SumTerms
 from flower_graph.strategies.fedscem.cohort import ChosenEgos, Shared
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,

@@ -14,8 +14,7 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.data.checked import check_rows
 from flower_graph.data.graph import row_entries
 from flower_graph.engine.machine import resolve_device

@@ -27,14 +27,13 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.outputs.weights import SavedModels
+from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.nfedgnn.cohort_client import UsersClient
@@ -221,7 +220,7 @@ class CommonLayerClient(UsersClient):
         return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
 
 
-class MaskedLayerClient(CommonLayerClient, MaskingParty):
+class MaskedLayerClient(CommonLayerClient, MaskingClient):
     """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
 
     Parameters
@@ -232,7 +231,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
         The SuperNode's key and the parties that it trusts, if it does not trust the server.
     """
 
-    actions = (*CommonLayerClient.actions, *MaskingParty.actions, "share_key")
+    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
 
     # Any: arguments are those of its parent
     def __init__(
@@ -246,7 +245,7 @@ class MaskedLayerClient(CommonLayerClient, MaskingParty):
     ) -> None:
         super().__init__(context, x, users, **more)
         count = IN_SUM if trust is None else AS_PARTY
-        MaskingParty.__init__(self, context, self.users[:count].tolist(), trust)
+        MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
         self._key = CommonKey(context, trust)
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:

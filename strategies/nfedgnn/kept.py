@@ -26,7 +26,7 @@ from flower_graph.outputs.files import (
     SparseRows,
     role_of,
 )
-from flower_graph.outputs.links import KnownLinks
+from flower_graph.outputs.rows import KnownLinks
 from flower_graph.strategies.nfedgnn.link_server import LinkRelayServer
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import (

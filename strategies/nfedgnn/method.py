@@ -14,18 +14,17 @@ from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS
 from flower_graph.config.module import MLP
-from flower_graph.data.baselines import Figures, graph_baselines
+from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
+from flower_graph.data.features import sketched
 from flower_graph.data.folders.party import (
     USERS,
+    RunFolder,
     client_folder,
     node_data,
     read_matrix,
     share,
 )
-from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import row_range, take_rows
-from flower_graph.data.link_baselines import link_baselines
-from flower_graph.data.sketch import sketched
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import first_layer_bytes
 from flower_graph.errors import ConfigError, DataError, RefusedError

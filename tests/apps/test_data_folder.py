@@ -28,8 +28,14 @@ from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders.members import MEMBERS, Member, read_members, write_members
-from flower_graph.data.folders.party import client_folder, server_folder, share
-from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
+from flower_graph.data.folders.party import (
+    CLIENTS,
+    client_folder,
+    deciding_settings,
+    open_folder,
+    server_folder,
+    share,
+)
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data

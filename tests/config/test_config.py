@@ -104,7 +104,7 @@ def test_values_are_yaml_and_may_name_environment_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert load_config("quickstart", ["data.name=a=b"]).data.name == "a=b"
-    assert load_config("quickstart", ["data={name: Cora, split_index: 3}"]).data.split_index == 3
+    assert load_config("quickstart", ["data={name: Cora, split_seed: 3}"]).data.split_seed == 3
     monkeypatch.setenv("MY_GRAPHS", "/graphs")
     assert load_config("quickstart", ["data.root=${oc.env:MY_GRAPHS}"]).data.root == "/graphs"
     assert "NOT_THERE" in refusal("data.root=${oc.env:NOT_THERE}")
@@ -132,6 +132,33 @@ def test_unknown_keys_name_the_nearest(config: str, override: str, meant: str) -
     assert said.endswith(f"unknown key; did you mean {meant}?")
 
 
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("model.layers=2", "model.layers"),
+        ("model.name=gin", "model.name=gin"),
+        ("model.user_bias=false", "model.user_bias=false"),
+        ("pages.size=3", "pages"),
+    ],
+)
+def test_a_key_that_is_gone_is_refused_with_what_to_do(
+    given: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice = {"layers": "two", "name=gin": "take gcn", "user_bias=false": "leave it out"}
+    section = type(NFedGNNConfig().model)
+    monkeypatch.setattr(section, "GONE", advice, raising=False)
+    monkeypatch.setattr(RunConfig, "GONE", {"pages": "take rows"}, raising=False)
+    what = (advice | {"pages": "take rows"})[name.removeprefix("model.")]
+    key = given.partition("=")[0]
+    assert refusal(given) == f"{name} is gone: {what}"
+    assert refusal(given, "model.name=gcn").startswith(f"{name} is gone")
+    text = f"{given.replace('.', ': {').replace('=', ': ')}}}\n"
+    file = write(tmp_path, "mine.yaml", text)
+    with pytest.raises(ConfigError, match=what) as caught:
+        load_config(file)
+    assert caught.value.key == key and file in str(caught.value)
+
+
 def test_a_hopeless_key_lists_the_known_ones() -> None:
     everywhere, in_a_section = refusal("zzz=1"), refusal("model.zzzzzzz=1")
     assert all(key in everywhere for key in KEYS)
@@ -146,7 +173,7 @@ def test_a_hopeless_key_lists_the_known_ones() -> None:
         ("rounds=null", "rounds: null is not a whole number"),
         ("model.user_bias=maybe", "model.user_bias: 'maybe' is not true or false"),
         ("model.name=[gcn]", "model.name: ['gcn'] is not text"),
-        ("data.split_index=q", "data.split_index: 'q' is not a whole number or null"),
+        ("data.split_seed=q", "data.split_seed: 'q' is not a whole number or null"),
         ("data.ratios=[a,b,c]", "data.ratios: ['a', 'b', 'c'] is not a list of numbers or null"),
     ],
 )
@@ -240,7 +267,7 @@ def test_overrides_come_back_as_they_were_given() -> None:
         "strategy.reg_weight": 1e6,
         "model.user_bias": True,
         "data.ratios": [0.5, 0.25, 0.25],
-        "data.split_index": None,
+        "data.split_seed": None,
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     flat = to_dict(load_config("quickstart", parse_overrides(shlex.join(overrides))))

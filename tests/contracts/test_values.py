@@ -163,8 +163,13 @@ def test_baselines_are_scikit_learns(saved: Path) -> None:
 def test_parties_folders_have_their_numbers_and_the_scale_of_all(
     saved: Path, tmp_path: Path
 ) -> None:
-    from flower_graph.data.folders.party import graphs_of, server_folder
-    from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
+    from flower_graph.data.folders.party import (
+        CLIENTS,
+        deciding_settings,
+        graphs_of,
+        open_folder,
+        server_folder,
+    )
     from flower_graph.method.load import to_dict
 
     setup, out = learning(FAST, saved), tmp_path / "parts"

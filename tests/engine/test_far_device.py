@@ -116,7 +116,7 @@ def common_layer(device: Place) -> tuple[Step, Reply]:
 
 
 def attention(device: Place) -> tuple[Step, Reply]:
-    model = PublicGAT(placed(make_client(), device), GAT)
+    model = PublicGAT(placed(make_client(), device), GAT, 3)
     return (
         lambda: (model.learn(ROWS, make_targets(), 1), None)[1],
         lambda: [torch.from_numpy(model.embed())],

@@ -20,15 +20,15 @@ from told_worlds import COUNT, TIMEOUT, VICTIM, egos_app, egos_server, public_ap
 
 from flower_graph.client.state import forget_run
 from flower_graph.errors import NoClientsError
-from flower_graph.secure.parties import party_round
+from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.relayed import CHECKS
-from flower_graph.secure.sum.results import SumResult
+from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.stages import SumStages
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client, server_state
 from flower_graph.strategies.fedscem.session import EgoSession
 from flower_graph.strategies.ppfl import secure_consensus_client
-from flower_graph.strategies.ppfl.server_state import CommonMean
+from flower_graph.strategies.ppfl.secure_consensus import CommonMean
 
 LONELY = 1  # who is left out with it
 SLOW = pytest.mark.slow
@@ -83,7 +83,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[SumResult]:
         return found
 
     monkeypatch.setattr(SumStages, "result", noted)
-    monkeypatch.setattr(party_round, "choose", lambda present, *_, **__: present)
+    monkeypatch.setattr(party_server, "choose", lambda present, *_, **__: present)
     return opened
 
 

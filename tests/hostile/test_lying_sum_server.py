@@ -19,7 +19,7 @@ from flower_graph.secure.parties.messages import (
     Signatures,
 )
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
 
 VICTIM, STATE = 1003, bytes(16)
@@ -215,7 +215,7 @@ def test_a_second_list_is_refused(world):
 def two_lists(world, halves, gone):
     """Show each half a list without one of the other half, collect and hand out signatures."""
     epoch, signed = world.server.epoch, []
-    ready = world.server._round(0).inner.live
+    ready = world.server._round(0).live
     for half, missing in zip(halves, gone, strict=True):
         listed = without(ready, [missing])
         signed.append({})
@@ -343,7 +343,7 @@ def put_back(world, states):
 
 def run_again(world, run):
     """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
-    world.server = PartyServer(world.server.registry)
+    world.server = PartySums(world.server._registry_file)
     for node, party in world.parties.items():
         trust = replace(party.trust, run=run)
         world.parties[node] = PartyClient(world.server.run_id, party.clients, trust)
@@ -364,7 +364,7 @@ def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
             node: PartyClient(world.server.run_id, party.clients, party.trust)
             for node, party in world.parties.items()
         }
-        world.server._number = -1
+        world.server.lists = 0
     with pytest.raises(RefusedError, match=r"round 0.*0"):
         repeat(world)
 

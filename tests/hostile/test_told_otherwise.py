@@ -9,7 +9,7 @@ import pytest
 from deviations import AGREED, HOW, RINGS, Cell, Table, cells, requests
 from told_apart import outcome
 
-from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.secure.sum.messages import SumTerms
 
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "told-otherwise.md"
 HEADINGS = {

@@ -25,11 +25,11 @@ from told_apart import SIGMA, statistics
 from flower_graph.secure.align import blinded
 from flower_graph.secure.parties import messages as of_parties
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.results import SumResult
+from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.stages import SumStages, entries_of
 from flower_graph.strategies.fedscem import cohort_client
 
@@ -115,7 +115,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
             (SumStages, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
-            (PartyServer, "_verify", lambda *_: None),
+            (PartySums, "_verify", lambda *_: None),
             (os, "fsync", lambda _: None),  # journals are written often
             (os, "fdatasync", lambda _: None),
         ):

@@ -18,7 +18,7 @@ from flower_graph.secure.sum.messages import (
     PrepareReply,
     UnmaskReply,
 )
-from flower_graph.secure.sum.results import Cause, Reason, Skipped
+from flower_graph.secure.sum.round import Cause, Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 
 NOBODY = bytes(16)

@@ -30,7 +30,7 @@ ALLOWED = {
     ("flower_graph/data/cora_linqs/pack.py", "zipfile.ZipFile"): "makes what the package ships",
     ("flower_graph/engine/machine.py", "read_text"): "the kernel's",
     ("flower_graph/outputs/figures.py", "fromfile"): "of a stream that storage opened",
-    ("flower_graph/outputs/tables.py", "loadtxt"): "of lines that were read",
+    ("flower_graph/outputs/rows.py", "loadtxt"): "of lines that were read",
     ("flower_graph/secure/parties/journal.py", "os.open"): "locks a folder, reads nothing",
 }
 
@@ -56,16 +56,15 @@ GATE = "flower_graph/storage/writing.py"
 MAY_WRITE = {
     ("flower_graph/client/resident/launch.py", "chmod"): "a socket, by its open folder",
     ("flower_graph/client/resident/launch.py", "unlink"): "a socket, by its open folder",
-    ("flower_graph/client/state.py", "from_file"): "maps what the gate opened",
     ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
     ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
     ("flower_graph/report/plots/base.py", "print_png"): "into a stream that the gate opened",
-    ("flower_graph/report/trackers/tensorboard.py", "SummaryWriter"): "a folder of the gate's",
+    ("flower_graph/report/trackers.py", "SummaryWriter"): "a folder of the gate's",
     ("flower_graph/storage/files.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/row_file.py", "from_file"): "maps what the gate opened",
     ("flower_graph/storage/row_file.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/tensors.py", "save_file"): "by a path in a folder that the gate opened",
-    ("flower_graph/client/resident/mirror.py", "truncate"): "a stream that the gate opened",
+    ("flower_graph/client/resident/ray_workers.py", "truncate"): "a stream that the gate opened",
     ("strategies/fedscem/tables.py", "TemporaryDirectory"): "a profile's trace",
     ("strategies/fedscem/tables.py", "export_chrome_trace"): "a profile's trace",
     ("strategies/fedscem/tables.py", "os.open"): "/dev/null",

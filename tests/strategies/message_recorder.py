@@ -183,7 +183,6 @@ def summed(see: Recorder, folder: Path) -> None:
 def egos(see: Recorder, folder: Path) -> None:
     shapes: list[dict[str, Any]] = [
         {"alignment": "psi"},
-        {"alignment": "polynomial"},
         {"alignment": "plain", "aggregation": "plain", "model_sharing": "fedavg"},
         {"alignment": "plain", "model_sharing": "fedavg"},
         {"strategy": SelfTraining(EGO_SETTINGS)},

@@ -19,7 +19,6 @@ from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
-from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
 from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
@@ -153,7 +152,6 @@ def test_checkpoints(context: Context, tmp_path: Path) -> None:
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
 FORMS = {
     "psi": AlignmentClient,
-    "polynomial": PolynomialAlignmentClient,
     "plain": PlaintextAlignmentClient,
     "none": PlaintextAlignmentClient,
 }
@@ -222,7 +220,7 @@ def test_nothing_is_there_before_and_after_nor_at_other_nodes(
         secret.begin(RUN, "guess")
 
 
-@pytest.mark.parametrize("form", ["psi", "plain", "polynomial"])
+@pytest.mark.parametrize("form", ["psi", "plain"])
 @pytest.mark.parametrize(
     "wrong", [[77077, "seventeen"], ["seventeen", "seventeen"], [2.5, 77077], [77077, 77077]]
 )

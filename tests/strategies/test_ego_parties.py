@@ -143,7 +143,7 @@ def test_lies_are_refused_and_the_run_goes_on_as_if_there_were_none(parties):
     ("setting", "says"),
     [
         ("strategy.aggregation=plain", "vector"),
-        ("strategy.alignment=polynomial", "identities"),
+        ("strategy.alignment=plain", "identities"),
         ("strategy.model_sharing=fedavg", "weights"),
         ("strategy.participation=0.5", "changing"),
         ("strategy.name=fedavg", "server"),

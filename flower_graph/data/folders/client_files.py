@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
-from flower_graph.data.description import check_edges, saying, tell
-from flower_graph.data.edge_weights import EDGE_VALUES, of_edges
+from flower_graph.data.description import EDGE_VALUES, check_edges, of_edges, saying, tell
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
 from flower_graph.data.labels import as_tensor, check_entries
@@ -30,9 +29,8 @@ from flower_graph.data.sources.names import (
     shown_in,
     table_in,
 )
-from flower_graph.data.sources.nodes import CLIENT
 from flower_graph.data.sources.pyg import read_file
-from flower_graph.data.sources.tables import names_clients
+from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 

@@ -16,7 +16,7 @@ from flower_graph.config.common import AS_IS, SPLITS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
-from flower_graph.data.gaps import Gaps, fill_missing
+from flower_graph.data.gaps import PLAIN, Gaps, Uses, fill_missing
 from flower_graph.data.graph import PARTS, Graph, fits_dense
 from flower_graph.data.sources.generators import csbm, csbm_sparse, graph_of_rows
 from flower_graph.data.sources.names import (
@@ -36,9 +36,7 @@ from flower_graph.data.splits import (
     labelled_split,
     random_split,
     select_column,
-    split_number,
 )
-from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
@@ -68,7 +66,7 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
     config
         The data section of a config.
     seed
-        Seed of the run; chooses among published splits when ``split_index`` is None.
+        Seed of the run; chooses among published splits: split ``seed`` modulo their number.
         Random splits and generated graphs depend on ``config.split_seed`` instead, if it is set.
     download
         Whether a set that is not on disk may be downloaded.
@@ -100,7 +98,7 @@ def load_graph(
     graph, masks = _read(config, seed, download, uses)
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
-    train, val, test = select_column(masks, config.split_index, seed)
+    train, val, test = select_column(masks, seed)
     with saying(source):
         (x,), fill, filled = fill_missing([graph.x], config.missing, graph.columns)
         notes += filled
@@ -214,8 +212,7 @@ def _read_pyg(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Mas
             raise _no_geom_gcn(config.name)
         graph = load_pyg(name, root=root, download=download)
         return graph, _own_masks(graph)
-    fold = split_number(FOLDS, config.split_index, seed)
-    file = Path(SPLIT_FOLDER) / f"{str(name.member).lower()}_split_0.6_0.2_{fold}.npz"
+    file = Path(SPLIT_FOLDER) / f"{str(name.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
     if root is not None and (root / file).is_file():
         graph = load_pyg(name, root=root, download=download)
         return graph, geom_gcn_split(root / file, graph.x.size(0))

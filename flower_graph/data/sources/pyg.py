@@ -26,9 +26,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flower_graph.data.description import ONE_KIND, Caution, as_graph, read_graph, saying
-from flower_graph.data.edge_weights import WEIGHT, with_edges
-from flower_graph.data.gaps import NO_GAPS, Gaps
+from flower_graph.data.description import (
+    ONE_KIND,
+    WEIGHT,
+    Caution,
+    as_graph,
+    read_graph,
+    saying,
+    with_edges,
+)
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
@@ -38,12 +45,9 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.graphml import read_graphml
 from flower_graph.data.sources.names import PygName, check_graph_file
-from flower_graph.data.sources.nodes import CLIENT
-from flower_graph.data.sources.tables import read_node_link, read_tables
-from flower_graph.data.uses import PLAIN, Uses
+from flower_graph.data.sources.tables import CLIENT, read_node_link, read_tables
 from flower_graph.errors import DataError
 from flower_graph.storage.pickled import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading, reason
@@ -288,12 +292,10 @@ def _read_saved(path: Path) -> dict[str, object]:
 
 def _loaded(path: Path) -> object:
     try:
-        content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
+        return load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
     except UnpicklingError:  # it names classes
         with pyg_classes_allowed():
-            content = load_saved(path)
-    # Not by attributes of Data, some of which are computed (num_classes is not one).
-    return content.to_dict() if hasattr(content, "to_dict") else content
+            return load_saved(path)
 
 
 def _unreadable(path: Path, error: Exception) -> str:
@@ -404,3 +406,26 @@ def _unattended() -> Iterator[None]:
             yield
     finally:
         sys.stdin = before
+
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+
+def without_duplicates(data: Data) -> Data:
+    """Keep one node of each group with the same outgoing edges and class: the most linked one."""
+    source, target = data.edge_index.tolist()
+    outgoing: list[set[int]] = [set() for _ in range(data.x.size(0))]
+    for one, other in zip(source, target, strict=True):
+        outgoing[one].add(other)
+    incoming = torch.bincount(data.edge_index[1], minlength=len(outgoing)).tolist()
+    groups: dict[tuple[frozenset[int], int], list[int]] = {}
+    for node, (links, label) in enumerate(zip(outgoing, data.y.tolist(), strict=True)):
+        groups.setdefault((frozenset(links), label), []).append(node)
+    kept = sorted(max(group, key=incoming.__getitem__) for group in groups.values())
+    result = data.subgraph(torch.tensor(kept))
+    result.notes = (
+        f"{len(kept):,} of {len(outgoing):,} nodes kept: one of each group with the same outgoing "
+        "edges and the same class",
+    )
+    return result

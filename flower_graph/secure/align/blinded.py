@@ -44,8 +44,7 @@ from nacl.exceptions import RuntimeError as SodiumError
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.channel import framed, pieces, rows_of
-from flower_graph.secure.spread import spread
+from flower_graph.secure.channel import framed, pieces, rows_of, spread
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Clients, Sizes, Whole

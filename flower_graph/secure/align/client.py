@@ -42,8 +42,7 @@ from flower_graph.secure.align.blinded import (
     insert,
 )
 from flower_graph.secure.align.slots import SlotTable, slot_table
-from flower_graph.secure.channel import pieces, rows_of
-from flower_graph.secure.spread import spread
+from flower_graph.secure.channel import pieces, rows_of, spread
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.channel import framed
-from flower_graph.secure.parties.trust import DIFFER_BY
+from flower_graph.secure.node_config import DIFFER_BY
 
 STATE_BYTES = 16
 

@@ -17,11 +17,17 @@ from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from flower_graph.errors import ConfigError, IdentityError
-from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS, most_points
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
-from flower_graph.secure.node_config import whole_number
+from flower_graph.secure.node_config import (
+    FEWEST_PARTIES,
+    MOST_BLOCK,
+    MOST_POINTS,
+    USUAL_DIFFERENCE,
+    differ_by,
+    most_points,
+    whole_number,
+)
 from flower_graph.secure.parties.registry import Registry, signed_bytes
-from flower_graph.secure.parties.trust import FEWEST_PARTIES, USUAL_DIFFERENCE, differ_by
 from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
 from flower_graph.storage.writing import named, open_own
 

@@ -20,6 +20,7 @@ from safetensors.numpy import load, save
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
+from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.differences import STATE_BYTES, set_of
 from flower_graph.secure.parties.epoch import (
     MASKS,
@@ -48,7 +49,6 @@ from flower_graph.secure.parties.messages import (
     Signatures,
     SignedKey,
 )
-from flower_graph.secure.parties.trust import DIFFER_BY
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.client import Received, SumClient
 from flower_graph.secure.sum.messages import (
@@ -60,11 +60,12 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    SumTerms,
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
+from flower_graph.wire.numpy_client import Config
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 
@@ -106,6 +107,25 @@ class PartyClient:
     @property
     def has_sent(self) -> bool:
         return bool(self._mark)
+
+    def answer(self, action: str, config: Config) -> Config:
+        """Answer an exchange in which no vector travels."""
+        if action == "sum_bind":
+            return self.bind().to_config()
+        if action == "sum_reveal":
+            return self.reveal(RevealRequest.from_config(config)).to_config()
+        if action == "sum_epoch":
+            return self.begin(EpochRequest.from_config(config)).to_config()
+        if action == "sum_list":
+            return self.sign_list(ListRequest.from_config(config)).to_config()
+        entries: Config = {}
+        if "unmask-run" in config:
+            signed = Signatures.from_config(config)
+            entries |= self.unmask(UnmaskRequest.from_config(config), signed).to_config()
+        if "prepare-run" in config:
+            reply, key = self.prepare(PrepareRequest.from_config(config))
+            entries |= reply.to_config() | key.to_config()
+        return entries
 
     def bind(self) -> BindReply:
         """State the clients hosted here, and commit to a fresh part of the graph's seed."""

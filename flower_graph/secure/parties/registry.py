@@ -24,7 +24,7 @@ from nacl.exceptions import BadSignatureError
 
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import KEY_BYTES, framed
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.storage.files import write_text
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
 from flower_graph.storage.writing import named
