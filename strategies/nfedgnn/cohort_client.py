@@ -264,7 +264,7 @@ class NodeClient(UsersClient):
         here, there = (torch.from_numpy(place) for place in both[1:])
         for name, tensor in result.items():
             to, source = here, there
-            if name in ADAM_TENSORS:  # of all users' rows, one behind the other
+            if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
                 to = row_entries(self._rows(settings).ptr.cpu().long(), here)[1]
                 source = row_entries(more[ROWS].long(), there)[1]
             tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)

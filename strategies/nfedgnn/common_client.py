@@ -38,7 +38,6 @@ from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.nfedgnn.cohort_client import UsersClient
 from flower_graph.strategies.nfedgnn.common_layer import (
-    LINEAR,
     CommonLayer,
     Layer,
     LinearLayer,
@@ -160,8 +159,8 @@ class CommonLayerClient(UsersClient):
         return [], self.users.numel(), {}
 
     def _halves(self, settings: UserSettings) -> SavedModels:
-        weight = self._state.look(self._makers(settings)).weights[LINEAR]
-        return common_model(self.users.tolist(), weight, settings.bias)
+        layer = self._state.look(self._makers(settings))
+        return common_model(self.users.tolist(), layer.weight, settings.bias)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
         if layer.round == advance.layer_round:

@@ -261,5 +261,6 @@ class RelayStrategy(RoundStrategy[Q, A]):
         at_least(0).check("alone", alone)
         if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
             raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
-        self.users.grow(Roster.grown(int(data.y.shape[0]), left, alone))
+        count = int(data.y.shape[0])
+        self.users.grow(Roster.of(count, left, alone, before=count))
         self.server.take(data, left)

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -54,15 +54,13 @@ class Roster:
     is_change: bool = False  # whether users came or went since that checkpoint
 
     @classmethod
-    def of(cls, count: int) -> Roster:
-        return cls(np.zeros(count, np.int64), np.zeros(count, bool))
-
-    @classmethod
-    def grown(cls, count: int, left: Sequence[int], alone: int) -> Roster:
-        """Return a grown list of users; some have left, and a checkpoint may have other users."""
-        roster = cls.of(count)
-        roster.left[list(left)] = True
-        return replace(roster, alone=alone, before=count)
+    def of(
+        cls, count: int, left: Sequence[int] = (), alone: int = 0, before: int | None = None
+    ) -> Roster:
+        """Return users of whom some have left."""
+        result = cls(np.zeros(count, np.int64), np.zeros(count, bool), alone, before)
+        result.left[list(left)] = True
+        return result
 
     @property
     def size(self) -> int:
@@ -105,7 +103,7 @@ class UserTable:
         self.settings = settings
         self.weight_shape = (0, 0)
         self.ledger = ByteLedger()
-        self._round = 0  # the last
+        self.round = 0  # the last
         self._begin(Roster.of(num_users))
 
     def _begin(self, roster: Roster) -> None:
@@ -116,9 +114,13 @@ class UserTable:
     def grow(self, roster: Roster) -> None:
         self._begin(roster)
 
+    def rows(self) -> dict[str, NDArray[Any]]:
+        """Return what a checkpoint has of each user."""
+        return {"traffic": self.traffic}
+
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
         """Forget what waits for users that have lost their state; return whether they had any."""
-        raise NotImplementedError
+        return bool(self.traffic[users, ANSWERED].any())
 
     def count(self, way: str, kind: str, users: IntArray, nbytes: int) -> None:
         """Count the bytes that each of some users sent or was sent."""
@@ -133,24 +135,22 @@ class UserTable:
 
     def state_dict(self) -> dict[str, object]:
         return {
-            "round": self._round,
+            "round": self.round,
             "joined": torch.from_numpy(self.roster.joined),
             "left": torch.from_numpy(self.roster.left),
-            "traffic": torch.from_numpy(self.traffic),
             "ledger": self.ledger.state_dict(),
+            **{name: torch.from_numpy(held) for name, held in self.rows().items()},
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         """Go on from what ``state_dict`` returned; nothing waits for new or departed users."""
-        self._round = int(state["round"])
+        self.round = int(state["round"])
         joined, left = state["joined"].numpy(), state["left"].numpy()
-        self._begin(self.roster.resumed(joined, left, self._round))
-        self._restore(self.traffic, state["traffic"])
+        self._begin(self.roster.resumed(joined, left, self.round))
+        for name, held in self.rows().items():
+            held[: len(state[name])] = state[name].numpy()
+            held[self.roster.left] = 0
         self.ledger.load_state_dict(state["ledger"])
-
-    def _restore(self, held: NDArray[np.generic], saved: torch.Tensor) -> None:
-        held[: len(saved)] = saved.numpy()
-        held[self.roster.left] = 0
 
 
 class OwnTable(UserTable):
@@ -174,6 +174,10 @@ class OwnTable(UserTable):
         self._gradient_round = np.zeros(count, np.int64)  # 0: none waits
         self._has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
+    def rows(self) -> dict[str, NDArray[Any]]:
+        waiting = {"gradient": self._gradient, "gradient-round": self._gradient_round}
+        return super().rows() | waiting | {"has-average": self._has_average}
+
     def grow(self, roster: Roster) -> None:
         if self.settings.average_over == "all":
             raise ValueError(
@@ -184,10 +188,8 @@ class OwnTable(UserTable):
 
     def begin_anew(self, users: NDArray[np.int64]) -> bool:
         # Their gradients belong to weights that are no more; averaged weights are sent again.
-        had = bool((self._gradient_round[users] > 0).any())
-        self._gradient_round[users] = 0
-        self._has_average[users] = 0
-        return had
+        self._gradient_round[users] = self._has_average[users] = 0
+        return super().begin_anew(users)
 
     def requests(
         self,
@@ -212,9 +214,7 @@ class OwnTable(UserTable):
             if not checkpoint and not asked[users].any():
                 continue
             users = users[asked[users]]
-            due = self._average is not None and bool(
-                (self._has_average[users] < self._average_round).any()
-            )
+            due = bool((self._has_average[users] < self._average_round).any())
             requests[node] = RelayRequest(
                 server_round,
                 users,
@@ -257,7 +257,7 @@ class OwnTable(UserTable):
         gradient: NDArray[np.generic],
         learning_rate: float,
     ) -> None:
-        self._round, self._learning_rate = server_round, learning_rate
+        self.round, self._learning_rate = server_round, learning_rate
         for request in answered.values():
             users = request.users
             self._gradient[users] = gradient[users]
@@ -269,7 +269,7 @@ class OwnTable(UserTable):
 
     def average(self, server_round: int, replies: list[RelayReply]) -> None:
         """Average the weights of the replies; rows that nobody holds are NaN."""
-        sent = [r for r in replies if r.weight_sum is not None and r.holders is not None]
+        sent = [reply for reply in replies if reply.weight_sum is not None]
         if not sent:
             return
         total, count = np.zeros(self.weight_shape), np.zeros((self.weight_shape[0], 1), np.int64)
@@ -278,25 +278,18 @@ class OwnTable(UserTable):
             total += reply.weight_sum
             count += reply.holders.astype(np.int64)[:, None]
         mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-        self._average = mean.astype(np.float32)
-        self._average_round = server_round
+        self._average, self._average_round = mean.astype(np.float32), server_round
 
     def state_dict(self) -> dict[str, object]:
         average = self._average
         return super().state_dict() | {
-            "gradient": torch.from_numpy(self._gradient),
-            "gradient-round": torch.from_numpy(self._gradient_round),
             "learning-rate": self._learning_rate,
             "average": None if average is None else torch.from_numpy(average),
             "average-round": self._average_round,
-            "has-average": torch.from_numpy(self._has_average),
         }
 
     def load_state_dict(self, state: StateDict) -> None:
         super().load_state_dict(state)
-        self._restore(self._gradient, state["gradient"])
-        self._restore(self._gradient_round, state["gradient-round"])
-        self._restore(self._has_average, state["has-average"])
         self._learning_rate = float(state["learning-rate"])
         self._average = None if state["average"] is None else state["average"].numpy()
         self._average_round = int(state["average-round"])
@@ -392,15 +385,6 @@ class CommonTable(UserTable):
         self._learning_rate = 0.0  # of it
         self.at: dict[int, int] = {}  # round of the last step of each SuperNode's layer
 
-    def _begin(self, roster: Roster) -> None:
-        super()._begin(roster)
-        self._has_answered = np.zeros(roster.size, bool)
-
-    def begin_anew(self, users: NDArray[np.int64]) -> bool:
-        had = bool(self._has_answered[users].any())
-        self._has_answered[users] = False
-        return had
-
     # The last step
 
     def made(self, server_round: int, total: FloatArray | HiddenSum, learning_rate: float) -> None:
@@ -437,8 +421,7 @@ class CommonTable(UserTable):
     def took_step(self, node: int, request: LatentRequest) -> None:
         advance = request.advance
         self.at[node] = advance.layer_round
-        users, measured = request.users, request.measured
-        self._has_answered[users] = self._has_answered[measured] = True
+        measured = request.measured
         total = advance.hidden if advance.total is None else advance.total
         for kind, sent in (("sum", total), ("copy", advance.copy)):
             if sent is not None:
@@ -466,9 +449,6 @@ class CommonTable(UserTable):
         """Go on from what ``state_dict`` returned: every SuperNode has the last step."""
         super().load_state_dict(state)
         self.last, self.before, self.total = int(state["layer-round"]), NEVER, None
-
-    def ended(self, server_round: int) -> None:
-        self._round = server_round
 
 
 class CommonMembership(RelayMembership):

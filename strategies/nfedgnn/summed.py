@@ -193,7 +193,7 @@ class SummedGradientRelay(
             members = session.members
             assert isinstance(members, CommonMembership)
             members.stopped(void.nodes, answered)
-        self.users.ended(server_round)
+        self.users.round = server_round
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
         report.skipped = why

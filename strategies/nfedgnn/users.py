@@ -10,7 +10,6 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -235,8 +234,27 @@ class StoredCohort(LinearCohort):
         return users
 
 
+class FlatModule:
+    """A module of any kind, without dropout, whose parameters are one vector."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module = copy.deepcopy(module).eval().to(device)
+        self._named = dict(self._module.named_parameters())
+
+    def start(self) -> Tensor:
+        """Return the parameters that the module came with, ``[d]``."""
+        return torch.nn.utils.parameters_to_vector(self._named.values()).detach()
+
+    def __call__(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Compute the outputs of rows ``[n, f]`` with the parameters in ``flat``."""
+        parts = flat.split([parameter.numel() for parameter in self._named.values()])
+        pairs = zip(self._named.items(), parts, strict=True)
+        parameters = {name: part.view(like.shape) for (name, like), part in pairs}
+        return torch.func.functional_call(self._module, parameters, (x,))  # type: ignore[no-any-return]
+
+
 class ModuleCohort:
-    """Users with a module each, of any kind; parameters are stacked and run by ``vmap``."""
+    """Users with a module each, of any kind; each user's parameters are a row of ``weight``."""
 
     def __init__(
         self,
@@ -246,20 +264,15 @@ class ModuleCohort:
         tensors: Tensors | None = None,
     ) -> None:
         self.x, self.settings, self.num_users = x, settings, x.shape[0]
-        self._module = copy.deepcopy(module).eval().to(x.device)
-        self._names = [name for name, _ in self._module.named_parameters()]
+        self._module = FlatModule(module, x.device)
         self._state = self._initial() if tensors is None else tensors
 
     def _initial(self) -> Tensors:
-        state: Tensors = {}
-        for name, parameter in self._module.named_parameters():
-            value = parameter.detach()
-            weight = value.expand(self.num_users, *value.shape).clone()
-            state[f"weight.{name}"] = weight
-            state[f"exp-avg.{name}"] = torch.zeros_like(weight)
-            state[f"exp-avg-sq.{name}"] = torch.zeros_like(weight)
-        state["step"] = torch.zeros(self.num_users, dtype=torch.int32, device=self.x.device)
-        return state
+        weight = self._module.start().expand(self.num_users, -1).clone()
+        state = {name: torch.zeros_like(weight) for name in ADAM_TENSORS} | {"weight": weight}
+        return state | {
+            "step": torch.zeros(self.num_users, dtype=torch.int32, device=weight.device)
+        }
 
     def tensors(self) -> Tensors:
         return self._state
@@ -267,58 +280,34 @@ class ModuleCohort:
     def _all(self, users: Tensor | None) -> Tensor:
         return torch.arange(self.num_users) if users is None else users
 
-    def _call(self, weights: Tensors, x: Tensor) -> Tensor:
-        def one(parameters: Tensors, value: Tensor) -> Tensor:
-            out = torch.func.functional_call(self._module, parameters, (value[None],))
-            return out[0]  # type: ignore[no-any-return]
-
-        return torch.func.vmap(one)(weights, x)
-
-    def _weights(self, users: Tensor) -> Tensors:
-        return {name: self._state[f"weight.{name}"][users] for name in self._names}
+    def _call(self, weights: Tensor, x: Tensor) -> Tensor:
+        return torch.func.vmap(lambda flat, row: self._module(flat, row[None])[0])(weights, x)
 
     def forward(self, users: Tensor | None) -> Tensor:
         users = self._all(users)
         with torch.no_grad():
-            return self._call(self._weights(users), self.x[users])
+            return self._call(self._state["weight"][users], self.x[users])
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        users = self._all(users)
-        run: Callable[[Tensors], Tensor] = lambda weights: self._call(weights, self.x[users])  # noqa: E731
-        pull_back = torch.func.vjp(run, self._weights(users))[1]
-        (grads,) = pull_back(gradient.to(self.x.device))
-        self._state["step"][users] += 1
-        step = self._state["step"][users]
-        for name in self._names:
-            self._adam(name, users, grads[name], step, learning_rate)
-
-    def _adam(
-        self, name: str, users: Tensor, grad: Tensor, step: Tensor, learning_rate: float
-    ) -> None:
-        keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
-        part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
-        rows, flat = _a_row_each(part[0]), grad.reshape(users.numel(), -1)
-        adam_step(rows, part, flat, step, learning_rate, self.settings.weight_decay)
-        for key, value in zip(keys, part, strict=True):
-            self._state[key][users] = value.view_as(self._state[key][users])
+        users, state = self._all(users), self._state
+        x, part = self.x[users], [self._state[name][users] for name in ADAM_TENSORS]
+        pull_back = torch.func.vjp(lambda weights: self._call(weights, x), part[0])[1]
+        (slope,) = pull_back(gradient.to(x.device))
+        state["step"][users] += 1
+        rows, decay = _a_row_each(slope), self.settings.weight_decay
+        adam_step(rows, part, slope, state["step"][users], learning_rate, decay)
+        for name, value in zip(ADAM_TENSORS, part, strict=True):
+            state[name][users] = value
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum all parameters over the users, flattened to ``[f, 1]``; every user counts."""
+        """Sum all parameters over the users, ``[f, 1]``; every user counts."""
         users = self._all(users)
-        flat = [self._state[f"weight.{n}"][users].double().sum(0).reshape(-1) for n in self._names]
-        total = torch.cat(flat)[:, None]
+        total = self._state["weight"][users].double().sum(0)[:, None]
         return total, torch.full((total.shape[0],), users.numel())
 
     def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
         """Replace the users' parameters by ``[f, 1]`` means."""
-        users = self._all(users)
-        start = 0
-        for name in self._names:
-            weight = self._state[f"weight.{name}"]
-            size = weight[0].numel()
-            value = mean[start : start + size, 0].to(weight).view(weight.shape[1:])
-            weight[users] = value.expand(users.numel(), *value.shape)
-            start += size
+        self._state["weight"][self._all(users)] = mean[:, 0].to(self._state["weight"])
 
 
 # What ``NodeClient`` works with; where a cohort is asked for ``users``, ``None`` means all of them.

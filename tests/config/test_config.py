@@ -391,7 +391,7 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         ),
         ("nfedgnn/cora-linqs", "strategy.average_every=2", "strategy.average_every: 2"),
         ("nfedgnn/cora-linqs", "strategy.average_every=2", "strategy.share=averaged"),
-        ("nfedgnn/cora-linqs", "strategy.average_over=all", "strategy.average_over: all"),
+        ("nfedgnn/cora-linqs", "strategy.average_over=all", "strategy.average_over: 'all'"),
         ("nfedgnn/cora-linqs", "strategy.share=averaged", "strategy.average_every: 0"),
         (
             "nfedgnn/cora-linqs",
@@ -400,11 +400,11 @@ def test_apps_that_are_none(tmp_path: Path) -> None:
         ),
         ("nfedgnn/cora-linqs", "strategy.share=summed privacy.epsilon=5", "strategy.share=summed"),
         ("nfedgnn/cora-linqs", "strategy.sketch=64", "strategy.sketch: 64"),
-        ("nfedgnn/cora-linqs", "strategy.aggregation=masked", "strategy.aggregation: masked"),
+        ("nfedgnn/cora-linqs", "strategy.aggregation=masked", "strategy.aggregation: 'masked'"),
         (
             "nfedgnn/cora-averaged",
             "strategy.state=file",
-            "strategy.state: file is not allowed with strategy.share=averaged",
+            "strategy.state: 'file'",
         ),
         ("nfedgnn/cora-linqs", "strategy.trust=malicious-server", "strategy.share: own"),
         ("nfedgnn/cora-summed", "strategy.trust=malicious-server", "strategy.aggregation: plain"),

@@ -43,7 +43,7 @@ from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
-LINEAR = "weight.linear"
+LINEAR = "weight"
 NO_PARTNERS = (
     np.zeros((2, 0), np.bool_),
     np.zeros((0, 32), np.uint8),
@@ -402,7 +402,7 @@ def test_a_sum_that_is_too_long_moves_nobody_further_than_the_limit(
         how: dict[str, Any] = {"supernodes": 3, "rounds": 1, "weight_decay": 0.0}
         run = Summed(rich_graph(), limit=limit, is_masked=is_masked, factor=factor, **how)
         assert not run.reports[0].skipped
-        return run.layers[0]["exp-avg.linear"] * 10  # Adam's first moment: the sum that came
+        return run.layers[0]["exp-avg"] * 10  # Adam's first moment: the sum that came
 
     honest, lied = turned(64.0, 1.0), turned(64.0, -50.0)
     assert torch.dot(honest.ravel(), lied.ravel()) < 0
