@@ -22,7 +22,7 @@ from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.fedgls import messages as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.nfedgnn import common_messages as common
+from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
 from flower_graph.strategies.ppfl import messages as public
 from flower_graph.strategies.ppfl.claims import Claims
@@ -138,11 +138,7 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
         case CountsField():
             return Counts(torch.from_numpy(rng.integers(0, 9, (3, 2, 2))))
         case fields.Exact():
-<<<<<<< HEAD
             return rng.integers(1, 2**31, shape)
-=======
-            is_residue = isinstance(field, polynomial.Modular)
-            return rng.integers(1, PRIME, shape).astype(np.uint64 if is_residue else np.int64)
         case fields.Block():
             return rng.integers(256, size=shape, dtype=np.uint8)
         case codec.Tensor():
