@@ -58,7 +58,7 @@ PROMISES = {
     MOST_DELTA: (*_NOISED, "privacy.delta"),
     LEAST_CLIENTS: _READ,
     HOLDERS: ("strategy.least_holders",),
-    OF_NODE: ("strategy.most_points", "strategy.block_cap"),
+    OF_NODE: (),  # the key-holder alone says how much it works
     DIFFER_BY: ("strategy.differ_by", "strategy.trust", *_READ),
     ALLOW_TRUST: ("strategy.trust", *_READ),
     DATA: ("data.name", "data.add", "data.root"),

@@ -36,7 +36,7 @@ from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.cohort_client import NodeClient, UsersClient
-from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
+from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient, MaskedLayerClient
 from flower_graph.strategies.nfedgnn.config import (
     APP,
     FILE,
@@ -46,8 +46,6 @@ from flower_graph.strategies.nfedgnn.config import (
     steadying,
 )
 from flower_graph.strategies.nfedgnn.link_server import HeldLinks
-from flower_graph.strategies.nfedgnn.masked import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.masked_client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.newcomers import (
     hosted_by,
     users_graph,
@@ -55,7 +53,7 @@ from flower_graph.strategies.nfedgnn.newcomers import (
 )
 from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
-from flower_graph.strategies.nfedgnn.summed import SummedGradientRelay
+from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
