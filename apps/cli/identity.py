@@ -7,9 +7,9 @@ from pathlib import Path
 
 from flower_graph.apps.cli.say import say
 from flower_graph.errors import ConfigError
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.identity import new_identity, public_file, read_public
 from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 
 def identity_command(args: argparse.Namespace) -> int:

@@ -93,8 +93,7 @@ def _with_baselines(cut: Partition) -> PartitionStatistics:
 def _write_folders(
     out: Path, config: RunConfig, cuts: Sequence[Partition], supernodes: int | None
 ) -> str:
-    from flower_graph.data.folders.party import write_run
-    from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
+    from flower_graph.data.folders.party import DATA_FORM, deciding_settings, write_run
 
     if len(cuts) > 1:
         return f"none: {len(cuts)} seeds; they are written for one seed"

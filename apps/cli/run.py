@@ -308,7 +308,7 @@ def _paths(config: RunConfig) -> list[str]:
 
 def _interrupted(job: Job, top: Path) -> str:
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
-    result = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
+    result = sorted(path.parent for path in job.out.rglob("round-*/server.safetensors"))
     if not (job.out / "metrics.jsonl").exists():
         return "interrupted before the end of the first round; nothing is kept of it"
     if not result:

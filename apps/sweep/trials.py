@@ -152,7 +152,7 @@ def do_run(trial: Trial, seed: int) -> str:
     """Do one run, and return a line about its result."""
     out, config = trial.run_folder(seed), trial.loaded(seed)
     # Of a run that was killed only checkpoints are of use
-    resume = any((out / CHECKPOINTS).glob("round-*/server.pt"))
+    resume = any((out / CHECKPOINTS).glob("round-*/server.safetensors"))
     if not resume:
         remove_folder(out)
     try:

@@ -1,8 +1,8 @@
 """Reading untrusted files: regular files of bounded size only; failures raise one named error.
 
 Every reader opens its file here, within ``reading``, which turns any error that the bytes cause
-into the reader's own. ``storage.archives``, ``storage.pickled`` and ``storage.tensors`` check
-archives, pickles of tensors and headers before memory is allocated for their claims.
+into the reader's own. ``storage.archives`` and ``storage.tensors`` check archives and heads of
+tensors before memory is allocated for their claims.
 """
 
 from __future__ import annotations

@@ -13,27 +13,21 @@ from flower_graph.config.rules import choice
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
-from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
+from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.secure.sum.partners import least_clients
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.config import ALIGNMENTS
 from flower_graph.strategies.fedscem.messages import NO_SLOTS, VERIFIED
 
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
-Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
+Aligner = AlignmentClient | PlaintextAlignmentClient
 Host = SumClient | PartyClient
-OPEN_ALIGNERS: dict[str, type[PolynomialAlignmentClient] | type[PlaintextAlignmentClient]] = {
-    "polynomial": PolynomialAlignmentClient,
-    PLAIN: PlaintextAlignmentClient,
-    NO_SLOTS: PlaintextAlignmentClient,  # idle
-}
 Kept = tuple[str, Host, Aligner]  # begins with the form of alignment
 NAME = "ego-secrets"  # in Context.state
 _LIVE: dict[
@@ -148,7 +142,7 @@ class EgoSecrets:
             return form, host, aligner
         if form == "psi":
             return form, host, AlignmentClient.from_bytes(local, host.run_id, self._identities)
-        return form, host, OPEN_ALIGNERS[form].from_bytes(local, self._identities)
+        return form, host, PlaintextAlignmentClient.from_bytes(local, self._identities)
 
     def _host(self, run_id: bytes, aligner: Aligner) -> Host:
         if self._trust is None:
@@ -162,7 +156,7 @@ class EgoSecrets:
         if form == "psi":
             return AlignmentClient(run_id, self._identities)
         choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
-        return OPEN_ALIGNERS[form](self._identities)
+        return PlaintextAlignmentClient(self._identities)  # idle without slots
 
 
 def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:

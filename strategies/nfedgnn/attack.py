@@ -8,6 +8,12 @@ would move alike, and later rounds would tell nothing; with it they do not.
 
 The attack supposes that all nonzero features of a user are equally large, as in a bag of words. It
 finds their value out: for a wrong value the equations have no solution.
+
+With one layer for all, a server that reads the sums of gradients knows the layer ``W`` of every
+round, because it can step as all users do. Under masks it does not. It can use the seed's first
+weights instead, and it can compare users, because all latent vectors are maps of features by the
+same ``W``. A factorisation of all vectors into features and weights is no use to the server: no
+factor tells which feature is which word.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
@@ -30,16 +37,11 @@ from flower_graph.audit.attacks import (
     dense,
     of_kind,
 )
-from flower_graph.audit.scores import Finding, Floats, guesses, top
+from flower_graph.audit.scores import Finding, Floats, cosines, guesses, ranking, top
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.ops.adam import BETAS, EPS
-from flower_graph.strategies.nfedgnn.common_attack import (
-    compare,
-    read_common,
-    scores_of,
-)
+from flower_graph.ops.adam import BETAS, EPS, Adam
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
-from flower_graph.strategies.nfedgnn.messages import read_settings
+from flower_graph.strategies.nfedgnn.messages import COMMON_SETTINGS, SETTINGS
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
@@ -50,7 +52,8 @@ USERS = 25  # that are attacked in a run: each takes a second
 EQUATIONS = 160  # more of them make the search slow, and hardly better
 # Singular values below this share of the largest are drowned by float32's rounding.
 RANK_TOLERANCE = 1e-6
-SEARCH_STEPS = 6000
+SEARCH_STEPS = 6000  # of non-negative least squares
+COMPARED = 300  # users that are compared with each other
 
 
 class Seen(NamedTuple):
@@ -69,7 +72,7 @@ def read(exchanges: Sequence[Exchange], users: NDArray[np.int64]) -> Seen:
     settings = None
     for one in of_kind(exchanges, "train"):
         config = config_of(one.request)
-        settings = read_settings(config)
+        settings = SETTINGS.from_config(config)
         for user, step in _steps(one, applied):
             if user in steps:
                 steps[user].append(step)
@@ -264,6 +267,91 @@ def _unexplained(matrix: Floats, target: Floats) -> float:
     return float(np.linalg.norm(rest) / np.linalg.norm(target)) if target.any() else 0.0
 
 
+# One layer for all ------------------------------------------------------------------------------
+
+
+class CommonSeen(NamedTuple):
+    """The contents of the messages of a run with one layer."""
+
+    latents: dict[int, Floats]  # [n, h] without dropout, by the round of the layer's last step
+    layers: dict[int, Floats]  # [f, h] the layer of each of these rounds, as the server has it
+    reads_sums: bool  # whether the server has followed the layer, or guesses it
+
+
+def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> CommonSeen:
+    """Follow the layer by the sums, if they can be read, and collect latent vectors."""
+    latents, steps, settings = dict[int, Floats](), dict[int, tuple[Floats, float]](), None
+    for one in of_kind(exchanges, "train"):
+        config = config_of(one.request)
+        settings, at = COMMON_SETTINGS.from_config(config), int(config["layer-round"])
+        if config["has-total"] and at not in steps:
+            total = array_of(one.request, "total", "gradient").copy()
+            steps[at] = total, float(config["learning-rate"])
+        if "measured" in config:
+            numbers = unpack_integers(config["measured"], "measured")
+            here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
+            here[numbers] = array_of(one.reply, keys.ARRAYS, "measured")
+    if settings is None or not latents:
+        raise ValueError("no latent vector was recorded; at least one round is needed")
+    weight = shared_linear_weight(features, settings)
+    adam, layers = Adam([weight], weight_decay=settings.weight_decay), dict[int, Floats]()
+    for at in sorted(latents):
+        if at in steps:
+            weight.grad, adam.lr = torch.from_numpy(steps[at][0]), steps[at][1]
+            adam.step()
+        layers[at] = weight.numpy().astype(float).copy()
+    return CommonSeen(latents, layers, bool(steps))
+
+
+def scores_of(
+    seen: CommonSeen, users: Sequence[int], features: int
+) -> dict[str, dict[int, Floats]]:
+    """Score users' features by the equations of one round and of all rounds."""
+    first, *_ = sorted(seen.latents)
+    every = sorted(seen.latents)
+    result: dict[str, dict[int, Floats]] = {}
+    how = "the layer followed" if seen.reads_sums else "the seed's first weights"
+    for name, rounds in (("one round", [first]), (f"{len(every)} rounds", every)):
+        bias = [seen.layers[at][features:].sum(0) for at in rounds]
+        matrix = np.concatenate([seen.layers[at][:features] for at in rounds], 1)
+        target = {
+            user: np.concatenate([seen.latents[at][user] for at in rounds]) - np.concatenate(bias)
+            for user in users
+        }
+        least = np.linalg.pinv(matrix.T)
+        result[f"least squares, {name}, by {how}"] = {u: least @ v for u, v in target.items()}
+        result[f"sparse, {name}, by {how}"] = {
+            user: nnls(matrix.T, value, maxiter=SEARCH_STEPS)[0] for user, value in target.items()
+        }
+    return result
+
+
+def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> Finding:
+    """Guess from the vectors which pairs of users have more common features than most pairs."""
+    # latents: [n, h] of some rounds; x [n, f]
+    rows = np.concatenate(latents, 1)
+    chosen = rng.choice(len(x), min(COMPARED, len(x)), replace=False)
+    pairs = np.triu_indices(chosen.size, 1)
+    common = cosines((x[chosen] != 0).astype(float))[pairs]
+    scores = cosines(rows[chosen])[pairs]
+    truth: NDArray[np.bool_] = common > np.quantile(common, 0.95)
+    return ranking("which users have features in common, from latents", scores, truth)
+
+
+def attack_common(
+    exchanges: Sequence[Exchange], x: Floats, rng: np.random.Generator
+) -> list[Finding]:
+    """Recover features of users that share one layer, and compare users."""
+    # x [n, f]
+    having = np.flatnonzero((x != 0).any(1))
+    drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
+    seen = read_common(exchanges, *x.shape)
+    truth = {user: x[user] != 0 for user in drawn}
+    scores = scores_of(seen, drawn, x.shape[1])
+    found = [_measure(f"features, {name}", truth, one, rng) for name, one in scores.items()]
+    return [*found, compare(list(seen.latents.values()), x, rng)]
+
+
 class RelayAudit(Audit[NFedGNNConfig, object]):
     """The attacks on a run of nFedGNN."""
 
@@ -301,17 +389,3 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         if config.strategy.share == SUMMED:
             return attack_common(grid.exchanges, x, rng)
         return attack(grid.exchanges, x, rng, users=USERS, sums_to_one=sums_to_one)
-
-
-def attack_common(
-    exchanges: Sequence[Exchange], x: Floats, rng: np.random.Generator
-) -> list[Finding]:
-    """Recover features of users that share one layer, and compare users."""
-    # x [n, f]
-    having = np.flatnonzero((x != 0).any(1))
-    drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
-    seen = read_common(exchanges, *x.shape)
-    truth = {user: x[user] != 0 for user in drawn}
-    scores = scores_of(seen, drawn, x.shape[1])
-    found = [_measure(f"features, {name}", truth, one, rng) for name, one in scores.items()]
-    return [*found, compare(list(seen.latents.values()), x, rng)]

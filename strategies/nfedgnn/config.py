@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +18,6 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.errors import ConfigError
 from flower_graph.method.trust import TrustSection
 
 APP = "nfedgnn"
@@ -152,43 +150,28 @@ class StrategyConfig(TrustSection):
         return 0.0 if self.share == SUMMED else SMOOTHNESS
 
     def validate(self) -> None:
-        if self.share != AVERAGED:
-            self._refuse_unused({"average_every": 0, "average_over": "holders"}, AVERAGED)
-        elif not self.average_every:
-            raise ConfigError(
-                f"strategy.average_every: 0 is not allowed with strategy.share={AVERAGED}: set the "
-                "rounds between two averages",
-                key="strategy.average_every",
-            )
-        elif self.average_over == "all" and self.participation < 1:
-            raise ConfigError(
-                f"strategy.participation: {self.participation} is not allowed with "
-                "strategy.average_over=all, which averages the weights of all users: set "
-                "strategy.participation=1, strategy.average_over=holders or strategy.share=own",
-                key="strategy.participation",
-            )
-        if self.share != SUMMED:
-            self._refuse_unused({"sketch": None, "aggregation": PLAIN}, SUMMED)
-        if self.share != OWN:
-            self._refuse_unused({"state": MEMORY}, OWN)
-        sums = {"share": SUMMED, "aggregation": MASKED}
+        of_form = {
+            "average_every": (0, AVERAGED),
+            "average_over": (AVERAGE_OVER[0], AVERAGED),
+            "sketch": (None, SUMMED),
+            "aggregation": (PLAIN, SUMMED),
+            "state": (MEMORY, OWN),
+        }
+        for key, (unused, share) in of_form.items():
+            value = getattr(self, key)
+            is_good = self.share == share or value == unused
+            require(is_good, f"strategy.{key}", value, f"{unused} without strategy.share={share}")
+        every, part, alone = self.average_every, self.participation, self.newcomers_alone
+        is_good = self.share != AVERAGED or every > 0
+        require(is_good, "strategy.average_every", every, f"above 0 with strategy.share={AVERAGED}")
+        is_good = self.average_over != "all" or part == 1
+        require(is_good, "strategy.participation", part, "1 with strategy.average_over=all")
+        # Newcomers have the layer of all others.
+        is_good = self.share != SUMMED or not alone
+        require(is_good, "strategy.newcomers_alone", alone, f"0 with strategy.share={SUMMED}")
         why = "the server would see how each user's vector is made, or each SuperNode's sum"
+        sums = {"share": SUMMED, "aggregation": MASKED}
         self.refuse_trust({key: why for key, form in sums.items() if getattr(self, key) != form})
-        if self.share == SUMMED and self.newcomers_alone:
-            raise ConfigError(
-                f"strategy.newcomers_alone: {self.newcomers_alone} is not allowed with "
-                f"strategy.share={SUMMED}: newcomers have the first layer of all others",
-                key="strategy.newcomers_alone",
-            )
-
-    def _refuse_unused(self, usual: Mapping[str, object], share: str) -> None:
-        for key, value in usual.items():
-            if getattr(self, key) != value:
-                raise ConfigError(
-                    f"strategy.{key}: {getattr(self, key)} is not allowed with strategy.share="
-                    f"{self.share}: set strategy.share={share}",
-                    key=f"strategy.{key}",
-                )
 
 
 @dataclass
@@ -218,14 +201,11 @@ class NFedGNNConfig(RunConfig):
     def validate(self) -> None:
         super().validate()
         changes = self.data.add is not None or bool(self.data.remove)
-        good = not (changes and self.task == LINKS)
-        require(good, "task", self.task, f"{NODES} where users come and go")
-        if changes and self.strategy.state == FILE:
-            raise ConfigError(
-                f"strategy.state: {FILE} is not allowed where users come and go (data.add, "
-                f"data.remove): set strategy.state={MEMORY}",
-                key="strategy.state",
-            )
+        is_good = not (changes and self.task == LINKS)
+        require(is_good, "task", self.task, f"{NODES} where users come and go")
+        state = self.strategy.state
+        is_good = not (changes and state == FILE)
+        require(is_good, "strategy.state", state, f"{MEMORY} where users come and go")
         self.privacy.require_averaging(self.strategy.name, ())
         sent = {AVERAGED: "the weights", SUMMED: "the sums of gradients"}
         if (share := self.strategy.share) in sent:

@@ -14,18 +14,17 @@ from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS
 from flower_graph.config.module import MLP
-from flower_graph.data.baselines import Figures, graph_baselines
+from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
+from flower_graph.data.features import sketched
 from flower_graph.data.folders.party import (
     USERS,
+    RunFolder,
     client_folder,
     node_data,
     read_matrix,
     share,
 )
-from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import row_range, take_rows
-from flower_graph.data.link_baselines import link_baselines
-from flower_graph.data.sketch import sketched
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import first_layer_bytes
 from flower_graph.errors import ConfigError, DataError, RefusedError
@@ -37,7 +36,7 @@ from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.cohort_client import NodeClient, UsersClient
-from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
+from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient, MaskedLayerClient
 from flower_graph.strategies.nfedgnn.config import (
     APP,
     FILE,
@@ -47,8 +46,6 @@ from flower_graph.strategies.nfedgnn.config import (
     steadying,
 )
 from flower_graph.strategies.nfedgnn.link_server import HeldLinks
-from flower_graph.strategies.nfedgnn.masked import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.masked_client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.newcomers import (
     hosted_by,
     users_graph,
@@ -56,7 +53,7 @@ from flower_graph.strategies.nfedgnn.newcomers import (
 )
 from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
 from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
-from flower_graph.strategies.nfedgnn.summed import SummedGradientRelay
+from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph

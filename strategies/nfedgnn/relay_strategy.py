@@ -6,18 +6,21 @@ import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 
 from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
+from flower_graph.engine.machine import resolve_device
 from flower_graph.outputs.files import Snapshot
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
+from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.config import SCHEDULES
+from flower_graph.strategies.nfedgnn.config import SCHEDULES, SMOOTHNESS, StrategyConfig
 from flower_graph.strategies.nfedgnn.kept import (
     link_snapshot,
     server_snapshot,
@@ -28,39 +31,56 @@ from flower_graph.strategies.nfedgnn.server_model import (
     Losses,
     RelayServer,
     ServerData,
+    scheduled,
 )
-from flower_graph.strategies.nfedgnn.server_state import RelayBook, Roster
+from flower_graph.strategies.nfedgnn.server_state import RelayMembership, Roster, UserTable
+from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.counts import counted
 from flower_graph.wire.keys import ROLES
 
 LOG = logging.getLogger(__name__)
+DEFAULTS = StrategyConfig()
 Q = TypeVar("Q", bound=Request)
 A = TypeVar("A", bound=Answer)
 
 
 class RelayStrategy(RoundStrategy[Q, A]):
-    """The part that servers of all forms share: the model, and its predictions for users."""
+    """The part that servers of all forms share: the model, and its predictions for users.
+
+    Parameters
+    ----------
+    data, server_model, **settings
+        As of ``SplitGradientRelay``.
+    """
 
     usual_rounds = 200
+    usual_reg_weight = SMOOTHNESS
     server: RelayServer
-    users: RelayBook
+    users: UserTable
     _right_in_best: Tensor | None = None  # in the best round
 
-    schedule: str
-    learning_rate: float
-    evaluate_every: int
-
-    def serve(
+    def __init__(
         self,
         data: ServerData,
-        model: nn.Module,
-        links: HeldLinks | None,
+        server_model: nn.Module,
         *,
-        schedule: str,
-        learning_rate: float,
-        evaluate_every: int,
-        **how: Any,  # arguments of `RelayServer`, which checks them
+        latent_size: int,
+        user_bias: bool = False,
+        reg_weight: float | None = None,
+        learning_rate: float = DEFAULTS.learning_rate,
+        weight_decay: float = DEFAULTS.weight_decay,
+        schedule: str = DEFAULTS.schedule,
+        gradient_norm: float = DEFAULTS.gradient_norm,
+        server_average: float = DEFAULTS.server_average,
+        evaluate_every: int = DEFAULTS.evaluate_every,
+        participation: float = DEFAULTS.participation,
+        seed: int = 0,
+        device: str = "cpu",
+        min_nodes: int = DEFAULTS.min_nodes,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+        links: HeldLinks | None = None,
     ) -> None:
         choice(*SCHEDULES).check("schedule", schedule)
         ABOVE_ZERO.check("learning_rate", learning_rate)
@@ -68,8 +88,62 @@ class RelayStrategy(RoundStrategy[Q, A]):
         self.schedule, self.learning_rate = schedule, learning_rate
         self.evaluate_every = evaluate_every
         kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
-        self.server = kind(data, model, **how)
+        self.server = kind(
+            data,
+            server_model,
+            latent_size=latent_size,
+            reg_weight=self.usual_reg_weight if reg_weight is None else reg_weight,
+            weight_decay=weight_decay,
+            gradient_norm=gradient_norm,
+            average=server_average,
+            seed=seed,
+            device=resolve_device(device),
+        )
         self.num_classes = self.server.num_classes
+        self.users = self.table(UserSettings(latent_size, user_bias, weight_decay, seed))
+        super().__init__(
+            Session(
+                self.membership(),
+                min_nodes=min_nodes,
+                participation=participation,
+                seed=seed,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+            )
+        )
+
+    # What differs from form to form
+
+    def table(self, settings: UserSettings) -> UserTable:
+        raise NotImplementedError
+
+    def membership(self) -> RelayMembership:
+        return RelayMembership(self.users)
+
+    def fixed_settings(self) -> dict[str, object]:
+        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
+
+    # The run
+
+    def step_size(self, server_round: int) -> float:
+        return scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
+
+    def hosted(self, server_round: int) -> dict[int, IntArray]:
+        """Return the users of each SuperNode that is there as a round begins."""
+        return self.numbers(
+            self.session.gather(server_round, "no SuperNode hosts users of this graph")
+        )
+
+    def drawn(self, server_round: int) -> IntArray:
+        """Draw the users that a round asks."""
+        pool = self.users.roster.pool(server_round)
+        return pool[self.session.draw(pool.size, server_round)]
+
+    def took_part(self, nodes: Iterable[int], no_use: str = "") -> Participation:
+        """Return what became of every user, where these SuperNodes have answered."""
+        unhosted = self.users.unhosted(self.session.members.numbers())
+        answered = self.session.clients_of(nodes)
+        return self.session.participation(answered, left_out=unhosted, no_use=no_use)
 
     def check_start(self, given: Collection[str], *, resume: bool) -> None:
         """Refuse a second run unless it resumes; the server has a model and evaluates it."""
@@ -187,5 +261,6 @@ class RelayStrategy(RoundStrategy[Q, A]):
         at_least(0).check("alone", alone)
         if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
             raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
-        self.users.grow(Roster.grown(int(data.y.shape[0]), left, alone))
+        count = int(data.y.shape[0])
+        self.users.grow(Roster.of(count, left, alone, before=count))
         self.server.take(data, left)

@@ -29,32 +29,20 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import RecordDict
 from torch import nn
 
-from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.session import Session
-from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.link_server import HeldLinks
 from flower_graph.strategies.nfedgnn.messages import RelayReply, RelayRequest
-from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
-from flower_graph.strategies.nfedgnn.server_model import (
-    ServerData,
-    scheduled,
-)
-from flower_graph.strategies.nfedgnn.server_state import (
-    RelayMembership,
-    RelayServerState,
-)
+from flower_graph.strategies.nfedgnn.relay_strategy import DEFAULTS, RelayStrategy
+from flower_graph.strategies.nfedgnn.server_model import ServerData
+from flower_graph.strategies.nfedgnn.server_state import OwnTable
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.exchange import Replies
-
-USUAL = StrategyConfig()  # where the defaults stand
 
 
 class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
@@ -112,74 +100,34 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
     last ones (``messages.py`` beside this file).
     """
 
-    users: RelayServerState
+    users: OwnTable
 
     def __init__(
         self,
         data: ServerData,
         server_model: nn.Module,
         *,
-        latent_size: int,
-        user_bias: bool = False,
-        reg_weight: float = USUAL.smoothness,
-        learning_rate: float = USUAL.learning_rate,
-        weight_decay: float = USUAL.weight_decay,
-        schedule: str = USUAL.schedule,
-        gradient_norm: float = USUAL.gradient_norm,
-        server_average: float = USUAL.server_average,
-        evaluate_every: int = USUAL.evaluate_every,
-        participation: float = USUAL.participation,
-        average_every: int = USUAL.average_every,
-        average_over: str = USUAL.average_over,
-        seed: int = 0,
-        device: str = "cpu",
-        min_nodes: int = USUAL.min_nodes,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
-        links: HeldLinks | None = None,
+        average_every: int = DEFAULTS.average_every,
+        average_over: str = DEFAULTS.average_over,
+        **settings: Any,  # the other parameters
     ) -> None:
-        self.serve(
-            data,
-            server_model,
-            links,
-            schedule=schedule,
-            learning_rate=learning_rate,
-            evaluate_every=evaluate_every,
-            latent_size=latent_size,
-            reg_weight=reg_weight,
-            weight_decay=weight_decay,
-            gradient_norm=gradient_norm,
-            average=server_average,
-            seed=seed,
-            device=resolve_device(device),
-        )
-        self.users = RelayServerState(
-            self.server.num_nodes,
-            UserSettings(latent_size, user_bias, weight_decay, seed, average_over),
-            participation=participation,
-            average_every=average_every,
-        )
-        super().__init__(
-            Session(
-                RelayMembership(self.users),
-                min_nodes=min_nodes,
-                participation=participation,
-                seed=seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
+        self.average_every, self.average_over = average_every, average_over
+        super().__init__(data, server_model, **settings)
+        if self.users.settings.average_over == "all" and self.session.share < 1:
+            raise ValueError("average_over: 'all' needs participation 1, all users step together")
+
+    def table(self, settings: UserSettings) -> OwnTable:
+        settings = settings._replace(average_over=self.average_over)
+        return OwnTable(self.server.num_nodes, settings, self.average_every)
 
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
-        session, users = self.session, self.users
-        pool = users.roster.pool(server_round)
-        requests = users.requests(
+        requests = self.users.requests(
             server_round,
-            self.numbers(session.gather(server_round, "no SuperNode hosts users of this graph")),
-            pool[session.draw(pool.size, server_round)],
-            checkpoint=session.is_due(server_round),
-            run=session.checkpoints.run,
+            self.hosted(server_round),
+            self.drawn(server_round),
+            checkpoint=self.session.is_due(server_round),
+            run=self.session.checkpoints.run,
         )
         if not requests:
             no_user = "no connected SuperNode hosts a user who takes part"
@@ -204,22 +152,14 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
             # Of a million users neither is to take room while the server steps.
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         is_frozen = self.users.roster.is_alone(server_round)
-        rate = scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
+        rate = self.step_size(server_round)
         losses, gradient = self.server.step(server_round, rate, is_frozen=is_frozen)
         self.users.delivered(answered)
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy(), rate)
         self.users.average(server_round, list(replies.values.values()))
-        unhosted = self.users.unhosted(self.session.members.numbers())
-        who = self.session.participation(self.session.clients_of(answered), left_out=unhosted)
-        return self.measure(server_round, who, losses)
-
-    def saw_best(self) -> None:
-        self._right_in_best = self.server.right
+        return self.measure(server_round, self.took_part(answered), losses)
 
     def finish(self, server_round: int) -> None:
         self.requests = self.users.requests(server_round, self.numbers(self.session.present()))
         replies = self.send(server_round, "train.finish")
         self.users.delivered({node: self.requests[node] for node in replies.values})
-
-    def fixed_settings(self) -> dict[str, object]:
-        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}

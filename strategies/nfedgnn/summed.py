@@ -22,12 +22,28 @@ stops two steps in this way is left out with its users, until another SuperNode 
 *Absent users.* The loss and the sum are over the users that answered. The other users take part by
 their last vector without dropout, from an evaluation. A SuperNode that has missed a step, or is
 new, gets weights and optimiser of another SuperNode, which the server relays.
+
+*Masked sums.* Differences where the server can see neither the sums nor the layer:
+
+- Before the first round one SuperNode draws a common key and seals it for the others; the server
+  carries the packets. First weights and dropout come from that key.
+- The sum of gradients is a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits, under
+  pads from the same key. The server adds up, takes the masks off, and sends the sum on, still under
+  the pads.
+- A copy of the layer travels under the same key.
+- Every SuperNode of a sum must stay until the sum is opened; otherwise nobody steps.
+
+With a registry the SuperNodes have keys of their own, and do not trust the server. The sums are
+then ``PartySums``, public keys for the common key are signed, and each sum ends in checks by which
+clients know that it was not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,38 +52,53 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.config.rules import BELOW_ONE
-from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import NoClientsError
-from flower_graph.records.participation import Participation
+from flower_graph.errors import MalformedReplyError, NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
+from flower_graph.secure.common_key import (
+    NO_KEY,
+    SIGNED_BY,
+    KeyPacket,
+    ShareKeyReply,
+    ShareKeyRequest,
+    check_signed,
+)
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.sum.messages import MaskRequest
+from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
-from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.common_layer import CommonSettings, bounded
-from flower_graph.strategies.nfedgnn.common_messages import (
+from flower_graph.strategies.nfedgnn.common_client import (
+    AS_PARTY,
+    GRADIENTS,
+    IN_SUM,
+    LEAST_FRACTION_BITS,
+    detail_of,
+)
+from flower_graph.strategies.nfedgnn.common_layer import bounded
+from flower_graph.strategies.nfedgnn.messages import (
     CopyReply,
     CopyRequest,
+    EnrolmentReply,
     GradientRequest,
     HiddenSum,
     LatentReply,
     LatentRequest,
+    MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.common_state import (
+from flower_graph.strategies.nfedgnn.relay_strategy import DEFAULTS, RelayStrategy
+from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
+from flower_graph.strategies.nfedgnn.server_state import (
     NEVER,
-    CommonBook,
     CommonMembership,
+    CommonTable,
     Latents,
     NoSum,
 )
-from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.link_server import HeldLinks
-from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
-from flower_graph.strategies.nfedgnn.server_model import (
-    Losses,
-    ServerData,
-    scheduled,
-)
+from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.exchange import Replies, few
 from flower_graph.wire.fields import Bytes
@@ -75,7 +106,6 @@ from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 from flower_graph.wire.numpy_client import Config
 
-USUAL = StrategyConfig()  # where the defaults stand
 NOBODY: IntArray = np.zeros(0, np.int64)
 
 
@@ -100,59 +130,25 @@ class SummedGradientRelay(
         Where and every how many rounds to save everything; 0 for never.
     """
 
+    usual_reg_weight = 0.0
+    users: CommonTable
+
     def __init__(
         self,
         data: ServerData,
         server_model: nn.Module,
         *,
-        latent_size: int,
-        user_bias: bool = False,
-        reg_weight: float = 0.0,
-        learning_rate: float = USUAL.learning_rate,
-        weight_decay: float = USUAL.weight_decay,
         feature_dropout: float = 0.0,
-        evaluate_every: int = USUAL.evaluate_every,
-        schedule: str = USUAL.schedule,
-        gradient_norm: float = USUAL.gradient_norm,
-        server_average: float = USUAL.server_average,
-        participation: float = USUAL.participation,
-        seed: int = 0,
-        device: str = "cpu",
-        min_nodes: int = USUAL.min_nodes,
-        limit: float = USUAL.limit,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
-        links: HeldLinks | None = None,
+        limit: float = DEFAULTS.limit,
+        **settings: Any,  # the other parameters
     ) -> None:
         BELOW_ONE.check("feature_dropout", feature_dropout)
-        self.serve(
-            data,
-            server_model,
-            links,
-            schedule=schedule,
-            learning_rate=learning_rate,
-            evaluate_every=evaluate_every,
-            latent_size=latent_size,
-            reg_weight=reg_weight,
-            weight_decay=weight_decay,
-            gradient_norm=gradient_norm,
-            average=server_average,
-            seed=seed,
-            device=resolve_device(device),
-        )
-        settings = CommonSettings(latent_size, user_bias, weight_decay, seed, feature_dropout)
-        self.users: CommonBook = CommonBook(self.server.num_nodes, settings)
-        self._latents, self.limit = Latents(), limit
-        super().__init__(
-            Session(
-                self.membership(),
-                min_nodes=min_nodes,
-                participation=participation,
-                seed=seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
+        self.feature_dropout, self.limit = feature_dropout, limit
+        self._latents = Latents()
+        super().__init__(data, server_model, **settings)
+
+    def table(self, settings: UserSettings) -> CommonTable:
+        return CommonTable(self.server.num_nodes, settings._replace(dropout=self.feature_dropout))
 
     # What is otherwise where sums are masked
 
@@ -184,22 +180,20 @@ class SummedGradientRelay(
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
         session = self.session
-        there = session.gather(server_round, "no SuperNode hosts users of this graph")
-        hosted = self.numbers(there)
-        latents = self._gathered(server_round, hosted)
+        latents = self._gathered(server_round, self.hosted(server_round))
         answered = {node: latents.asked[node] for node in latents.came}
-        rate = scheduled(self.schedule, self.learning_rate, server_round, session.rounds)
+        rate = self.step_size(server_round)
         losses, gradient = self._losses(server_round, latents)
         for node, local in answered.items():
             self.users.used(local, apart=node in latents.apart)
         void = self._add_up(server_round, answered, gradient, rate)
         why = "" if void is None else str(void)
-        who = self._participation([] if why else list(answered), why)
+        who = self.took_part([] if why else answered, why)
         if void is not None:
             members = session.members
             assert isinstance(members, CommonMembership)
             members.stopped(void.nodes, answered)
-        self.users.ended(server_round)
+        self.users.round = server_round
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
         report.skipped = why
@@ -238,10 +232,8 @@ class SummedGradientRelay(
         self._ask(self._latents, asked, saves=self.session.is_due(server_round))
 
     def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
-        pool = self.users.roster.pool(server_round)
-        drawn = pool[self.session.draw(pool.size, server_round)]
         takes_part = np.zeros(self.users.roster.size, bool)
-        takes_part[drawn] = True
+        takes_part[self.drawn(server_round)] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
     def _ask(
@@ -361,11 +353,6 @@ class SummedGradientRelay(
         users.made(server_round, total, rate)
         return None
 
-    def _participation(self, nodes: Sequence[int], no_use: str) -> Participation:
-        unhosted = self.users.unhosted(self.session.members.numbers())
-        answered = self.session.clients_of(nodes)
-        return self.session.participation(answered, left_out=unhosted, no_use=no_use)
-
     # The run
 
     def finish(self, server_round: int) -> None:
@@ -377,9 +364,6 @@ class SummedGradientRelay(
         super().load_state(state)
         self._latents = Latents()
 
-    def fixed_settings(self) -> dict[str, object]:
-        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
-
 
 def _tensor(latent: NDArray[np.generic]) -> Tensor:
     return torch.tensor(latent, dtype=torch.float32)
@@ -387,3 +371,168 @@ def _tensor(latent: NDArray[np.generic]) -> Tensor:
 
 def _users(numbers: IntArray) -> Tensor:
     return torch.from_numpy(numbers)
+
+
+# Masked ------------------------------------------------------------------------------------------
+
+
+def _shared(count: int, node: int, content: RecordDict) -> ShareKeyReply:
+    return ShareKeyReply.read(content, k=count)
+
+
+class MaskedMembership(CommonMembership):
+    """The users of each SuperNode, and which SuperNodes have the common key."""
+
+    answer_type = MaskedEnrolment
+
+    def __init__(self, state: CommonTable, check: Callable[[MaskedEnrolment], None]) -> None:
+        super().__init__(state)
+        self._check = check
+        self.public: dict[int, Bytes] = {}  # key of each SuperNode
+        self.signed_by: dict[int, Bytes | None] = {}
+        self.checks: dict[int, bytes] = {}  # hash of the common key that it has
+
+    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
+        answer = super().read(node, content)
+        assert isinstance(answer, MaskedEnrolment)
+        self._check(answer)
+        return answer
+
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        super().enrolled(node, answer)
+        assert isinstance(answer, MaskedEnrolment)
+        self.public[node], self.checks[node] = answer.public, answer.key_check.tobytes()
+        self.signed_by[node] = answer.signed_by
+
+
+class MaskedGradientRelay(SummedGradientRelay):
+    """Server of nFedGNN with one first layer, for clients that are ``MaskedLayerClient``.
+
+    Parameters
+    ----------
+    *data, **more
+        As of ``SummedGradientRelay``.
+    registry : Path or str, optional
+        File of the SuperNodes' registered keys, for clients that do not trust the server.
+    """
+
+    def __init__(
+        self,
+        *data: Any,  # Any: arguments are those of its parent
+        registry: Path | str | None = None,
+        **more: Any,
+    ) -> None:
+        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
+        self._parties = None if registry is None else PartySums(registry, differ_by=1)
+        super().__init__(*data, **more)
+
+    def membership(self) -> CommonMembership:
+        return MaskedMembership(self.users, self._check)
+
+    def _check(self, answer: MaskedEnrolment) -> None:
+        """Refuse a SuperNode whose public key no other SuperNode would take."""
+        if self._parties is not None:
+            run = str(self.session.exchange.grid.run.run_id).encode()
+            try:
+                check_signed(self._parties.registry, run, answer.public, answer.signed_by)
+            except RefusedError as error:
+                raise MalformedReplyError(str(error)) from error
+
+    @cached_property
+    def sums(self) -> SecureSum:
+        return SecureSum(
+            self.session.exchange,
+            limit=self.limit,
+            resolution=2.0**-LEAST_FRACTION_BITS,
+            server=self._parties or SumServer(dropout=0.0),
+            timeout=self.session.timeout,
+            guard=True,
+        )
+
+    def load_state(self, state: StateDict) -> None:
+        """Go on from what ``state`` returned; keys of sums are made anew."""
+        super().load_state(state)
+        if self._parties is None:
+            self.__dict__.pop("sums", None)
+
+    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
+        members = self.session.members
+        assert isinstance(members, MaskedMembership)
+        hosted = list(self.session.hosted())
+        holders = [node for node in hosted if members.checks[node] != NO_KEY]
+        check = members.checks[holders[0]] if holders else NO_KEY
+        has_key = {node: bool(holders) and members.checks[node] == check for node in nodes}
+        lacking = [node for node in nodes if not has_key[node]]
+        if not lacking:
+            return {}
+        for donor in [node for node in holders if members.checks[node] == check] or hosted:
+            others = [node for node in lacking if node != donor]
+            public = np.array([members.public[node] for node in others], np.uint8).reshape(-1, 32)
+            replies = self.session.send(
+                {donor: ShareKeyRequest(public, not holders, self._signed(others)).to_record()},
+                server_round,
+                partial(_shared, len(others)),
+                message_type="train.share_key",
+                max_reply_bytes=setup_bytes(),
+            )
+            for reply in replies.values.values():
+                members.checks |= dict.fromkeys([donor, *others], reply.key_check.tobytes())
+                sender = members.public[donor], members.signed_by[donor]
+                return {
+                    node: KeyPacket(packet, *sender).to_config()
+                    for node, packet in zip(others, reply.packets, strict=True)
+                }
+        return {}
+
+    def _signed(self, nodes: Sequence[int]) -> Bytes | None:
+        members = self.session.members
+        assert isinstance(members, MaskedMembership)
+        if self._parties is None:
+            return None
+        rows = [members.signed_by[node] for node in nodes]
+        return np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
+
+    def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> HiddenSum | NoSum:
+        """Have the sums added up under masks; return the padded sum, or why there is none."""
+        session, sums = self.session, self.sums
+        clients = session.members.clients
+        count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
+        asked = {node: clients[node][:count] for node in requests}
+        every = {one for local in asked.values() for one in local}
+        if set(sums.clients) != every:
+            sums.give_up()
+        sums.prepare(server_round, asked)
+        length = int(np.prod(self.users.weight_shape)) + checks
+        ring = sums.ring
+        entries = sums.requests(
+            length, GRADIENTS, detail_of(server_round, self.users.last), padded=True
+        )
+        contents = {node: requests[node].to_record() for node in entries}
+        for node, content in contents.items():
+            content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries[node]})
+        replies = session.send(
+            contents,
+            server_round,
+            sums.take,
+            message_type="train.add_up",
+            max_reply_bytes=reply_bytes(length, IN_SUM),
+        )
+        missing = [node for node in contents if node not in replies.values]
+        for node in replies.values:
+            self.users.added_up(requests[node].users, 8 * length)
+        result = sums.close_padded(server_round)
+        rejected = sums.take_rejected()
+        session.rejected += rejected
+        if missing:
+            return NoSum.unanswered(missing)
+        if isinstance(result, Skipped):
+            silent = tuple({one.node_id for one in rejected} & requests.keys())
+            return NoSum(str(result.reason), silent)
+        if lost := every.difference(result.contributors.tolist()):
+            text = f"{len(lost)} of {len(every)} parties were left out"
+            nodes = (node for node, local in asked.items() if not lost.isdisjoint(local))
+            return NoSum(text, tuple(nodes))
+        mask = MaskRequest.from_config(next(iter(entries.values())))
+        return HiddenSum(
+            result.contributors.size, mask.run_id, mask.server_round, ring, result.total
+        )

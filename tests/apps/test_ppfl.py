@@ -88,7 +88,7 @@ def test_the_mlp_judges_no_round_that_cannot_be_the_last(
         asked.append(args[-1])
         return evaluation.Folds(args[1].copy(), np.zeros(len(args[1]), np.int64))
 
-    monkeypatch.setattr(evaluation, "_cross_validate", score)
+    monkeypatch.setattr(evaluation, "cross_validated", score)
     reports = simulate(small("patience=2", "rounds=9", "gat.epochs=1", model="gat"))
     # Nothing is better than the first, so that the third is the last: both roles of four clients
     assert len(reports) == 3 and (asked.count("svc"), asked.count("mlp")) == (24, 8)

@@ -22,14 +22,13 @@ from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
-from flower_graph.data.gaps import Gaps
+from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph
 from flower_graph.data.labels import read_labels
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.sources.pyg import load_file, read_file
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 
 PEOPLE = ("anna", "bert", "cora", "dora")

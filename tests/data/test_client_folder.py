@@ -15,8 +15,8 @@ from flower_graph.data.folders.client_folder import (
     client_graph_from_data,
     ego_from_data,
     load_folder,
+    load_overlapping_folder,
 )
-from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError
 
@@ -271,7 +271,7 @@ def test_a_client_may_have_no_edges_but_not_all(tmp_path: Path) -> None:
         ({"edge_index": None}, "edge_index"),
         ({"x": torch.ones(3, 5)}, r"x .*0\.pt"),
         ({"train_mask": flags(1, 1)}, r"train_mask is torch.bool \[2\]"),
-        ({"val_mask": flags(1, 1, 0)}, "train_mask"),
+        ({"val_mask": flags(1, 1, 0)}, "for training"),
         ({"y": torch.full((3,), -1)}, "3 nodes"),
     ],
 )

@@ -24,7 +24,7 @@ from torch_geometric.utils import subgraph
 from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.folders.run_folder import deciding_settings
+from flower_graph.data.folders.party import deciding_settings
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -171,7 +171,7 @@ SHARED = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2).e
 
 
 def drawn_parts(clients: int, **changes: Any) -> list[Tensor]:
-    how: dict[str, Any] = {"draws": 3, "share": 0.5, "seed": 1} | changes
+    how: dict[str, Any] = {"draws": 3, "seed": 1} | changes
     return metis_overlapping(SHARED, 120, clients=clients, **how)
 
 
@@ -184,15 +184,13 @@ def test_half_of_each_part_is_drawn_for_each_of_its_clients() -> None:
         assert len(nodes) == round(0.5 * len(cut[number // 3]))
         assert nodes == sorted(nodes)
     assert lists(drawn_parts(6)) == lists(drawn_parts(6)) != lists(drawn_parts(6, seed=2))
-    first, second, *_ = lists(drawn_parts(6, share=1.0))
-    assert first == second
 
 
 def test_clients_of_overlapping_parts_are_counted_in_draws() -> None:
     with pytest.raises(DataError, match=r"clients = 7.*partition.draws"):
         drawn_parts(7)
-    with pytest.raises(DataError, match=r"drawn_share = 0.001"):
-        drawn_parts(6, share=0.001)
+    with pytest.raises(DataError, match="clients = 120"):
+        drawn_parts(120, draws=1)  # half of a node
 
 
 # --- by label, and at random
@@ -344,11 +342,7 @@ def test_alpha_and_resolution_reach_the_cut() -> None:
         ({}, 1.1, "graphless_ratio = 1.1"),
         ({}, math.nan, "graphless_ratio = nan"),
         ({"clients": 80}, 0.0, r"^client \d+.*80"),
-        (
-            {"method": "metis-overlapping", "drawn_share": 0.03, "draws": 1},
-            0.0,
-            r"client \d.*1",
-        ),
+        ({"method": "metis-overlapping", "clients": 60, "draws": 1}, 0.0, r"client \d.*60"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], ratio: float, said: str) -> None:
@@ -543,6 +537,6 @@ def test_keys_of_another_way_of_cutting_decide_nothing() -> None:
     for method, keys in (
         ("ego-networks", {"hops", "min_nodes", "split"}),
         ("overlapping", {"public", "public_share", "private_share"}),
-        ("metis-overlapping", {"draws", "drawn_share"}),
+        ("metis-overlapping", {"draws"}),
     ):
         assert deciding(method=method) - deciding(method="random") == keys

@@ -1,4 +1,4 @@
-"""What a graph may be: each row of ``docs/own-data.md`` once, and each door once."""
+"""What a graph may be: each row of ``docs/reference/configuration.md`` once, and each door once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flower_graph.data.gaps import Gaps
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 
-DOCS = Path(__file__).parents[2] / "docs/own-data.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
 RATIOS = [0.5, 0.25, 0.25]
 

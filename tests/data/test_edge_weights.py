@@ -21,9 +21,9 @@ from flower_graph.config.partition import PartitionSection
 from flower_graph.data import as_graph
 from flower_graph.data.description import Caution
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
+from flower_graph.data.gaps import Uses
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
 from flower_graph.data.sources.pyg import load_file
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 from flower_graph.models import GCN
 
@@ -95,7 +95,7 @@ def test_tables_have_a_column_of_weights(tmp_path: Path) -> None:
     [
         {"method": "random", "clients": 3},
         {"method": "metis", "clients": 3},
-        {"method": "metis-overlapping", "clients": 4, "draws": 2, "drawn_share": 0.8},
+        {"method": "metis-overlapping", "clients": 4, "draws": 4},
         {"method": "ego-networks", "clients": 4, "hops": 2, "min_nodes": 4},
     ],
 )

@@ -17,9 +17,11 @@ from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data.folders.client_files import client_graphs, clients_path
-from flower_graph.data.folders.client_folder import load_folder
-from flower_graph.data.folders.ego_folder import load_ego_folder
-from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.folders.client_folder import (
+    load_ego_folder,
+    load_folder,
+    load_overlapping_folder,
+)
 from flower_graph.data.partition.statistics import ego_statistics
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import DataError

@@ -22,9 +22,8 @@ from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data, to_undirected
 from flower_graph.data.description import as_graph
 from flower_graph.data.folders.client_folder import client_graph_from_data
-from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.names import PygName
-from flower_graph.data.sources.pyg import load_file, load_pyg
+from flower_graph.data.sources.pyg import load_file, load_pyg, without_duplicates
 from flower_graph.errors import DataError
 
 Listing = dict[str, tuple[int, int]]
@@ -124,9 +123,8 @@ ACTOR = [*AMAZON[:2], [1, 0, 0], AMAZON[3]]
 @pytest.mark.parametrize(
     ("name", "settings", "seed", "x", "y", "parts"),
     [
-        ("WikiCS", {"split_index": 0}, 0, NORMALISED, [0, 1, 2, 1], [[0], [1], [2, 3]]),
-        ("WikiCS", {"split_index": 19}, 0, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
-        ("WikiCS", {}, 5, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
+        ("WikiCS", {}, 0, NORMALISED, [0, 1, 2, 1], [[0], [1], [2, 3]]),
+        ("WikiCS", {}, 19, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
         ("Actor", {"split": "geom-gcn"}, 13, ACTOR, [0, 1, 1, 0], [[3], [0], [1]]),
         ("LastFMAsia", RANDOM, 0, NORMALISED, [0, 1, 0, 1], None),
         ("Flickr", {"features": "as-is"}, 0, X.tolist(), [1, 0, 1, 0], [[0, 3], [1], [2]]),

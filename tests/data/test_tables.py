@@ -10,10 +10,9 @@ import networkx as nx
 import pytest
 import torch
 
-from flower_graph.data.gaps import Gaps
+from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.sources.names import check_name, file_path, folder_path, located
 from flower_graph.data.sources.pyg import load_file, read_file
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError, FractionalLabelsError
 
 NODES = """\

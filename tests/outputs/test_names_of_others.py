@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import OutputError
-from flower_graph.method.comparison import Comparison
+from flower_graph.method.compare import Comparison
 from flower_graph.outputs.files import as_text, table_of, table_text
 from flower_graph.outputs.rows import Predictions
 from flower_graph.records.rounds import RoundReport

@@ -118,9 +118,12 @@ def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path
 
 
 def test_models_of_one_form_are_put_together() -> None:
+    config = config_of("gat")
     one, two, other = (
-        PublicGAT(replace(graph_of(client), x=graph_of(client).x[:, :width]), settings).saved()
-        for client, width, settings in ((0, 7, gat_of()), (1, 7, gat_of()), (2, 6, gat_of()))
+        PublicGAT(
+            replace(graph_of(number), x=graph_of(number).x[:, :width]), config, CLASSES
+        ).saved()
+        for number, width in ((0, 7), (1, 7), (2, 6))
     )
     joined = SavedModels.join([one, two, other])
     assert [each.clients for each in joined] == [[0, 1], [2]]
@@ -128,11 +131,3 @@ def test_models_of_one_form_are_put_together() -> None:
         (client,) = each.clients
         for name, value in each.state_dict(client).items():
             assert torch.equal(joined[0].state_dict(client)[name], value)
-
-
-def gat_of() -> Any:
-    config = config_of("gat")
-    member = make_member(graph_of(0), config, CLASSES)
-    model = member.build()
-    assert isinstance(model, PublicGAT)
-    return model.settings

@@ -16,11 +16,11 @@ from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run
 from flower_graph.outputs.files import Embeddings, Predictions
-from flower_graph.strategies.ppfl.joining import join_graph
 from flower_graph.strategies.ppfl.newcomer import (
     Floats,
     Integers,
     PublicSpace,
+    join_graph,
     join_space,
     learn_beside,
 )
