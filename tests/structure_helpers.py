@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import torch
 from flwr.app import Context
 from flwr.serverapp.strategy import Result
 from plain_structure import FEDGLS, PlainClient, PlainFederation
-from torch import Tensor, nn
+from torch import Tensor
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.outputs.files import SavedModels
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.cohort import StructureCohort
@@ -125,14 +123,6 @@ def learners_of(cohort: StructureCohort, what: str = "weight") -> dict[int, list
             parts = [whole, *(rest[number].view(-1, w, w) if rest.numel() else ())]
         found[client] = [part.clone() for part in parts]
     return found
-
-
-def built(saved: SavedModels, client: int) -> nn.Module:
-    """Build a saved model as anybody does who has PyTorch and PyTorch Geometric."""
-    place, _, name = saved.module.rpartition(".")
-    model: nn.Module = getattr(import_module(place), name)(**saved.arguments)
-    model.load_state_dict(saved.state_dict(client))
-    return model.eval()
 
 
 # Runs --------------------------------------------------------------------------------------------

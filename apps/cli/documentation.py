@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import flower_graph
+from flower_graph.apps.cli.say import say
 from flower_graph.config.rules import suggest
 from flower_graph.errors import ConfigError
 from flower_graph.storage.reading import MOST_RECORD, read_text
@@ -40,9 +41,9 @@ def docs_command(args: argparse.Namespace) -> int:
     path, _, anchor = address.partition("#")
     is_text = path.startswith("file:") and path.endswith(".md")
     if is_text and not args.path:
-        print(text_of(Path(unquote(urlparse(path).path)), anchor))
+        say(text_of(Path(unquote(urlparse(path).path)), anchor))
         return 0
-    print(address)
+    say(address)
     if not args.path:
         webbrowser.open(address)
     return 0

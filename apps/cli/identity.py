@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from flower_graph.apps.cli.say import say
 from flower_graph.errors import ConfigError
 from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.identity import new_identity, public_file, read_public
@@ -13,23 +14,22 @@ from flower_graph.secure.parties.registry import Registry, read_numbers, write_n
 def identity_command(args: argparse.Namespace) -> int:
     """Make a key pair and print where it is."""
     public = new_identity(args.file)
-    print(f"secret key  {args.file}: show it to nobody")
-    print(f"public key  {public_file(args.file)}: {public.hex()}", flush=True)
+    say(
+        f"secret key  {args.file}: show it to nobody",
+        f"public key  {public_file(args.file)}: {public.hex()}",
+    )
     return 0
 
 
 def registry_command(args: argparse.Namespace) -> int:
     """Show a registry, or write a new version of it."""
     if args.action == "show":
-        print(*_lines(Registry.read(args.registry)), sep="\n", flush=True)
+        say(*_lines(Registry.read(args.registry)))
         return 0
     registry = _changed(args)
     registry.write(args.registry)
-    print(*_lines(registry), sep="\n")
-    print(
-        "copy this file to all SuperNodes: those with different versions refuse each other",
-        flush=True,
-    )
+    copy = "copy this file to all SuperNodes: those with different versions refuse each other"
+    say(*_lines(registry), copy)
     return 0
 
 

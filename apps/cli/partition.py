@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flower_graph.apps.cli.run import default_folder
+from flower_graph.apps.cli.say import say
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config, to_dict
@@ -76,7 +77,7 @@ def _write(
     shown |= {"data folders": folders, "outputs": str(out)}
     width = max(len(name) for name in shown)
     lines = [f"  {name:{width}}  {value}" for name, value in shown.items()]
-    print(_heading(args.config, numbers), *lines, sep="\n", flush=True)
+    say(_heading(args.config, numbers), *lines)
     return 0
 
 

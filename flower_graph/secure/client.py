@@ -80,8 +80,7 @@ class MaskingClient(PartyActions):
         """Make channel keys, or return those of the run; refused if there is a key of its own."""
         if self.trust is not None:
             raise RefusedError(
-                "this SuperNode has a key of its own and takes part in no sum whose server is "
-                "trusted"
+                "a SuperNode with a key of its own takes part in no trusted server's sum"
             )
         run_id, host = KeyRequest.from_config(config).run_id, None
         with suppress(StateLostError):

@@ -248,8 +248,12 @@ def replaced(path: Path, mode: int = 0o600, *, lasting: bool = True) -> Iterator
             # The stream's name is a path for writers that take no stream.
             with open(path_of(folder, part), "wb", opener=lambda *_: handle) as stream:
                 yield stream
-            if lasting:
-                _sync(part, folder)
+            if lasting:  # by its name: a writer may have put another file in its place
+                handle = os.open(part, os.O_RDONLY | _CLOSED, dir_fd=folder)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
             os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             if lasting:
                 os.fsync(folder)
@@ -264,15 +268,6 @@ def written(path: Path) -> Iterator[BinaryIO]:
     """Open a new file for people to read, as ``replaced``; ``OutputError`` if that fails."""
     with saying(path), replaced(path, 0o666, lasting=False) as stream:
         yield stream
-
-
-def _sync(name: str, folder: int) -> None:
-    """Flush a file to the disk, by its name: a writer may have put another in its place."""
-    handle = os.open(name, os.O_RDONLY | _CLOSED, dir_fd=folder)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def path_of(handle: int, name: str = "") -> str:

@@ -39,18 +39,9 @@ from flower_graph.strategies.fedscem.baselines import (
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.fedscem.cohort_client import (
-    EgoNetworkClient,
-)
-from flower_graph.strategies.fedscem.config import (
-    APP,
-    AVERAGING,
-    FEDSCEM,
-    SAGE,
-    FedSCemConfig,
-)
-from flower_graph.strategies.fedscem.kept import train_alone
+from flower_graph.strategies.fedscem.cohort import EgoSettings, train_alone
+from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE, FedSCemConfig
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
@@ -71,7 +62,7 @@ SERVERS: dict[str, Callable[..., Server]] = {
 # Settings that FedSCem's strategy has, but no baseline
 OF_FEDSCEM = (
     *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout", "block_cap", "most_points", "least_holders"),
+    *("limit", "resolution", "dropout", "least_holders"),
 )
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7

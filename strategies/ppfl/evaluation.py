@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
-CLASSIFIERS = ("svc", "mlp")
-SVC, MLP = CLASSIFIERS
+SVC, MLP = CLASSIFIERS = ("svc", "mlp")
 NOBODY = -1  # class and fold of a node that is not evaluated
 
 

@@ -345,8 +345,8 @@ def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
         ({"partition-id": True, "num-partitions": 4}, "partition-id: True"),
         ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4"),
         ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1 with num-partitions: 4"),
-        ({"partition-id": 0, "num-partitions": 0}, "0 SuperNodes for 8 clients"),
-        ({"partition-id": 0, "num-partitions": 9}, "9 SuperNodes for 8 clients"),
+        ({"partition-id": 0, "num-partitions": 0}, "num-supernodes: 0"),
+        ({"partition-id": 0, "num-partitions": 9}, "num-supernodes: 9"),
     ],
 )
 def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> None:
@@ -391,7 +391,7 @@ def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
         assert report.answered == 2
         (entry,) = report.rejected
         assert entry["node"] == [*grid.contexts][1]
-        assert f"{folders[1] / 'data.safetensors'}: its SHA-256" in entry["reason"]
+        assert f"{folders[1] / 'data.safetensors'}: is damaged" in entry["reason"]
     forget_run(grid.run.run_id)
 
 

@@ -297,7 +297,7 @@ def test_noise_needs_another_class() -> None:
             {"public_share": 0.001},
             "public_share = 0.001",
         ),
-        ({"private_share": 0.001}, "least 0.005.*0"),
+        ({"private_share": 0.001}, "private_share = 0.001.*0.005"),
         ({"label_noise": 1.0}, "partition.label_noise = 1.0"),
         ({"label_noise": float("nan")}, "partition.label_noise = nan"),
         ({"ratios": [0.6, 0.6, 0.2]}, r"partition.ratios = \[0.6, 0.6, 0.2\]"),

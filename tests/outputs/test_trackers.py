@@ -14,7 +14,7 @@ import pytest
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.config import extras, track
+from flower_graph.config import common, rules
 from flower_graph.errors import ConfigError
 from flower_graph.report import trackers
 from flower_graph.report.trackers import Subject
@@ -66,9 +66,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
         started.append(Fake(subject, started.failing))
         return started[-1]
 
-    for name in track.TRACKERS:
+    for name in common.TRACKERS:
         monkeypatch.setitem(trackers.TRACKERS, name, start)  # type: ignore[arg-type]
-    monkeypatch.setattr(extras, "find_spec", lambda name: name)
+    monkeypatch.setattr(rules, "find_spec", lambda name: name)
     monkeypatch.chdir(tmp_path)
     return started
 
@@ -143,7 +143,7 @@ def test_no_place_of_keys_and_files_is_shown(tmp_path: Path) -> None:
 def test_a_missing_library_is_refused_before_the_run_and_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"flower-graph\[wandb\]") as error:
         fg.run("fedgta/cora-linqs", SMALL, track=["wandb"], out=tmp_path / "out")
     assert error.value.key == "track" and not (tmp_path / "out").exists()

@@ -135,12 +135,12 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return [rng.integers(-9, 9, size) for size in (2, 1)]
         case fields.Flags():
             return rng.random(shape) < 0.5
-        case fields.Block():
-            return rng.integers(256, size=shape, dtype=np.uint8)
         case CountsField():
             return Counts(torch.from_numpy(rng.integers(0, 9, (3, 2, 2))))
         case fields.Exact():
             return rng.integers(1, 2**31, shape)
+        case fields.Block():
+            return rng.integers(256, size=shape, dtype=np.uint8)
         case codec.Tensor():
             return rng.random(shape).astype(np.float32)
         case sage.Named():

@@ -26,8 +26,6 @@ ALLOWED = {
     ("flower_graph/data/cora_linqs/__init__.py", "np.load"): "bytes that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "read_bytes"): "bytes that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "read_text"): "bytes that the package ships",
-    ("flower_graph/data/cora_linqs/pack.py", "read_bytes"): "makes what the package ships",
-    ("flower_graph/data/cora_linqs/pack.py", "zipfile.ZipFile"): "makes what the package ships",
     ("flower_graph/engine/machine.py", "read_text"): "the kernel's",
     ("flower_graph/outputs/figures.py", "fromfile"): "of a stream that storage opened",
     ("flower_graph/outputs/rows.py", "loadtxt"): "of lines that were read",

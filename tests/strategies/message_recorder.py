@@ -220,9 +220,7 @@ def sages(see: Recorder, folder: Path) -> None:
         own = partial(SageClient, checkpoint_dir=where)
         for rounds, resume in ((2, False), (3, True)):
             grid = see.grid(sage_app(networks(), strategy, own), num_supernodes=2)
-            server = strategy(
-                SAGE_SETTINGS._replace(batch_size=4), generator_epochs=3, **saving(where)
-            )
+            server = strategy(SAGE_SETTINGS._replace(batch_size=4), **saving(where))
             server.start(grid, num_rounds=rounds, timeout=5, resume=resume)
 
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-import pytest
 import torch
-from ego_helpers import FEATURES, HIDDEN, SETTINGS, PlainClient, toy_egos, toy_shared
+from ego_helpers import FEATURES, HIDDEN, SETTINGS, toy_egos, toy_shared
 from torch import Tensor
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.graph_batch import evaluate
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,
@@ -41,36 +39,6 @@ def by_client(chosen: ChosenEgos) -> dict[int, Tensor]:
     parts = zip(chosen.embed().split(sizes[0]), first.split(sizes[1]), rest, strict=True)
     flat = [torch.cat([part.reshape(-1) for part in own]) for own in parts]
     return dict(zip(batch.clients, flat, strict=True))
-
-
-def test_equals_plain_pyg_clients():
-    """Steps as in all variants, with a projection that is wider than the embeddings."""
-    settings = SETTINGS._replace(projection=3 * HIDDEN)
-    egos, start = toy_egos(), initial_weights(settings)
-    chosen, shared = everyone(egos, settings), toy_shared(egos)
-    plain = [PlainClient(ego, start, settings) for ego in egos]
-    own = [toy_shared([ego]) for ego in egos]
-    for step in ("train", "fuse", "fuse", "contrast", "train"):
-        if step == "train":
-            before = chosen.evaluate(chosen.embed())
-            found = evaluate(chosen.batch, chosen.train(1))  # of the logits from before
-            torch.testing.assert_close(found, before, rtol=0, atol=0, equal_nan=True)
-            for client in plain:
-                client.step()
-            continue
-        losses = chosen.fuse(shared, 1, classify=step == "fuse").tolist()
-        for loss, client, means in zip(losses, plain, own, strict=True):
-            wanted = client.losses(means)[1].item() if means.place.numel() else torch.nan
-            assert loss == pytest.approx(wanted, abs=1e-5, nan_ok=True)
-            client.step(means, classify=step == "fuse")
-    judged = chosen.evaluate(chosen.embed())
-    for place, client in enumerate(plain):
-        expected = torch.cat([client.embed().detach().reshape(-1), client.active()])
-        found = by_client(chosen)[client.ego.client]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-        if client.ego.train_mask.any():
-            loss = client.losses(None)[0].item()
-            assert judged.loss[place].item() == pytest.approx(loss, abs=1e-5)
 
 
 def test_all_clients_start_alike_as_pyg_and_pytorch_do():
@@ -121,11 +89,6 @@ def test_embeddings_are_kept_until_the_weights_change_whoever_changes_them():
     assert all(not torch.equal(one, two) for one, two in pairwise(seen))
     anew = EgoCohort(egos, SETTINGS, {name: value.clone() for name, value in state.items()})
     assert torch.equal(seen[-1], anew.choose([ego.client for ego in egos]).embed())
-
-
-def test_a_stranger_is_refused():
-    with pytest.raises(ValueError, match=r"\[7, 112\].*100"):
-        EgoCohort(toy_egos(), SETTINGS).choose([100, 112, 7])
 
 
 def test_nobody_has_shared_nodes():

@@ -10,8 +10,9 @@ from ego_helpers import FEATURES, HIDDEN, PROJECTION, SETTINGS, toy_egos
 from test_ego_cohort import everyone, full_round
 
 from flower_graph.outputs.files import read_models, write_outputs
-from flower_graph.strategies.fedscem.cohort import ChosenEgos, initial_weights
-from flower_graph.strategies.fedscem.kept import (
+from flower_graph.strategies.fedscem.cohort import (
+    ChosenEgos,
+    initial_weights,
     own_models,
     predictions_of,
 )

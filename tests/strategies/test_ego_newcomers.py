@@ -18,8 +18,7 @@ from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.method.load import load_config, to_yaml
 from flower_graph.method.run import Run, load_run
 from flower_graph.outputs.files import SavedModels, write_outputs
-from flower_graph.strategies.fedscem.cohort import initial_weights
-from flower_graph.strategies.fedscem.kept import common_model, own_models
+from flower_graph.strategies.fedscem.cohort import initial_weights, own_models
 
 NEW, ROUNDS = toy_egos()[8], 3
 SAME = (
@@ -45,19 +44,6 @@ def trained_run(folder: Path, models: list[SavedModels], *overrides: str) -> Run
 def new(y: Tensor | None = None, **values: Any) -> NewGraph:
     nobody = torch.full_like(NEW.y, -1)
     return NewGraph(NEW.x, NEW.edge_index, nobody if y is None else y, values=values)
-
-
-def test_the_servers_mean_needs_no_training(tmp_path: Path) -> None:
-    mean = initial_weights(SETTINGS._replace(seed=8))
-    run = trained_run(
-        tmp_path / "run", [common_model(mean, SETTINGS, [-1])], "strategy.model_sharing=fedavg"
-    )
-    chosen = everyone([NEW])
-    chosen.start_from(mean)
-    expected = chosen.classify(chosen.embed()).softmax(1)
-    torch.testing.assert_close(run.predict(NEW.x, NEW.edge_index), expected, atol=1e-5, rtol=0)
-    of_client = run.predict(NEW.x, NEW.edge_index, client=104)
-    assert (of_client - expected).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("name", ["masked-embedding-averaging", "self-training"])

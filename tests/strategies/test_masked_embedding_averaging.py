@@ -23,11 +23,7 @@ from torch import Tensor
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
-    Shared,
-    initial_weights,
-)
+from flower_graph.strategies.fedscem.cohort import ChosenEgos, Shared, initial_weights
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 # Written densely ---------------------------------------------------------------------------------
@@ -213,6 +209,7 @@ def test_a_client_joins_after_three_rounds(count: int, options: dict[str, Any]) 
         ({"resolution": -1.0}, "resolution.*-1.0"),
         ({"resolution": 2.0**-70}, "resolution"),
         ({"settings": SETTINGS._replace(tau=0.0)}, "tau: 0.0"),
+        ({"registry": "none.json", "aggregation": "plain"}, "registry"),
     ],
 )
 def test_impossible_arguments(options: dict[str, Any], message: str) -> None:

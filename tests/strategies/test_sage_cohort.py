@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from sage_helpers import SETTINGS, learners_of, networks, new_client
+from sage_helpers import few_epochs as few_epochs
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -11,16 +10,7 @@ import pytest
 import torch
 from flwr.app import Context, Message
 from plain_structure import FEDGLS, METHODS, PlainFederation
-from structure_helpers import (
-    assert_as_plain,
-    assert_judged_as_plain,
-    client_app,
-    close,
-    cohort_of,
-    run,
-    settings_of,
-    toy_clients,
-)
+from structure_helpers import assert_as_plain, client_app, cohort_of, run, settings_of, toy_clients
 
 NOT_FINITE = "weights are not finite"
 Mod = Callable[[Message, Context, Callable[..., Message]], Message]
@@ -90,27 +80,6 @@ def test_a_round_in_which_everybody_diverges(supernodes: int) -> None:
     assert outcome.reports[1].loss == pytest.approx(outcome.reports[0].loss, abs=0.1)
     assert outcome.reasons(3) == []
     assert_as_plain(outcome, plain(FEDGLS, *everyone))
-
-
-@pytest.mark.parametrize(("number", "supernodes"), [(21, 1), (22, 6)])  # 21 has no edges
-def test_features_that_are_no_numbers(number: int, supernodes: int) -> None:
-    graphs = toy_clients()
-    place = number - 20
-    x = graphs[place].x.to_dense().clone()
-    x[0] = 3e38  # overflows; features that are no numbers are refused before
-    graphs[place] = replace(graphs[place], x=x)
-    outcome = run(graphs=graphs, supernodes=supernodes)
-    federation = PlainFederation(toy_clients(), FEDGLS, settings_of(FEDGLS))
-    others = [client for client in federation.clients if client.graph.client != number]
-    for turn in (1, 2, 3):
-        reasons = [why for _, why in outcome.reasons(turn)]
-        assert any(NOT_FINITE in why and str(number) in why for why in reasons)
-        federation.round(turn, [number])
-    weights = outcome.weights
-    for client in others:
-        for model, wanted in client.models().items():
-            close(weights[client.graph.client, model].rest, wanted.rest)
-    assert_judged_as_plain(outcome, others)
 
 
 @pytest.mark.parametrize("spoilt", ["weight", "exp-avg"])

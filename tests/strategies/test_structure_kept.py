@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from plain_structure import FEDGLS
-from structure_helpers import SETTINGS, built, settings_of, toy_clients
+from structure_helpers import SETTINGS, settings_of, toy_clients
 from torch import Tensor
 
+from flower_graph.outputs.build import build_module
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.kept import models_of, predictions_of
 from flower_graph.strategies.fedgls.method import KINDS
@@ -60,7 +61,7 @@ def test_modules_compute_what_the_cohort_does(method: str, learner: dict[str, An
         edges = graph.hidden_edges if method == "fed-gnn" and graph.is_graphless else None
         edges = graph.edge_index if edges is None else edges
         x = graph.x.to_dense() if graph.x.layout != torch.strided else graph.x
-        said = built(form, graph.client)(x, edges)
+        said = build_module(form, graph.client)(x, edges)
         torch.testing.assert_close(said, logits_of(cohort, graph.client), atol=1e-5, rtol=1e-5)
 
 
@@ -71,7 +72,7 @@ def test_a_module_finds_neighbours_in_its_hidden_layer() -> None:
     _, graphless = models_of(cohort, shared=True)
     for graph in toy_clients():
         if graph.is_graphless:
-            said = built(graphless, graph.client)(graph.x, None)
+            said = build_module(graphless, graph.client)(graph.x, None)
             wanted = logits_of(cohort, graph.client)
             torch.testing.assert_close(said, wanted, atol=1e-5, rtol=1e-5)
 
@@ -89,17 +90,6 @@ def test_a_mean_is_there_once_and_whole() -> None:
     assert torch.equal(phi[:, [0, -1]], torch.ones(2, 2)) and bool((phi[:, 1:-1] != 1).all())
     names = {*with_edges.state_dict(20), *graphless.state_dict(21)}
     assert not [name for name in names if "first" in name or "rest" in name]
-
-
-def test_models_of_their_own_are_those_of_each_client() -> None:
-    cohort = trained("local-gnn-knn", settings_of("local-gnn-knn"))
-    with_edges, graphless = models_of(cohort, shared=False)
-    assert set(with_edges.own) == {"conv1.bias", "conv2.lin.weight", "conv2.bias"}
-    start = initial_models(cohort.settings)[0].first
-    for form, name in ((with_edges, "conv1.lin.weight"), (graphless, "gnn.conv1.lin.weight")):
-        states = [form.state_dict(client)[name] for client in form.clients]
-        assert all(torch.equal(state[:, -1], start[-1]) for state in states)
-        assert not torch.equal(states[0], states[1])
 
 
 def test_who_diverged_has_no_predictions() -> None:

@@ -16,9 +16,8 @@ from flower_graph.errors import DataError, OutputError
 from flower_graph.method.load import load_config
 from flower_graph.outputs.files import SavedModels
 from flower_graph.strategies.fedgls.cohort import StructureCohort
-from flower_graph.strategies.fedgls.kept import models_of
+from flower_graph.strategies.fedgls.kept import called, models_of, newcomers_logits
 from flower_graph.strategies.fedgls.method import KINDS, METHOD
-from flower_graph.strategies.fedgls.newcomer import called, newcomers_logits
 from flower_graph.strategies.fedgls.strategy import LocalClient
 
 NEW = toy_clients()[0]  # with edges; the run has the others

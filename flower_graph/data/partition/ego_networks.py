@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,18 +70,8 @@ class EgoNetwork:
         return self.nodes.tolist() if self.names is None else self.names
 
 
-class PartitionSettings(Protocol):
-    """The settings that are read from the partition section of a config."""
-
-    hops: int
-    clients: int
-    min_nodes: int
-    seed: int | None
-    split: str
-    ratios: list[float]
-
-
-def partition_egos(data: WholeGraph, partition: PartitionSettings, seed: int) -> list[EgoNetwork]:
+# Any: the section `partition` of a method whose clients have ego-networks
+def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[EgoNetwork]:
     """Sample egos, and make and split their ego-networks.
 
     The whole graph's own masks play no part. ``seed``, of the run, stands in for ``partition.seed``
@@ -150,10 +140,8 @@ def split_per_client(
     # A node that several clients hold may train at one and be tested at another. A client with a
     # labelled node has at least one for training, even where its share would round to none.
     _check_ratios(ratios)
-    return [
-        with_masks(one, _draw(one.y, ratios, generator(seed, "ego-split", one.client)))
-        for one in networks
-    ]
+    draws = (_draw(one.y, ratios, generator(seed, "ego-split", one.client)) for one in networks)
+    return [with_masks(one, masks) for one, masks in zip(networks, draws, strict=True)]
 
 
 def split_global(
@@ -162,18 +150,8 @@ def split_global(
     """Give every node one role, the same at all clients that hold it.
 
     The stricter split: no client trains on a label that another is tested on. A client may be left
-    without any training node. The draw is the same for any clients.
-
-    Parameters
-    ----------
-    networks
-        The ego-networks.
-    y
-        Classes of all nodes of the whole graph, ``[n]``; below 0 without a label.
-    ratios
-        Shares of the whole graph's labelled nodes, as for :func:`split_per_client`.
-    seed
-        The only source of randomness.
+    without any training node. ``y`` are the classes of all nodes of the whole graph; the draw is
+    the same for any clients.
     """
     _check_ratios(ratios)
     roles = _draw(y, ratios, generator(seed, "global-split"))
@@ -203,15 +181,9 @@ def _subgraphs(neighbours: Neighbours, egos: Tensor, hops: int) -> Iterator[tupl
 
 def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
     egos = torch.as_tensor(egos, dtype=torch.int64)
-    outside = egos[(egos < 0) | (egos >= num_nodes)].tolist()
-    if outside:
-        raise DataError(
-            f"egos {outside[:5]}: outside the graph; its nodes are 0 to {num_nodes - 1}"
-        )
     values, counts = torch.unique(egos, return_counts=True)
-    twice = values[counts > 1].tolist()
-    if twice:
-        raise DataError(f"egos {twice[:5]}: there more than once; each node can be one ego")
+    if wrong := values[(values < 0) | (values >= num_nodes) | (counts > 1)].tolist():
+        raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {num_nodes - 1}")
     return egos
 
 

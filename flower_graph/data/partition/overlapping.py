@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,26 +43,8 @@ class OverlappingGraph:
     called: tuple[str, ...] | None = None  # what its user calls the nodes, if the data have names
 
 
-class DealtSettings(Protocol):
-    """The settings of which client holds which node."""
-
-    clients: int
-    public: str
-    public_share: float
-    private_share: float
-
-
-class OverlapSettings(DealtSettings, Protocol):
-    """The settings that are read from the partition section of a config."""
-
-    label_noise: float
-    seed: int | None
-    ratios: list[float]
-
-
-def overlapping_graphs(
-    data: WholeGraph, partition: OverlapSettings, seed: int
-) -> list[OverlappingGraph]:
+# Any: the section `partition` of a method whose clients overlap
+def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[OverlappingGraph]:
     """Cut a graph into clients that share their public nodes.
 
     Every client has all edges among its nodes; a client without edges is allowed, and so are
@@ -94,7 +76,7 @@ def overlapping_graphs(
 
 
 def overlapping_parts(
-    edge_index: Tensor, n: int, partition: DealtSettings, seed: int
+    edge_index: Tensor, n: int, partition: Any, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Return each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
     owner = deal_nodes(edge_index, n, partition, seed)
@@ -103,19 +85,31 @@ def overlapping_parts(
     return [(nodes, owner[nodes] == EVERYBODY) for nodes in parts]
 
 
-def deal_nodes(edge_index: Tensor, n: int, partition: DealtSettings, seed: int) -> Tensor:
+def deal_nodes(edge_index: Tensor, n: int, partition: Any, seed: int) -> Tensor:
     """Return the holder of each node: everybody, one client, or nobody."""
     # Private nodes are assigned from one random order of all nodes, whichever way public ones are
     # chosen: client after client takes the next that are not public.
     if not edge_index.numel():
         raise DataError(f"the graph has {n} nodes and no edges: clients need some to embed nodes")
-    public, private = _sizes(n, partition)
-    chosen = choose_public(edge_index, n, public, partition.public, seed)
+    clients, public, private = partition.clients, partition.public_share, partition.private_share
+    if clients < 1:
+        raise DataError(f"partition.clients = {clients}: must be at least 1")
+    left = (1 - public) / clients
+    counts = []
+    for key, share, fits, allowed in (
+        ("public_share", public, 0 < public <= 1, "above 0 and at most 1"),
+        ("private_share", private, 0 <= private <= left + 1e-9, f"at least 0, at most {left:g}"),
+    ):
+        # Rounded before it is cut off: 0.29 of 100 nodes is 28.999999999999996 in floats.
+        counts.append(int(round(share * n, 6)) if fits else 0)
+        if not fits or (share > 0 and not counts[-1]):
+            least = f", and {1 / n:.2g} for one of the graph's {n} nodes"
+            raise DataError(f"partition.{key} = {share}: must be {allowed}{least}")
     owner = torch.full((n,), NOBODY)
-    owner[chosen] = EVERYBODY
+    owner[choose_public(edge_index, n, counts[0], partition.public, seed)] = EVERYBODY
     order = torch.randperm(n, generator=generator(seed, "private-nodes"))
-    rest = order[owner[order] == NOBODY][: private * partition.clients]
-    owner[rest] = torch.arange(partition.clients).repeat_interleave(private)
+    rest = order[owner[order] == NOBODY][: counts[1] * clients]
+    owner[rest] = torch.arange(clients).repeat_interleave(counts[1])
     return owner
 
 
@@ -137,29 +131,6 @@ def noisy_labels(
     steps = torch.randint(1, classes.numel(), chosen.shape, generator=generator)
     wrong = (torch.searchsorted(classes, y[chosen]) + steps) % classes.numel()
     return y.index_put((chosen,), classes[wrong])
-
-
-def _sizes(n: int, partition: DealtSettings) -> tuple[int, int]:
-    clients, public, private = partition.clients, partition.public_share, partition.private_share
-    if clients < 1:
-        raise DataError(f"partition.clients = {clients}: must be at least 1")
-    if not 0 < public <= 1:
-        raise DataError(f"partition.public_share = {public}: must be above 0 and at most 1")
-    if not 0 <= private <= (1 - public) / clients + 1e-9:
-        raise DataError(
-            f"partition.private_share = {private}: must be at least 0 and at most "
-            f"{(1 - public) / clients:g}, which is what partition.public_share = {public} leaves "
-            f"to each of {clients} clients"
-        )
-    # Rounded before they are cut off: 0.29 of 100 nodes is 28.999999999999996 in floats.
-    counts = int(round(public * n, 6)), int(round(private * n, 6))
-    for key, share, count in zip(("public", "private"), (public, private), counts, strict=True):
-        if share > 0 and count == 0:
-            raise DataError(
-                f"partition.{key}_share = {share}: less than one of the graph's {n} nodes; must "
-                f"be at least {1 / n:.2g}" + (", or 0" if key == "private" else "")
-            )
-    return counts
 
 
 def choose_public(edge_index: Tensor, n: int, count: int, how: str, seed: int) -> Tensor:

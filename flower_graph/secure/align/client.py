@@ -91,10 +91,7 @@ class AlignmentClient(AnyAlignmentClient):
         kinds = {texts[0][:1]: client for client, texts in self._identities.items() if texts}
         if len(kinds) > 1:
             a, b = kinds.values()
-            raise ValueError(
-                f"clients {a} and {b} have identities of different types; use integers or strings "
-                "throughout"
-            )
+            raise ValueError(f"clients {a} and {b} have identities of different types")
         self._epoch = 0
         # From these a client's blinds and its share of the key follow.
         self._secrets = {client: os.urandom(KEY) for client in self._identities}

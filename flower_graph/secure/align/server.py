@@ -352,10 +352,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         chosen = self._draw_holders(free, count)
         enough = min(FEWEST_HOLDERS, len(self._node))
         if len(self._holders) + len(chosen) < enough:
-            raise AlignmentError(
-                f"{len(self._holders) + len(chosen)} clients are left that could hold shares of "
-                f"the key, at least {enough} must"
-            )
+            left = len(self._holders) + len(chosen)
+            raise AlignmentError(f"{left} clients are left to hold keys, at least {enough} must")
         return chosen
 
     def _draw_holders(self, free: list[int], count: int) -> list[int]:

@@ -188,7 +188,6 @@ class VerifiedAlignmentServer(AlignmentServer):
                 chosen.append(local[0])
         if len(self._holders) + len(chosen) < KEY_HOLDERS:
             raise AlignmentError(
-                f"{len(self._holders) + len(chosen)} of the first {KEY_HOLDERS + MOST_SKIPPED} "
-                f"parties of the draw can hold keys, {KEY_HOLDERS} must"
+                f"too few of the draw's first parties are there: {KEY_HOLDERS} must hold keys"
             )
         return chosen

@@ -289,9 +289,9 @@ class PartySums(SumServer):
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
         if sum(blocks) > self._most_points:
+            most = self._most_points
             raise MalformedReplyError(
-                f"party {reply.party}: declares {sum(blocks)} points in all, at most "
-                f"{self._most_points} are taken of one SuperNode"
+                f"party {reply.party}: {sum(blocks)} points in all, above {most}"
             )
         return binding
 
@@ -434,8 +434,7 @@ class PartySums(SumServer):
         assert request is not None
         if (reply.run_id, reply.number) != (self.run_id, request.number):
             raise MalformedReplyError(
-                f"run {reply.run_id.hex()}, {reply.number}; expected {self.run_id.hex()}, "
-                f"{request.number}"
+                f"run {reply.run_id.hex()}, {reply.number}: not the list that is open"
             )
         if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
             text = "it has committed to another seed of the graph"

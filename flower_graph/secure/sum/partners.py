@@ -39,8 +39,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
     # The parties that are left must be more than half of all, plus half of the colluders.
     if 2 * dropout + corrupt >= 1:
         raise ValueError(
-            f"dropout is {dropout} and corrupt {corrupt}: twice the one plus the other must be "
-            "below 1, or no choice of partners is safe; lower one"
+            f"dropout is {dropout} and corrupt {corrupt}: 2 dropout + corrupt must be below 1"
         )
 
 
@@ -61,8 +60,7 @@ def plan(
         if chosen := _search(num_parties, vanished, colluding, broken):
             return *chosen, vanished
     raise ValueError(
-        f"with {num_parties} SuperNodes no choice of partners stands {colluding} that collude "
-        f"(corrupt {corrupt:g}), even if none vanishes; lower it"
+        f"corrupt is {corrupt:g}: no choice of partners among {num_parties} stands that"
     )
 
 
