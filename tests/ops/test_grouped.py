@@ -20,13 +20,6 @@ from flower_graph.ops.grouped import (
 PTR = [0, 3, 3, 4, 8]  # the second group has no rows
 
 
-def test_linear_by_hand():
-    x = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
-    weight = torch.tensor([[[1.0], [10]], [[2.0], [0]]])
-    bias = torch.tensor([[0.5], [-1.0]])
-    assert grouped_linear(x, weight, bias, [0, 1, 3]).tolist() == [[21.5], [5.0], [9.0]]
-
-
 def test_add_and_sum_by_hand():
     x, bias = torch.tensor([[1.0], [2], [3]]), torch.tensor([[10.0], [20], [30]])
     assert grouped_add(x, bias, [0, 1, 1, 3]).flatten().tolist() == [11.0, 32.0, 33.0]

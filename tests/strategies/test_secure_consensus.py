@@ -10,16 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
-from public_helpers import ToyModel, make_grid, silent, still_member, toy_members
+from public_helpers import ToyModel, silent, still_member, toy_members
 from public_helpers import run as run_in_the_clear
 from public_helpers import run_secure as run
 from scipy.linalg import orthogonal_procrustes as reference
 
 from flower_graph.flower_compat import ClientAppCallable, Mod
-from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.ring import Ring
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.ppfl.claims import (
@@ -32,7 +31,6 @@ from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
 from flower_graph.strategies.ppfl.secure_consensus import LEARNT_FROM, SecureConsensus
 from flower_graph.strategies.ppfl.secure_consensus_client import first_points, sum_vector
-from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 
 NODES = [10, 11, 12]
 STEP = 2.0**-16
@@ -91,23 +89,6 @@ def test_the_mean_is_that_of_the_same_steps_in_the_clear(supernodes: int) -> Non
     once = run(toy_members(), rounds=1, supernodes=supernodes).weights["mean"]
     # Each of up to four numbers is rounded by half a step; the mean is a float32 afterwards.
     assert np.abs(once - by_hand(toy_members(), 1, {}).mean).max() <= STEP / 2 + 1e-6
-
-
-def test_it_comes_to_lie_as_the_consensus_in_the_clear() -> None:
-    """Still points: after some iterations the mean is the plain form's, but for one turn of all."""
-    chance = np.random.default_rng(1)
-    points = chance.normal(size=(20, 3))
-    members = []
-    for number in range(4):
-        seen = (points + 0.3 * chance.normal(size=points.shape)) @ np.linalg.qr(
-            chance.normal(size=(3, 3))
-        )[0]
-        members.append(still_member(number, seen.tolist(), range(20)))
-    found = run(members, rounds=12).weights["mean"]
-    plain = run_in_the_clear(members, rounds=1, strategy=ProcrustesAlignment(alignment="consensus"))
-    wanted = plain.weights["means-0"].astype(np.float64)
-    turn = reference(found.astype(np.float64), wanted)[0]
-    assert np.allclose(found @ turn, wanted, atol=1e-3)
 
 
 # What is in messages -----------------------------------------------------------------------------
@@ -195,12 +176,6 @@ def test_with_too_few_clients_there_is_no_sum_and_the_last_mean_stays() -> None:
     assert after.reports[-1].skipped == "" and after.strategy.contributors == [0, 1, 2, 3]
 
 
-def test_a_client_alone_has_no_sum() -> None:
-    outcome = run([toy_members()[1]], rounds=2, skipped=True)
-    assert "a sum needs at least 2" in outcome.reports[0].skipped
-    assert outcome.weights == {}
-
-
 @pytest.mark.parametrize(
     ("value", "why"), [(np.nan, "no vector"), (100.0, "outside the ring's range")]
 )
@@ -255,23 +230,6 @@ def test_no_node_with_enough_holders() -> None:
         run(members, rounds=1)
 
 
-def test_a_client_that_comes_later_takes_part_from_the_next_sum() -> None:
-    members = toy_members(5)[1:]
-    grid = make_grid(members, 4, secure=True)
-    late = list(grid.contexts)[3]
-    kept = grid.contexts.pop(late)
-    strategy, reports = SecureConsensus(), list[RoundReport]()
-
-    def note(report: RoundReport) -> None:
-        reports.append(report)
-        if report.round == 2:
-            grid.contexts[late] = kept
-
-    strategy.start(grid, num_rounds=5, timeout=5.0, on_round=note)
-    assert [report.answered for report in reports] == [3, 3, 3, 4, 4]
-    assert strategy.contributors == [1, 2, 3, 4]
-
-
 def test_rotations_only() -> None:
     rows = np.random.default_rng(0).normal(size=(6, 2))
     mirrored = [still_member(0, rows.tolist(), range(6))]
@@ -294,14 +252,6 @@ def test_what_a_round_reports() -> None:
     # Rows down from the second round on, 11 of 3 float32; sums of 3 rows up, 32-bit words.
     assert last.bytes == {"down": {"means": 2 * 11 * 12}, "up": {"sums": 3 * 4 * 36}}
     assert outcome.strategy.clients.measured["mlp-test"] == dict.fromkeys(range(4), 0.25)
-
-
-def test_flowers_own_round_loop_is_refused() -> None:
-    strategy, grid = SecureConsensus(), make_grid(toy_members(), 4, secure=True)
-    with pytest.raises(RuntimeError, match="exchanges"):
-        strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid)
-    with pytest.raises(RuntimeError, match="exchanges"):
-        strategy.aggregate_train(1, [])
 
 
 def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
