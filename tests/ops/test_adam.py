@@ -28,6 +28,7 @@ def test_a_gradient_in_another_order_of_memory() -> None:
         weight, moments = start(), torch.zeros(2, *start().shape)
         rates = {"learning_rate": RATE, "weight_decay": DECAY}
         adam_rows_(weight, *moments, gradient, torch.tensor([1]), [0, PTR[-1]], **rates)
+        assert torch.equal(gradient, gradients(1)[0]), "what the caller holds stays as it is"
         found.append(weight)
     assert torch.equal(*found)
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 from torch_geometric.nn import GATConv
 
-from flower_graph.ops.attention import attend, attention_graph
+from flower_graph.ops.attention import attend, attention_graph, edge_softmax
 from flower_graph.rng import seeded
 
 # A triangle with a tail; node 4 is alone.
@@ -46,6 +48,19 @@ def test_equals_gatconv_with_gradients(edge_index: Tensor):
     want = torch.autograd.grad((expected * weight).sum(), theirs)
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+@given(seed=st.integers(0, 1000), scale=st.sampled_from([0.0, 1.0, 100.0]))
+@settings(max_examples=30, deadline=None)
+def test_softmax_sums_to_one_over_each_neighbourhood(seed: int, scale: float):
+    graph = attention_graph(EDGES, N)
+    draw = torch.Generator().manual_seed(seed)
+    score = scale * torch.randn(graph.target.numel(), HEADS, generator=draw)
+    weight = edge_softmax(score, graph)
+    assert (weight >= 0).all()
+    total = torch.zeros(N, HEADS).index_add_(0, graph.target, weight)
+    torch.testing.assert_close(total, torch.ones(N, HEADS))
+    torch.testing.assert_close(edge_softmax(score + 50, graph), weight, rtol=1e-3, atol=1e-4)
 
 
 def attend_to_all(n: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -125,16 +125,6 @@ def test_a_projection_of_zero_has_no_direction(scale: float):
     assert grad.isfinite().all()
 
 
-def test_nothing_but_zeros_is_alike_to_nothing():
-    """Without any direction all shares are equal, and no gradient is infinite."""
-    weight = torch.zeros(1, 2, 8, requires_grad=True)
-    inputs = torch.ones(3, 2), torch.ones(2, 2), weight, torch.zeros(1, 8)
-    loss = projected_nt_xent(*inputs, torch.tensor([0, 1]), [0, 3], [0, 2], 1.0)
-    torch.testing.assert_close(loss, torch.tensor([2 * math.log(4)]))
-    (grad,) = torch.autograd.grad(loss.sum(), weight)
-    assert not grad.any()
-
-
 @pytest.mark.parametrize("place", [[], [0, 1]])
 def test_a_head_that_decayed_to_almost_nothing_has_finite_slopes(place: list[int]):
     """That of a client that shares no node has no gradient but weight decay's."""
@@ -157,20 +147,3 @@ def test_no_matrix_of_all_by_all(clients_: int, nodes: int):
     blocks = min(contrast.BLOCK_NUMBERS, 2 * nodes * nodes)
     assert seen.numbers <= max(blocks, 2 * n * d)
     assert 10 * seen.numbers < n * 2 * n
-
-
-def test_a_wide_projection_is_never_made():
-    n, h, d = 1_000, 4, 64
-    rows = torch.arange(10)
-    with Largest() as seen:
-        projected_nt_xent(
-            torch.randn(n, h, requires_grad=True),
-            torch.randn(10, h),
-            torch.randn(1, h, d),
-            torch.randn(1, d),
-            rows,
-            [0, n],
-            [0, 10],
-            1.0,
-        ).sum().backward()
-    assert seen.numbers < n * d / 4

@@ -129,15 +129,6 @@ def test_zeros_and_single_nodes(shape: tuple[int, ...]):
     torch.testing.assert_close(alone.reference, x[0])
 
 
-def test_a_collapsed_client_does_no_harm_as_the_first():
-    """It has the most nodes, so the reference begins with it: with zeros, or with one direction."""
-    x = spaces(0, 6, 60, 4, noise=0.1)
-    for first in (torch.zeros(60, 4).double(), normal(1, 60, 1) * torch.ones(4).double()):
-        x[0] = first
-        found, later = (consensus(y, iterations=200, tolerance=1e-9) for y in (x, x.roll(-1, 0)))
-        torch.testing.assert_close(found.aligned[1:], later.aligned[:-1], atol=1e-6, rtol=0)
-
-
 def test_bad_settings_and_input_are_named():
     x = torch.zeros(3, 4, 2)
     with pytest.raises(ValueError, match="iterations = 0"):

@@ -55,15 +55,6 @@ def test_gradients():
     assert torch.autograd.gradcheck(lambda *a: grouped_linear(constant, *a, PTR), (weight, bias))
 
 
-def test_parts_of_a_wider_tensor_are_read_in_place():
-    """The engine's weights are columns of one matrix, ``[c, D]``."""
-    rest = torch.arange(30.0).reshape(3, 10)
-    weight, bias = rest[:, 2:8].unflatten(1, (3, 2)), rest[:, 8:]
-    x = torch.ones(3, 3)
-    wanted = torch.stack([x[g] @ weight[g] + bias[g] for g in range(3)])
-    assert torch.equal(grouped_linear(x, weight, bias, [0, 1, 2, 3]), wanted)
-
-
 @pytest.fixture(autouse=True)
 def two_threads() -> Iterator[None]:
     before = torch.get_num_threads()

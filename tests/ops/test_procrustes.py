@@ -45,23 +45,6 @@ def test_a_quarter_turn_and_a_mirror_by_hand():
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=seeds, p=st.integers(1, 6))
-def test_no_rotation_of_the_plane_is_better(seed: int, p: int):
-    x, y = normal(seed, p, 2), normal(seed + 3, p, 2)
-    w = orthogonal_procrustes(x, y, rotations_only=True)
-    assert torch.linalg.det(w) == pytest.approx(1)
-    angle = torch.linspace(0, 2 * math.pi, 3601, dtype=DOUBLE)
-    cos, sin = angle.cos(), angle.sin()
-    turns = torch.stack([torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)], -2)
-    distance = torch.linalg.matrix_norm(x @ turns - y)
-    found = float(torch.linalg.matrix_norm(x @ w - y))
-    assert found <= float(distance.min()) + 1e-12
-    assert found == pytest.approx(float(distance.min()), abs=1e-2)  # the grid has it, nearly
-    free = torch.linalg.matrix_norm(x @ orthogonal_procrustes(x, y) - y)
-    assert float(free) <= found + 1e-12
-
-
-@settings(deadline=None, max_examples=60)
 @given(seed=seeds, d=st.integers(1, 7), p=st.integers(1, 9), only=st.booleans())
 def test_exactly_orthogonal_for_any_number_of_nodes(seed: int, d: int, p: int, only: bool):
     x, y = normal(seed, p, d), normal(seed + 1, p, d)
@@ -139,6 +122,16 @@ def test_rounding_is_no_information():
     torch.testing.assert_close(found, orthogonal_procrustes(x, y).float(), atol=1e-5, rtol=0)
 
 
+def test_leading_axes_are_a_batch():
+    """With a degenerate pair among them, and one target for several sources."""
+    x, y = normal(0, 2, 3, 6, 4), normal(1, 3, 6, 4)
+    x[1, 2, :, 1:] = 0
+    w = orthogonal_procrustes(x, y)
+    assert w.shape == (2, 3, 4, 4)
+    for i, j in np.ndindex(2, 3):
+        torch.testing.assert_close(w[i, j], orthogonal_procrustes(x[i, j], y[j]))
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_what_is_given_comes_back(dtype: Any, request: pytest.FixtureRequest):
@@ -162,15 +155,11 @@ X = np.zeros((4, 3))
     ("source", "target", "said"),
     [
         (X, np.zeros((4, 2)), r"\(4, 3\).*\(4, 2\)"),
-        (X, np.zeros((5, 3)), r"\(4, 3\).*\(5, 3\)"),
         (X[0], X[0], r"\(3,\)"),
         (X[:0], X[:0], r"\(0, 3\)"),
-        (X[:, :0], X[:, :0], r"\(4, 0\)"),
         (np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), r"\(2, 4, 3\).*\(3, 4, 3\)"),
         (X, X.astype(np.float32), "torch.float64.*torch.float32"),
         (X.astype(int), X, "source: int64.*float32"),
-        (X, X.astype(np.float16), "target: float16"),
-        (X.tolist(), X, "source"),
         (X, np.where(np.eye(4, 3) > 0, np.nan, 0), r"target\[0, 0\] = nan"),
         (np.full((4, 3), -np.inf), X, r"source\[0, 0\]"),
         (X, np.full((4, 3), LIMIT), r"target\[0, 0\]"),
@@ -185,13 +174,6 @@ def test_bad_input_is_named(source: Any, target: Any, said: str):
 
 # Client 1's space is client 0's turned by 90 degrees, client 2's is mirrored.
 THREE = torch.tensor([[[1.0, 0], [0, 2]], [[0, 3], [-4, 0]], [[0, 5], [9, 0]]])
-
-
-def test_three_clients_by_hand():
-    """In client 0's space they have (1, 0), (3, 0), (5, 0) of node 0, (0, 2), (0, 4), (0, 9)."""
-    wanted = torch.tensor([[[3.0, 0], [0, 5]], [[0, 3], [-5, 0]], [[0, 3], [5, 0]]])
-    torch.testing.assert_close(align_pairs(THREE), wanted)
-    assert torch.equal(align_pairs(THREE[:1]), THREE[:1])
 
 
 def test_three_clients_with_rotations_only_by_hand():
@@ -256,6 +238,18 @@ def test_neither_the_order_of_clients_nor_of_blocks_matters(seed: int, order: li
     torch.testing.assert_close(found, wanted[order], atol=1e-7, rtol=1e-7)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_numpy_is_torch(dtype: Any):
+    x, held = spaces(0, 4, 12, 3, noise=0.3).numpy().astype(dtype), masks(0, 4, 12, 3)
+    found, tensor = consensus(x, held.numpy()), consensus(torch.tensor(x), held)
+    assert found.change == tensor.change
+    pairs = align_pairs(x, held.numpy()), align_pairs(torch.tensor(x), held)
+    for array, other in (pairs, *zip(found[:3], tensor[:3], strict=True)):
+        assert isinstance(array, np.ndarray) and isinstance(other, Tensor)
+        assert array.dtype == dtype
+        np.testing.assert_array_equal(array, other.numpy())
+
+
 @pytest.mark.parametrize("scale", [1e-90, 1e97])
 def test_very_small_and_very_large_numbers(scale: float):
     x, held = spaces(0, 3, 12, 3, noise=0.3), masks(0, 3, 12, 3)
@@ -272,7 +266,6 @@ CLIENTS, HELD = np.zeros((3, 4, 2)), np.ones((3, 4), bool)
     ("x", "held", "said"),
     [
         (CLIENTS[0], None, r"\(4, 2\)"),
-        (CLIENTS[:0], None, r"\(0, 4, 2\)"),
         (CLIENTS, HELD[:2], r"torch.bool.*\(2, 4\).*\(3, 4\)"),
         (CLIENTS, HELD.astype(int), r"torch.int64.*\(3, 4\)"),
         (CLIENTS, HELD & (np.arange(3) != 1)[:, None], "held: client 1"),
@@ -280,11 +273,6 @@ CLIENTS, HELD = np.zeros((3, 4, 2)), np.ones((3, 4), bool)
             np.where(np.arange(3) == 2, np.nan, 0).repeat(8).reshape(CLIENTS.shape),
             None,
             r"x\[2, 0, 0\]",
-        ),
-        (
-            np.where(np.arange(3) == 1, np.inf, 0).repeat(8).reshape(CLIENTS.shape),
-            HELD,
-            r"x\[1, 0, 0\]",
         ),
     ],
 )
@@ -329,7 +317,6 @@ def test_precision_equals_counting(seed: int, p: int, d: int, k: int, block: boo
     ("shapes", "ks", "said"),
     [
         (((4, 3), (5, 3), (3, 3)), [1], r"\(4, 3\).*\(5, 3\).*\(3, 3\)"),
-        (((4, 3), (4, 3), (2, 2)), [1], r"\(2, 2\)"),
         (((2, 4, 3), (2, 4, 3), (3, 3)), [1], "needed"),
         (((4, 3), (4, 3), (3, 3)), [5, 0], "k = 0"),
     ],

@@ -139,6 +139,14 @@ def test_a_node_without_edges_keeps_its_vector_or_its_target():
     assert not np.array_equal(after[:8], before[:8])
 
 
+def test_a_graph_without_edges_takes_targets_and_learns_nothing():
+    walker = DeepWalk(torch.empty(2, 0, dtype=torch.long), 3, config_of(SETTINGS), 0)
+    before = walker.embed()
+    assert walker.learn(ROWS, targets(), 1) == 0.0
+    assert np.array_equal(walker.embed()[ROWS], targets())
+    assert np.array_equal(walker.embed()[1], before[1])
+
+
 def test_two_cliques_come_apart_and_the_loss_falls():
     walker = model(replace(SETTINGS, walks=40, length=20), size=6, alone=0)
     losses = [walker.learn(ROWS, None, t) for t in (1, 2, 3)]

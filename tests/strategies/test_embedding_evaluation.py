@@ -55,6 +55,15 @@ def test_neither_scale_nor_place_of_a_column_matters(classifier: str) -> None:
     assert judge_embeddings(moved, y, 5, 3, classifier) == pytest.approx(expected, abs=0.02)
 
 
+@pytest.mark.parametrize("classifier", EACH)
+def test_seed_alone_says_what_is_drawn(classifier: str) -> None:
+    z, y = _groups(1.0, 90)
+    first = [judge_embeddings(z, y, 5, seed, classifier) for seed in range(4)]
+    np.random.seed(7)  # others' use of NumPy's own generator
+    assert [judge_embeddings(z, y, 5, seed, classifier) for seed in range(4)] == first
+    assert len(set(first)) > 1
+
+
 def test_nodes_without_a_label_are_left_out() -> None:
     z, y = _groups(1.0)
     more = np.concatenate([z, np.full((5, 8), np.nan, np.float32)])

@@ -21,9 +21,7 @@ from flower_graph.strategies.ppfl.server_state import (
     draw_pairs,
     measure_alignment,
 )
-from flower_graph.strategies.ppfl.strategy import (
-    ProcrustesAlignment,
-)
+from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
 
 def test_rounds_as_written_in_the_paper() -> None:
@@ -79,6 +77,19 @@ def test_what_a_round_reports_and_that_nothing_else_leaves_a_client() -> None:
 # Absence -----------------------------------------------------------------------------------------
 
 
+def test_local_training_sends_nothing_and_is_as_alone() -> None:
+    outcome = run(toy_members(), strategy=LocalEmbedding())
+    assert outcome.weights == {}
+    assert outcome.reports[-1].bytes == {"down": {"means": 0}, "up": {"embeddings": 0}}
+    assert outcome.reports[-1].alignment == {}
+    losses = []
+    for member in toy_members():
+        model = member.build()
+        losses.append([model.learn(member.rows, None, number) for number in (1, 2, 3)][-1])
+    assert outcome.reports[-1].loss == pytest.approx(np.mean(losses))
+    assert outcome.reports[-1].answered == 4
+
+
 @pytest.mark.parametrize("absent", ["leave-out", "last"])
 def test_absent_clients(absent: str) -> None:
     strategy = ProcrustesAlignment(absent=absent)
@@ -92,6 +103,13 @@ def test_absent_clients(absent: str) -> None:
     assert np.allclose(outcome.weights["means-1"], np.mean(turned, 0), atol=1e-5)
     if absent == "leave-out":  # what waits for the absent client waits on
         assert np.array_equal(outcome.weights["means-3"], whole.weights["means-3"])
+
+
+def test_a_round_without_any_answer_is_skipped_and_the_run_goes_on() -> None:
+    outcome = run(toy_members(), mods=[silent({0, 1, 2, 3}, {2})], rounds=3)
+    assert [report.answered for report in outcome.reports] == [4, 0, 4]
+    assert outcome.reports[1].skipped == "none of 4 SuperNodes gave an answer"
+    assert math.isnan(outcome.reports[1].loss)
 
 
 def test_who_did_not_answer_saves_in_an_exchange_of_its_own(tmp_path: Path) -> None:

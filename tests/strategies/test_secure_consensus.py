@@ -25,11 +25,10 @@ from flower_graph.strategies.ppfl.claims import (
     ABSENT,
     common_nodes,
     fewest_holders,
-    find_slots,
 )
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
 from flower_graph.strategies.ppfl.messages import FloatArray, IntArray
-from flower_graph.strategies.ppfl.secure_consensus import LEARNT_FROM, SecureConsensus
+from flower_graph.strategies.ppfl.secure_consensus import LEARNT_FROM, CommonMean, SecureConsensus
 from flower_graph.strategies.ppfl.secure_consensus_client import first_points, sum_vector
 
 NODES = [10, 11, 12]
@@ -254,6 +253,12 @@ def test_what_a_round_reports() -> None:
     assert outcome.strategy.clients.measured["mlp-test"] == dict.fromkeys(range(4), 0.25)
 
 
+def test_flowers_own_round_loop_is_refused() -> None:
+    for method in (SecureConsensus().configure_train, SecureConsensus().aggregate_train):
+        with pytest.raises(RuntimeError, match="exchanges"):
+            method(1, [])
+
+
 def test_keys_are_in_no_checkpoint(tmp_path: Path) -> None:
     strategy = SecureConsensus(checkpoint_dir=tmp_path, checkpoint_every=2)
     run(toy_members(), rounds=3, supernodes=2, strategy=strategy, checkpoint_dir=tmp_path)
@@ -289,6 +294,17 @@ def test_slots_that_cannot_be(slots: list[int], length: int, what: str) -> None:
         sum_vector(np.ones((3, 2)), np.array(slots), length)
 
 
+def test_a_node_that_stays_keeps_its_mean() -> None:
+    mean, ids = CommonMean(0.3), {4: np.array([9, 7]), 5: np.array([7])}
+    mean.choose(np.array([5, 7]), ids, {1: [4, 5]}, 2)
+    assert mean.of(4) is None
+    mean.take(np.array([1.0, 2, 6, 8]), [4, 5])
+    mean.choose(np.array([7, 9]), ids, {1: [4], 2: [5]}, 2)
+    assert mean.rows.tolist() == [[3, 4], [0, 0]]
+    own = mean.of(4), mean.of(5)
+    assert [one is not None and one.tolist() for one in own] == [[[0, 0], [3, 4]], [[3, 4]]]
+
+
 def test_nodes_with_enough_holders() -> None:
     ids = [np.array(own) for own in ([1, 2, 3], [2, 3], [3, 9, 2], [3, 1])]
     # Of four clients one may be missing, so three must hold a node: 2 and 3.
@@ -311,8 +327,3 @@ def test_no_sum_is_ever_of_one_client_alone(owned, dropout, chance) -> None:
     there = chance.sample(range(m), chance.randint(least, m))
     for node in common_nodes(ids, fewest_holders(m, dropout)).tolist():
         assert sum(node in ids[client] for client in there) >= 2
-
-
-def test_slots_of_nodes() -> None:
-    assert find_slots(np.array([9, 4, 2]), np.array([2, 5, 9])).tolist() == [2, ABSENT, 0]
-    assert find_slots(np.array([9, 4]), np.zeros(0, np.int64)).tolist() == [ABSENT, ABSENT]
