@@ -69,6 +69,8 @@ def test_the_largest_communities_come_first_and_the_rest_is_left_out() -> None:
     parts = louvain(CLIQUES, 8, clients=2, resolution=1.0, seed=0)
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5]]
     assert lists(louvain(CLIQUES, 8, clients=3, resolution=1.0, seed=0))[2] == [7]
+    with pytest.raises(DataError, match="clients = 4"):
+        louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0)
 
 
 def test_of_two_equally_large_the_one_with_the_lowest_node_is_first() -> None:
@@ -83,11 +85,6 @@ def test_every_node_is_assigned_the_rest_to_the_smallest_client() -> None:
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     alone = louvain(CLIQUES, 8, clients=3, resolution=50.0, seed=0, every_node=True)
     assert lists(alone) == [[0, 3, 6], [1, 4, 7], [2, 5]]
-
-
-def test_too_few_communities_are_counted() -> None:
-    with pytest.raises(DataError, match="clients = 4"):
-        louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0)
 
 
 NOISY = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1).edge_index
@@ -275,30 +272,18 @@ def settings(**changes: Any) -> PartitionSection:
 # --- nodes and edges
 
 
-def test_a_client_has_the_edges_among_its_nodes_by_hand() -> None:
-    first, second = cut_out(graph(), parts([0, 1, 3], [2, 4]))
-    assert (first.client, second.client) == (0, 1)
-    assert first.nodes.tolist() == [0, 1, 3]
-    assert first.edge_index is not None and second.edge_index is not None
-    assert first.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
-    assert second.edge_index.tolist() == [[], []]
-    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 0], [2, 1])
-    assert first.x.tolist() == graph().x[[0, 1, 3]].tolist()
-    assert roles(first) == [[], [], []]
-    assert not first.is_graphless and first.hidden_edges is None
-
-
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.data())
 def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: Any) -> None:
     edges = to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), 9)
     whose = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=9, max_size=9)))
-    whole = Graph(torch.zeros(9, 1), edges, torch.zeros(9, dtype=torch.int64), 1)
+    whole = Graph(torch.eye(9), edges, torch.arange(9), 9)
     cut = [(whose == part).nonzero().flatten() for part in range(3)]  # the fourth part is dropped
     cut.append((whose > 0).nonzero().flatten())  # parts may share nodes
     for nodes, client in zip(cut, cut_out(whole, cut), strict=True):
         expected, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=9)
-        assert torch.equal(client.nodes, nodes)
-        assert client.edge_index is not None
+        assert torch.equal(client.nodes, nodes) and client.edge_index is not None
+        assert torch.equal(client.x, whole.x[nodes]) and torch.equal(client.y, nodes)
+        assert roles(client) == [[], [], []]
         assert torch.equal(client.edge_index, expected)
 
 

@@ -54,6 +54,7 @@ NO_MASKS = {"train_mask": None, "val_mask": None, "test_mask": None}
 Row = tuple[str, dict[str, Any], str]
 ROWS: list[Row] = [
     ("labels: whole numbers of any width", {"y": PLAIN["y"].to(torch.int16)}, ""),
+    ("labels: whole numbers of any width", {"y": PLAIN["y"][:, None]}, ""),
     ("labels: below 0", {"y": torch.tensor([0, 1, 0, 1, 0, -1])}, "1 of 6 nodes"),
     ("labels: floats", {"y": torch.tensor([0.0, 1, 0, 1, 0, torch.nan])}, "float32"),
     ("labels: with gaps", {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 5, 100"),

@@ -31,9 +31,8 @@ from flower_graph.data.graph import (
     Neighbours,
     Treatment,
     WholeGraph,
-    names_in,
+    cut_parts,
     take_rows,
-    to_undirected,
 )
 from flower_graph.data.partition import communities
 from flower_graph.data.partition.ego_networks import partition_egos
@@ -193,14 +192,8 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
 
     Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
-    n = int(data.y.numel())
-    neighbours, graphs = Neighbours.of(to_undirected(data.edge_index, n), n), []
-    for client, nodes in enumerate(parts):
-        x, y, edges = take_rows(data.x, nodes), data.y[nodes], neighbours.among(nodes)
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        masks, names = (nobody, nobody, nobody), names_in(data, nodes)
-        graphs.append(ClientGraph(client, nodes, x, y, edges, None, *masks, names))
-    return graphs
+    cut = cut_parts(data, Neighbours.of(data), parts)
+    return [ClientGraph(**part, hidden_edges=None) for part in cut]
 
 
 def split_nodes(
@@ -303,9 +296,7 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
         draws = partition.draws
         return communities.metis_overlapping(edges, n, clients=clients, draws=draws, seed=seed)
     if how == OVERLAPPING:
-        return [
-            nodes for nodes, _ in overlapping_parts(to_undirected(edges, n), n, partition, seed)
-        ]
+        return [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
     raise DataError(f"partition.method = {how!r}: must be one of {', '.join(PARTITIONS)}")
 
 
