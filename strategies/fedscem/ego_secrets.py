@@ -137,7 +137,7 @@ class EgoSecrets:
             raise StateLostError("the keys that were kept belong to other clients")
         if isinstance(host, PartyClient):
             identities = self._identities
-            aligner = VerifiedAlignmentClient.restored(local, host.run_id, identities, host.trust)
+            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, identities, host.trust)
             begin_alignment(host, aligner)
             return form, host, aligner
         if form == "psi":

@@ -12,11 +12,11 @@ from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.node_config import Limits
-from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
+from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.secure.sum.stages import entries_of
+from flower_graph.secure.sum.service import entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.fedscem.messages import VERIFIED, EgoEnrolment

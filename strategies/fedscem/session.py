@@ -30,7 +30,7 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
+from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.session import Session
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.strategies.fedscem.membership import EgoMembership

@@ -52,7 +52,7 @@ from flower_graph.secure.node_config import (
     USUAL_DIFFERENCE,
     Limits,
 )
-from flower_graph.secure.sum.stages import as_record
+from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import EgoSettings
