@@ -423,9 +423,9 @@ def round_of(message: Message) -> int:
 
 def forget_live(*key: int) -> None:
     """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
-    kept_by = [state._LIVE, state._TOKENS, state._FIXED, state._MAPS]
+    kept_by: list[dict[Any, Any]] = [state._LIVE, state._FIXED]
     if len(key) == 2:  # a SuperNode that ends takes its secrets with it
-        kept_by.append(ego_secrets._LIVE)  # type: ignore[arg-type]
+        kept_by.append(ego_secrets._LIVE)
     for kept in kept_by:
         for one in [one for one in kept if one[: len(key)] == key]:
             del kept[one]
