@@ -44,7 +44,7 @@ from flower_graph.secure.align.blinded import (
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import KEY_HOLDERS, NO_PART, AlignmentServer
 from flower_graph.secure.channel import framed, pieces, rows_of
-from flower_graph.secure.node_config import Limits
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.proofs import PROOF, Claim, failing, prove, public_of
@@ -301,8 +301,10 @@ MOST_FAILED = 2  # unions in a row that too few took part in
 class VerifiedAlignmentServer(AlignmentServer):
     """Leads the verifiable alignment: it forwards key-holders' answers, and adds nothing up."""
 
-    def __init__(self, run_id: bytes, registry: Registry, limits: Limits | None = None) -> None:
-        super().__init__(limits)
+    def __init__(
+        self, run_id: bytes, registry: Registry, least_holders: int = LEAST_HOLDERS
+    ) -> None:
+        super().__init__(least_holders)
         self._run_id, self._registry = run_id, registry
         self._draw: list[int] = []
         self._failed = 0  # unions in a row
