@@ -79,7 +79,6 @@ def _links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
 
 
 def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
-    """Score, for each client, where it has a private node between two public nodes."""
     inner = graph.edges[np.ix_(graph.public, graph.public)]
     apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
     cases = []
@@ -111,7 +110,6 @@ def _owners(near: Near, graph: Graph) -> Finding:
 
 
 def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which rows have a column in common."""
     counts = edges.astype(np.float32)
     return (counts @ counts.T) > 0
 

@@ -134,12 +134,10 @@ class PublicGAT(nn.Module):
         return float(loss)
 
     def embed(self) -> NDArray[np.float32]:
-        """Return the embeddings of all nodes, ``[n, d]``, as the model is now."""
         with torch.no_grad():
             return hidden_layer(self._split(self.weight), self._inputs).cpu().numpy()
 
     def logits(self) -> Tensor:
-        """Return the logits of all nodes, ``[n, c]``, as the model is now."""
         with torch.no_grad():
             weights = self._split(self.weight)
             return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
@@ -148,7 +146,7 @@ class PublicGAT(nn.Module):
         weights = self._split(self.weight.cpu().clone())
         d, classes = weights.linear_2.shape
         arguments = {"features": self._features, "dimension": d, "classes": classes}
-        arguments |= {"heads": self.settings.heads, "dropout": self.settings.dropout}
+        arguments |= {"heads": self.settings.heads}
         own = {
             "conv1.att_src": weights.source_1[None],
             "conv1.att_dst": weights.target_1[None],
@@ -163,7 +161,7 @@ class PublicGAT(nn.Module):
         ptr = torch.tensor([0, feature.numel()])
         return SavedModels(
             MODULE,
-            arguments,
+            arguments | {"dropout": self.settings.dropout},
             [self._client],
             {name: torch.zeros(d, self._features)},
             {key: value[None] for key, value in own.items()},
