@@ -6,7 +6,7 @@ The names below are imported on first use. A comment beside each says which Flow
 first, and a comment above each group what to do if a later version moves it.
 """
 
-# ruff: noqa: E501, I001  one name a line with its version, in groups
+# ruff: noqa: E501, F401, I001  one name a line with its version, in groups
 
 from __future__ import annotations
 
@@ -84,54 +84,6 @@ if TYPE_CHECKING:
     from flwr.superlink.federation import NoOpFederationManager  # 1.25
     from flwr.superlink.grid.http_grid import HttpGrid  # 1.35
     from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # 1.31
-
-__all__ = [
-    "FLWR_IN_MEMORY_DB_NAME",
-    "NOOP_FEDERATION_ID",
-    "SUPERLINK_NODE_ID",
-    "BasicActorPool",
-    "ClientAppCallable",
-    "ContextProto",
-    "ErrorCode",
-    "HttpGrid",
-    "InMemoryGrid",
-    "InMemoryLinkState",
-    "LinkStateFactory",
-    "MessageProto",
-    "Mod",
-    "NoOpFederationManager",
-    "NumPyClient",
-    "ObjectStoreFactory",
-    "RayBackend",
-    "RecordDictProto",
-    "Run",
-    "RunRecord",
-    "SType",
-    "Task",
-    "TaskIdentity",
-    "add_gaussian_noise_inplace",
-    "build_fab_from_disk",
-    "clip_inputs_inplace",
-    "context_from_proto",
-    "context_to_proto",
-    "create_message_to_sign",
-    "flower_message",
-    "fuse_dicts",
-    "identify",
-    "is_simulation",
-    "message_from_proto",
-    "message_to_proto",
-    "owner_of_message",
-    "parse_config_args",
-    "pull",
-    "recorddict_from_proto",
-    "recorddict_to_proto",
-    "register_nodes",
-    "replace_dead_actors",
-    "stamp",
-    "validate_message",
-    "warn_if_newer",
-]
 
 LOG = logging.getLogger(__name__)
 # Where a name is in versions that lack the place above

@@ -14,11 +14,7 @@ from torch_geometric.nn import GCNConv
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.strategies.fedscem.cohort import (
-    EgoSettings,
-    Shared,
-    split_rest,
-)
+from flower_graph.strategies.fedscem.cohort import EgoSettings, Shared, split_rest
 
 NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
 SETTINGS = EgoSettings(

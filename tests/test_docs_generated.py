@@ -20,6 +20,7 @@ from benchmarks import reliability
 from benchmarks import run as benchmarks
 from flower_graph.apps.cli.main import _COMMANDS
 from flower_graph.config.schema import known_keys, settings_of
+from flower_graph.lazy import declared
 from flower_graph.method.registry import known_apps, schema_of
 
 FAULTS: dict[str, dict[str, Any]] = json.loads(reliability.RESULTS.read_text(encoding="utf-8"))
@@ -45,8 +46,8 @@ def test_tables_can_be_made_and_are_not_committed(generator: ModuleType) -> None
 def test_every_public_name_and_command_is_on_its_page(generator: ModuleType) -> None:
     names, commands = generator.generate("api"), generator.generate("command-line")
     found = re.findall(r"^\.\. auto\w+:: flower_graph\.(\w+)$", names, re.MULTILINE)
-    modules = {name for name in flower_graph.__all__ if ismodule(getattr(flower_graph, name))}
-    assert sorted([*found, *modules]) == sorted(flower_graph.__all__)
+    modules = {name for name in declared("flower_graph") if ismodule(getattr(flower_graph, name))}
+    assert sorted([*found, *modules]) == sorted(declared("flower_graph"))
     assert names.count(".. automodule:: ") == len(modules)
     shown = set(re.findall(r"^## flower-graph ([\w-]+)", commands, re.MULTILINE))
     assert shown == set(_COMMANDS)

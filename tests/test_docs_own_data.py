@@ -17,8 +17,8 @@ from own_graphs import valued
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli import main as cli
-from flower_graph.data.sources.nodes import IDENTITY, OWN
 from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.tables import IDENTITY, OWN
 
 PAGE = DOCS / "own-data.md"
 TEXT = PAGE.read_text(encoding="utf-8")

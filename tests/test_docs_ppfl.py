@@ -19,7 +19,7 @@ from flower_graph.simulation import InProcessGrid
 
 PAGE, BLOCKS = DOCS / "ppfl.md", 3
 TEXT = PAGE.read_text(encoding="utf-8")
-OUTPUTS = (DOCS / "outputs.md").read_text(encoding="utf-8")
+OUTPUTS = (DOCS / "reference" / "outputs.md").read_text(encoding="utf-8")
 
 
 @cache

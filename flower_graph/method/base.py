@@ -24,12 +24,11 @@ from flower_graph.data.baselines import (
     graph_baselines,
 )
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.party import RunData
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.party import RunData, RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph, HeldGraph
-from flower_graph.data.holdings import nodes_held
 from flower_graph.data.new_graph import DataForm, NewGraph
+from flower_graph.data.partition.statistics import nodes_held
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
     from flower_graph.records.rounds import RoundReport
     from flower_graph.server.round_loop import RoundLoop
-
-__all__ = ["Left", "Method", "Partition"]
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some

@@ -15,8 +15,7 @@ from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.baselines import Figures, client_baselines, says_one_class
 from flower_graph.data.folders.client_files import clients_path, is_one_graph
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.party import RunData, graph_data
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
@@ -26,6 +25,7 @@ from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fedgls.config import APP, AVERAGING, FEDGLS, FedGLSConfig
+from flower_graph.strategies.fedgls.kept import called, newcomers_logits
 from flower_graph.strategies.fedgls.networks import (
     KNN,
     LEARNED,
@@ -35,7 +35,6 @@ from flower_graph.strategies.fedgls.networks import (
     LearnerSettings,
     StructureSettings,
 )
-from flower_graph.strategies.fedgls.newcomer import called, newcomers_logits
 from flower_graph.strategies.fedgls.strategy import (
     FedProto,
     LocalClient,

@@ -44,8 +44,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import check_sizes, count_batch
 from flower_graph.engine.machine import resolve_device

@@ -15,9 +15,8 @@ from torch import Tensor
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.ego_folder import load_ego_folder
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.client_folder import Clients, load_ego_folder
+from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
@@ -29,7 +28,7 @@ from flower_graph.method.permits import Permits
 from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fed_sage.client import SageClient
@@ -40,18 +39,9 @@ from flower_graph.strategies.fedscem.baselines import (
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.fedscem.cohort_client import (
-    EgoNetworkClient,
-)
-from flower_graph.strategies.fedscem.config import (
-    APP,
-    AVERAGING,
-    FEDSCEM,
-    SAGE,
-    FedSCemConfig,
-)
-from flower_graph.strategies.fedscem.kept import train_alone
+from flower_graph.strategies.fedscem.cohort import EgoSettings, train_alone
+from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE, FedSCemConfig
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
@@ -72,7 +62,7 @@ SERVERS: dict[str, Callable[..., Server]] = {
 # Settings that FedSCem's strategy has, but no baseline
 OF_FEDSCEM = (
     *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout", "block_cap", "most_points", "least_holders"),
+    *("limit", "resolution", "dropout", "least_holders"),
 )
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7

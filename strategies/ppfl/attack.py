@@ -19,8 +19,7 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.deviating import Deviation, of_sums
-from flower_graph.audit.distrusting import of_parties
+from flower_graph.audit.deviating import Deviation, of_parties, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph

@@ -22,8 +22,8 @@ from typing import Annotated
 import numpy as np
 
 from flower_graph.errors import RefusedError
-from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.channel import framed, rows_of
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.strategies.ppfl.messages import (

@@ -13,8 +13,7 @@ from flwr.app import Array, ArrayRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import NODE_ROLES, Embeddings, Predictions, SavedModels, Snapshot

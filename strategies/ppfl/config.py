@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig
-from flower_graph.config.extras import require_library
 from flower_graph.config.partition import OverlapSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -16,6 +15,7 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
+    require_library,
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.data.folders.identities import identities_in
+from flower_graph.data.folders.client_folder import identities_in
 from flower_graph.data.graph import to_undirected
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.errors import DataError, OutputError

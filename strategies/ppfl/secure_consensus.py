@@ -39,11 +39,10 @@ from numpy.typing import NDArray
 
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.align.limits import LEAST_HOLDERS
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.results import Reason, Skipped
+from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds

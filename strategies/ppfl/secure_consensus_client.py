@@ -22,10 +22,10 @@ from flower_graph.client.state import Tensors
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
-from flower_graph.secure.align.limits import LEAST_HOLDERS
+from flower_graph.secure.client import MaskingClient
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.ppfl.claims import (
     ABSENT,
@@ -60,7 +60,7 @@ ROUNDS = b"public-rounds"  # in its journal
 Floats = NDArray[np.float64]
 
 
-class SecureConsensusClient(PublicNodeClient, MaskingParty):
+class SecureConsensusClient(PublicNodeClient, MaskingClient):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
     Parameters
@@ -88,7 +88,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         **folders: Path | None,
     ) -> None:
         super().__init__(context, members, **folders)
-        MaskingParty.__init__(self, context, list(self.members), trust)
+        MaskingClient.__init__(self, context, list(self.members), trust)
         self._least = least_holders
 
     def enrolment(self) -> EmbeddingEnrolment:

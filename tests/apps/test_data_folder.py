@@ -28,8 +28,14 @@ from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders.members import MEMBERS, Member, read_members, write_members
-from flower_graph.data.folders.party import client_folder, server_folder, share
-from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
+from flower_graph.data.folders.party import (
+    CLIENTS,
+    client_folder,
+    deciding_settings,
+    open_folder,
+    server_folder,
+    share,
+)
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
@@ -339,8 +345,8 @@ def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
         ({"partition-id": True, "num-partitions": 4}, "partition-id: True"),
         ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4"),
         ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1 with num-partitions: 4"),
-        ({"partition-id": 0, "num-partitions": 0}, "0 SuperNodes for 8 clients"),
-        ({"partition-id": 0, "num-partitions": 9}, "9 SuperNodes for 8 clients"),
+        ({"partition-id": 0, "num-partitions": 0}, "num-supernodes: 0"),
+        ({"partition-id": 0, "num-partitions": 9}, "num-supernodes: 9"),
     ],
 )
 def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> None:
@@ -385,7 +391,7 @@ def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
         assert report.answered == 2
         (entry,) = report.rejected
         assert entry["node"] == [*grid.contexts][1]
-        assert f"{folders[1] / 'data.safetensors'}: its SHA-256" in entry["reason"]
+        assert f"{folders[1] / 'data.safetensors'}: is damaged" in entry["reason"]
     forget_run(grid.run.run_id)
 
 

@@ -22,14 +22,13 @@ from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
-from flower_graph.data.gaps import Gaps
+from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph
 from flower_graph.data.labels import read_labels
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.sources.pyg import load_file, read_file
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 
 PEOPLE = ("anna", "bert", "cora", "dora")
@@ -168,16 +167,6 @@ def test_names_go_along_with_a_graph_that_is_saved(tmp_path: Path) -> None:
 
 
 # Data frames --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("header", ["", "Unnamed: 0"])
-def test_row_numbers_of_a_data_frame_are_no_feature(header: str, tmp_path: Path) -> None:
-    table = frame().to_csv(index_label=header)
-    said(
-        lambda: load_file(tables(tmp_path, table)), "nodes.csv, line 1", "index=False", "row.names"
-    )
-    edges = pd.DataFrame({"source": ["anna"], "target": ["bert"]}).to_csv()
-    said(lambda: load_file(tables(tmp_path, frame().to_csv(index=False), edges)), "edges.csv")
 
 
 # Labels, names and numbers ------------------------------------------------------------------------
@@ -578,11 +567,6 @@ def test_small_slips_of_tables_are_read(nodes: str, edges: str, tmp_path: Path) 
     assert len(found["columns"].names) == 1
 
 
-def test_a_row_with_a_name_that_the_header_lacks_is_refused(tmp_path: Path) -> None:
-    table = "name,label\n1,a,x\n2,b,y\n"  # R's write.table
-    said(lambda: read_file(tables(tmp_path, table)), "line 2", "row.names")
-
-
 def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
     folder = tmp_path / "clients"
     saved(folder / "a.JSON", network())
@@ -638,6 +622,8 @@ TABLES = {
     "pandas": (
         ",name,label\n0,anna,cat\n", EDGES, Gaps(), "index=False"
     ),
+    "pandas, saved twice": ("Unnamed: 0,name,label\n0,anna,cat\n", EDGES, Gaps(), "index=False"),
+    "pandas, of edges": (HEAD + ROWS, ",source,target\n0,anna,bert\n", Gaps(), "edges.csv, line 1"),
     "NetworkX, to_pandas_edgelist": (
         HEAD + ROWS, "source,target,weight\nanna,bert,1\nbert,cora,1\n", Gaps(), None
     ),

@@ -24,7 +24,7 @@ from torch_geometric.utils import subgraph
 from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.folders.run_folder import deciding_settings
+from flower_graph.data.folders.party import deciding_settings
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -69,6 +69,8 @@ def test_the_largest_communities_come_first_and_the_rest_is_left_out() -> None:
     parts = louvain(CLIQUES, 8, clients=2, resolution=1.0, seed=0)
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5]]
     assert lists(louvain(CLIQUES, 8, clients=3, resolution=1.0, seed=0))[2] == [7]
+    with pytest.raises(DataError, match="clients = 4"):
+        louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0)
 
 
 def test_of_two_equally_large_the_one_with_the_lowest_node_is_first() -> None:
@@ -83,11 +85,6 @@ def test_every_node_is_assigned_the_rest_to_the_smallest_client() -> None:
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     alone = louvain(CLIQUES, 8, clients=3, resolution=50.0, seed=0, every_node=True)
     assert lists(alone) == [[0, 3, 6], [1, 4, 7], [2, 5]]
-
-
-def test_too_few_communities_are_counted() -> None:
-    with pytest.raises(DataError, match="clients = 4"):
-        louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0)
 
 
 NOISY = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1).edge_index
@@ -171,7 +168,7 @@ SHARED = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2).e
 
 
 def drawn_parts(clients: int, **changes: Any) -> list[Tensor]:
-    how: dict[str, Any] = {"draws": 3, "share": 0.5, "seed": 1} | changes
+    how: dict[str, Any] = {"draws": 3, "seed": 1} | changes
     return metis_overlapping(SHARED, 120, clients=clients, **how)
 
 
@@ -184,15 +181,13 @@ def test_half_of_each_part_is_drawn_for_each_of_its_clients() -> None:
         assert len(nodes) == round(0.5 * len(cut[number // 3]))
         assert nodes == sorted(nodes)
     assert lists(drawn_parts(6)) == lists(drawn_parts(6)) != lists(drawn_parts(6, seed=2))
-    first, second, *_ = lists(drawn_parts(6, share=1.0))
-    assert first == second
 
 
 def test_clients_of_overlapping_parts_are_counted_in_draws() -> None:
     with pytest.raises(DataError, match=r"clients = 7.*partition.draws"):
         drawn_parts(7)
-    with pytest.raises(DataError, match=r"drawn_share = 0.001"):
-        drawn_parts(6, share=0.001)
+    with pytest.raises(DataError, match="clients = 120"):
+        drawn_parts(120, draws=1)  # half of a node
 
 
 # --- by label, and at random
@@ -277,30 +272,18 @@ def settings(**changes: Any) -> PartitionSection:
 # --- nodes and edges
 
 
-def test_a_client_has_the_edges_among_its_nodes_by_hand() -> None:
-    first, second = cut_out(graph(), parts([0, 1, 3], [2, 4]))
-    assert (first.client, second.client) == (0, 1)
-    assert first.nodes.tolist() == [0, 1, 3]
-    assert first.edge_index is not None and second.edge_index is not None
-    assert first.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
-    assert second.edge_index.tolist() == [[], []]
-    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 0], [2, 1])
-    assert first.x.tolist() == graph().x[[0, 1, 3]].tolist()
-    assert roles(first) == [[], [], []]
-    assert not first.is_graphless and first.hidden_edges is None
-
-
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.data())
 def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: Any) -> None:
     edges = to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), 9)
     whose = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=9, max_size=9)))
-    whole = Graph(torch.zeros(9, 1), edges, torch.zeros(9, dtype=torch.int64), 1)
+    whole = Graph(torch.eye(9), edges, torch.arange(9), 9)
     cut = [(whose == part).nonzero().flatten() for part in range(3)]  # the fourth part is dropped
     cut.append((whose > 0).nonzero().flatten())  # parts may share nodes
     for nodes, client in zip(cut, cut_out(whole, cut), strict=True):
         expected, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=9)
-        assert torch.equal(client.nodes, nodes)
-        assert client.edge_index is not None
+        assert torch.equal(client.nodes, nodes) and client.edge_index is not None
+        assert torch.equal(client.x, whole.x[nodes]) and torch.equal(client.y, nodes)
+        assert roles(client) == [[], [], []]
         assert torch.equal(client.edge_index, expected)
 
 
@@ -344,11 +327,7 @@ def test_alpha_and_resolution_reach_the_cut() -> None:
         ({}, 1.1, "graphless_ratio = 1.1"),
         ({}, math.nan, "graphless_ratio = nan"),
         ({"clients": 80}, 0.0, r"^client \d+.*80"),
-        (
-            {"method": "metis-overlapping", "drawn_share": 0.03, "draws": 1},
-            0.0,
-            r"client \d.*1",
-        ),
+        ({"method": "metis-overlapping", "clients": 60, "draws": 1}, 0.0, r"client \d.*60"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], ratio: float, said: str) -> None:
@@ -543,6 +522,6 @@ def test_keys_of_another_way_of_cutting_decide_nothing() -> None:
     for method, keys in (
         ("ego-networks", {"hops", "min_nodes", "split"}),
         ("overlapping", {"public", "public_share", "private_share"}),
-        ("metis-overlapping", {"draws", "drawn_share"}),
+        ("metis-overlapping", {"draws"}),
     ):
         assert deciding(method=method) - deciding(method="random") == keys

@@ -1,4 +1,4 @@
-"""What a graph may be: each row of ``docs/own-data.md`` once, and each door once."""
+"""What a graph may be: each row of ``docs/reference/configuration.md`` once, and each door once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flower_graph.data.gaps import Gaps
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 
-DOCS = Path(__file__).parents[2] / "docs/own-data.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
 RATIOS = [0.5, 0.25, 0.25]
 
@@ -54,6 +54,7 @@ NO_MASKS = {"train_mask": None, "val_mask": None, "test_mask": None}
 Row = tuple[str, dict[str, Any], str]
 ROWS: list[Row] = [
     ("labels: whole numbers of any width", {"y": PLAIN["y"].to(torch.int16)}, ""),
+    ("labels: whole numbers of any width", {"y": PLAIN["y"][:, None]}, ""),
     ("labels: below 0", {"y": torch.tensor([0, 1, 0, 1, 0, -1])}, "1 of 6 nodes"),
     ("labels: floats", {"y": torch.tensor([0.0, 1, 0, 1, 0, torch.nan])}, "float32"),
     ("labels: with gaps", {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 5, 100"),

@@ -41,35 +41,22 @@ def partition(**changes: Any) -> SimpleNamespace:
 # --- nodes and edges
 
 
-def test_one_hop_by_hand() -> None:
-    first, second, alone = ego_networks(graph(), [3, 0, 5], hops=1)
-    assert (first.client, first.ego, second.client, second.ego) == (0, 3, 1, 0)
-    assert first.nodes.tolist() == [1, 2, 3, 4]
-    # 1 - 2, 1 - 3, 2 - 3 and 3 - 4, by place: the edge that does not touch the ego is there too.
-    assert first.edge_index.tolist() == [[0, 0, 1, 1, 2, 2, 2, 3], [1, 2, 0, 2, 0, 1, 3, 2]]
-    assert first.y.tolist() == [1, 2, 0, 1]
-    assert torch.equal(first.x, graph().x[[1, 2, 3, 4]])
-    assert (second.nodes.tolist(), second.edge_index.tolist()) == ([0, 1], [[0, 1], [1, 0]])
-    assert alone.nodes.tolist() == [5] and alone.edge_index.shape == (2, 0)
-
-
-def test_edges_in_one_direction_count_in_both() -> None:
-    directed = replace(graph(), edge_index=torch.tensor(ONE_WAY))
-    assert same(ego_networks(directed, [4], hops=2), ego_networks(graph(), [4], hops=2))
-
-
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30),
     st.integers(1, 4),
     st.permutations(range(10)),
 )
 def test_it_is_what_pyg_gives(pairs: list[tuple[int, int]], hops: int, egos: list[int]) -> None:
-    data = graph(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().tolist(), 10)
-    for ego, network in zip(egos, ego_networks(data, egos, hops), strict=True):
+    one_way = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    data = graph(one_way.tolist(), 10)
+    made = ego_networks(replace(data, edge_index=one_way), egos, hops)
+    assert [(one.client, one.ego) for one in made] == [*enumerate(egos)]
+    for ego, network in zip(egos, made, strict=True):
         nodes, edges, _, _ = k_hop_subgraph(
             ego, hops, data.edge_index, relabel_nodes=True, num_nodes=10
         )
         assert torch.equal(network.nodes, nodes)
+        assert torch.equal(network.x, data.x[nodes]) and torch.equal(network.y, data.y[nodes])
         assert torch.equal(network.edge_index, to_undirected(edges, nodes.numel()))
 
 

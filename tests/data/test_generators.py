@@ -12,9 +12,9 @@ from scipy.sparse import csr_matrix
 from flower_graph.config.common import DataConfig
 from flower_graph.data import csbm, csbm_sparse
 from flower_graph.data import graph as data_graph
+from flower_graph.data.gaps import Uses
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.survey import survey_graph
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 

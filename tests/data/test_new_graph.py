@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from flower_graph.config.partition import PartitionSection
-from flower_graph.data.folders.client_folder import load_folder
-from flower_graph.data.folders.ego_folder import load_ego_folder
-from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
+from flower_graph.data.folders.client_folder import (
+    load_ego_folder,
+    load_folder,
+    load_overlapping_folder,
+)
 from flower_graph.data.folders.party import graph_tensors, read_graph
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph, Treatment, called

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flower_graph.data.sketch import sketched
+from flower_graph.data.features import sketched
 
 
 @pytest.mark.parametrize("sparse", [False, True])

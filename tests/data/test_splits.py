@@ -119,22 +119,16 @@ def columns() -> Masks:
     return Masks(train, train.roll(1, 0), torch.tensor([True, False, False, True]))
 
 
-@pytest.mark.parametrize(("index", "seed", "column"), [(2, 0, 2), (None, 4, 1), (None, 3, 0)])
-def test_select_column_chooses_by_index_or_seed(index: int | None, seed: int, column: int) -> None:
-    chosen = select_column(columns(), index, seed)
+@pytest.mark.parametrize(("seed", "column"), [(2, 2), (4, 1), (3, 0)])
+def test_select_column_chooses_by_the_seed(seed: int, column: int) -> None:
+    chosen = select_column(columns(), seed)
     assert all(mask.dtype == torch.bool for mask in chosen)
     assert chosen.train.nonzero().flatten().tolist() == [column]
     assert chosen.val.nonzero().flatten().tolist() == [column + 1]
     assert chosen.test.tolist() == [True, False, False, True]
-
-
-def test_select_column_refuses_a_split_that_is_not_there_and_different_numbers() -> None:
-    for index in (-1, 3):
-        with pytest.raises(DataError, match=f"data.split_index = {index}"):
-            select_column(columns(), index, 0)
     train, val, test = columns()
     with pytest.raises(DataError, match=r"\[2, 3\]"):
-        select_column(Masks(train, val[:, :2], test), 0, 0)
+        select_column(Masks(train, val[:, :2], test), 0)
 
 
 def write_split(path: Path, **arrays: Any) -> Path:

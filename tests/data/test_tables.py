@@ -10,10 +10,9 @@ import networkx as nx
 import pytest
 import torch
 
-from flower_graph.data.gaps import Gaps
+from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.sources.names import check_name, file_path, folder_path, located
 from flower_graph.data.sources.pyg import load_file, read_file
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError, FractionalLabelsError
 
 NODES = """\
@@ -124,20 +123,6 @@ def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path: Path)
     found = read_file(written(tmp_path / "g.graphml", graph))
     assert found["x"].tolist() == [[1], [0]]
     assert found["y"] == ["1", "0"] and found["names"] == ("An", "Be")
-
-
-def test_attributes_that_graphml_leaves_out_have_their_defaults(tmp_path: Path) -> None:
-    (tmp_path / "g.graphml").write_text(
-        '<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
-        '<key id="d0" for="node" attr.name="label" attr.type="string"><default>cat</default></key>'
-        '<key id="d1" for="node" attr.name="age" attr.type="int"/>'
-        '<graph edgedefault="undirected"><node id="a"><data key="d1">3</data></node>'
-        '<node id="b"><data key="d0">dog</data><data key="d1">4</data></node>'
-        '<edge source="a" target="b"/></graph></graphml>',
-        encoding="utf-8",
-    )
-    found = read_file(tmp_path / "g.graphml")
-    assert (found["y"], found["x"].tolist()) == (["cat", "dog"], [[3], [4]])
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,8 @@ class Seen(NamedTuple):
     def has(self, entry: Entry) -> bool:
         """Tell whether it has an entry, or could have one that is left out."""
         fixed, config = entry.message.fixed, self.config
-        if self.kind not in entry.message.down or any(config.get(k) != fixed[k] for k in fixed):
+        names = {self.kind, self.kind.removeprefix("train.")}  # of a sum's messages the latter
+        if names.isdisjoint(entry.message.down) or any(config.get(k) != fixed[k] for k in fixed):
             return False
         if entry.key in config or entry.key in self.arrays:
             return True

@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from declared_entries import Entry, Seen, others, same, set_value
-from deviations import AGREED
 from flwr.app import Message, RecordDict
 
+from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.stages import entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import decode_array
 
 VICTIM = 0  # its partition
+HOW = ("one", "all", "replayed", "round", "run")
+AGREED = "agreed"  # to all, by a server that means it: it reads the sum by the same terms
+RINGS = {one.key: name for name, one in (RING.fields or {}).items()}
 Words = Any
 
 

@@ -13,11 +13,11 @@ from party_helpers import write_keys
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import SIGNED, Ring
-from flower_graph.secure.sum.results import Skipped, SumResult
+from flower_graph.secure.sum.messages import SumTerms
+from flower_graph.secure.sum.round import Skipped, SumResult
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import CONFIG
@@ -173,7 +173,7 @@ def test_another_limit_for_one_supernode_tells_no_bit(
         grid = TellsOneALimit(make_client_app(client_fn), num_supernodes=COUNT)
         victim, grid.lies = sorted(grid.get_node_ids())[0], lies
         server = PartySums(registry)
-        server._protocol._verify = lambda *_: None  # type: ignore[method-assign]
+        server._verify = lambda *_: None  # type: ignore[method-assign]
         secure = SecureSum(Exchange(grid), limit=100.0, server=server, timeout=20)
         sums.append(secure.sum(1, LENGTH))
         assert grid.told

@@ -171,7 +171,8 @@ def test_many_clients_in_many_rounds_are_counted_together() -> None:
 PLANTED = [
     ".probe", ".running", ".partial-result.json", ".partial-metrics.jsonl", ".config.yaml.1",
     "checkpoints", "clients", "rows", "rows/users-0.rows", "metrics.jsonl", "weights.safetensors",
-    "checkpoints/round-000001", "checkpoints/round-000002/server.pt", "seed-0", "tensorboard",
+    "checkpoints/round-000001", "checkpoints/round-000002/server.safetensors", "seed-0",
+    "tensorboard",
 ]  # fmt: skip
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from flower_graph.errors import ConfigError
-from flower_graph.outputs.figures import HEAD
+from flower_graph.outputs.figures import HEAD, merge_clients, spread
 from flower_graph.outputs.files import write_lines
-from flower_graph.outputs.tables import merge_clients, spread
 from flower_graph.records.rounds import BestRound
-from flower_graph.server.outputs import Wanted
+from flower_graph.server.round_loop import Wanted
 
 
 def _table(folder: Path, accuracies: dict[int, str]) -> None:

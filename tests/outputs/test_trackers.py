@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.config import extras, track
+from flower_graph.config import common, rules
 from flower_graph.errors import ConfigError
-from flower_graph.report.trackers import base
-from flower_graph.report.trackers.base import Subject
+from flower_graph.report import trackers
+from flower_graph.report.trackers import Subject
 
 SMALL: dict[str, Any] = {
     "rounds": 2,
@@ -68,11 +66,9 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
         started.append(Fake(subject, started.failing))
         return started[-1]
 
-    module = ModuleType("fake")
-    module.start = start  # type: ignore[attr-defined]
-    for name in track.TRACKERS:
-        monkeypatch.setitem(sys.modules, f"flower_graph.report.trackers.{name}", module)
-    monkeypatch.setattr(extras, "find_spec", lambda name: name)
+    for name in common.TRACKERS:
+        monkeypatch.setitem(trackers.TRACKERS, name, start)  # type: ignore[arg-type]
+    monkeypatch.setattr(rules, "find_spec", lambda name: name)
     monkeypatch.chdir(tmp_path)
     return started
 
@@ -126,7 +122,7 @@ def test_a_tracker_that_fails_is_a_warning(
     with caplog.at_level(logging.WARNING):
         run = fg.run("fedgta/cora-linqs", SMALL, track=["tensorboard", "mlflow"])
     assert len(run.metrics) == 2
-    told = [one.getMessage() for one in caplog.records if one.name == base.__name__]
+    told = [one.getMessage() for one in caplog.records if one.name == trackers.__name__]
     assert [("tensorboard" in told[0]), ("mlflow" in told[1])] == [True, True] and len(told) == 2
     assert "word" not in "".join(told)
 
@@ -137,7 +133,7 @@ def test_no_place_of_keys_and_files_is_shown(tmp_path: Path) -> None:
         "data": {"name": str(tmp_path / "clients"), "root": "/secret"},
         "strategy": {"registry": "/secret/registry.json", "name": "fedgls"},
     }
-    assert base.visible(settings) == {
+    assert trackers.visible(settings) == {
         "seed": 1,
         "data.name": "clients",
         "strategy.name": "fedgls",
@@ -147,7 +143,7 @@ def test_no_place_of_keys_and_files_is_shown(tmp_path: Path) -> None:
 def test_a_missing_library_is_refused_before_the_run_and_names_its_extra(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"flower-graph\[wandb\]") as error:
         fg.run("fedgta/cora-linqs", SMALL, track=["wandb"], out=tmp_path / "out")
     assert error.value.key == "track" and not (tmp_path / "out").exists()
@@ -189,7 +185,7 @@ def test_mlflow(resumed: Any) -> None:
 
     out = resumed("mlflow")
     client = MlflowClient((out.parent / "mlruns").as_uri())
-    experiment = client.get_experiment_by_name(base.PROJECT)
+    experiment = client.get_experiment_by_name(trackers.PROJECT)
     (run,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(run.info.run_id, "val-accuracy")
     assert [entry.step for entry in history] == [1, 2, 3]

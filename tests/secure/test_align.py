@@ -14,8 +14,8 @@ from flower_graph.errors import MalformedReplyError, RefusedError, StateLostErro
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import PublishedTokens, peel
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
+from flower_graph.secure.node_config import Limits
 from flower_graph.wire.arrays import pack_integers
 
 # Every form of alignment
@@ -26,9 +26,8 @@ from flower_graph.wire.arrays import pack_integers
 def test_shared_identities_get_slots_and_others_none(nodes: list[list[int]], form: str) -> None:
     alignment = Alignment(DATA, nodes, form=form)
     alignment.align()
-    # The polynomials' order: first what all three hold, then the pair's.
     slots = alignment.slots()
-    orders = {"psi": slots, "polynomial": {3: 0, 2: 1}, "plain": {2: 0, 3: 1}}
+    orders = {"psi": slots, "plain": {2: 0, 3: 1}}
     assert slots == {1: -1, 4: -1, 7: -1, 9: -1} | orders[form]
     assert alignment.agree([0, 2, 5])
     assert alignment.server.blamed == []

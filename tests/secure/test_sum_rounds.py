@@ -10,7 +10,7 @@ from sum_helpers import LENGTH, RING, TERMS, Lost, World
 from flower_graph.errors import RefusedError
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import server as sum_server
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.round import Skipped
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from flower_graph.flower_compat import (
 )
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import encode_array
-from flower_graph.wire.exchange import Exchange, Rejected
+from flower_graph.wire.exchange import Exchange
 
 RUN_ID = 11
 
@@ -105,28 +105,6 @@ def test_flowers_grid_and_ours_give_the_same(fleet: Fleet) -> None:
     assert list(same.values.values()) == list(replies.values.values())
     assert ours.ledger.wire == exchange.ledger.wire
     assert exchange.ledger.wire["down"] == 3 * (1 + 128 + 4 + 5 + 8)
-
-
-def test_late_replies_leave_nothing_in_flowers_store(fleet: Fleet) -> None:
-    exchange = Exchange(fleet.grid)
-    slow, *quick = fleet.nodes
-    timer = fleet.serve_soon(quick)
-    replies = exchange.send(
-        dict.fromkeys(fleet.nodes, content(1)), server_round=3, timeout=0.3, read=read
-    )
-    timer.join()
-    assert sorted(replies.values) == sorted(quick)
-    assert replies.rejected == [Rejected(slow, "no reply within 0.3 s")]
-    assert len(fleet.state.message_ins_store) == 1
-
-    fleet.serve([slow])  # too late
-    fleet.serve_soon(fleet.nodes)
-    replies = exchange.send(
-        dict.fromkeys(fleet.nodes, content(2)), server_round=4, timeout=5.0, read=read
-    )
-    assert replies.values == dict.fromkeys(fleet.nodes, 4.0)
-    assert replies.strays == [Rejected(slow, "late: round 3, expected 4")]
-    assert len(fleet.state.message_ins_store) == len(fleet.state.message_res_store) == 0
 
 
 def test_nodes_that_are_unknown_or_offline_are_reported_without_waiting(fleet: Fleet) -> None:

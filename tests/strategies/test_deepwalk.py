@@ -18,7 +18,7 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 import flower_graph as fg
-from flower_graph.config import extras
+from flower_graph.config import rules
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.strategies.ppfl.config import DeepWalkConfig, ModelConfig, PPFLConfig
@@ -64,7 +64,7 @@ def targets(shift: float = 0.0) -> NDArray[np.float32]:
 def test_without_gensim_the_run_is_refused_and_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"flower-graph\[deepwalk\]") as error:
         fg.run("ppfl/cora-linqs-deepwalk", out=tmp_path / "out")
     assert error.value.key == "model.name" and not (tmp_path / "out").exists()

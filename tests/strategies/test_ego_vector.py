@@ -18,17 +18,8 @@ from flower_graph.errors import RefusedError
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable, open_table
 from flower_graph.secure.ring import Ring
-from flower_graph.strategies.fedscem.cohort import (
-    ChosenEgos,
-    EgoCohort,
-    initial_weights,
-)
-from flower_graph.strategies.fedscem.messages import (
-    METRIC_NAMES,
-    SUMMED_NAMES,
-    Layout,
-    Sums,
-)
+from flower_graph.strategies.fedscem.cohort import ChosenEgos, EgoCohort, initial_weights
+from flower_graph.strategies.fedscem.messages import METRIC_NAMES, SUMMED_NAMES, Layout, Sums
 from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
     add_noise,

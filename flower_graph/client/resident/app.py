@@ -19,8 +19,6 @@ from flower_graph.errors import ConfigError, brief
 from flower_graph.flower_compat import owner_of_message
 from flower_graph.wire.client_errors import on_ray
 
-__all__ = ["IDLE", "RESIDENT", "Home", "InProcess", "Residence", "ResidentClientApp", "load_app"]
-
 RESIDENT, IDLE = "resident", "resident-idle"  # keys of the node config
 USUAL_IDLE = 600.0  # seconds
 

@@ -22,7 +22,6 @@ from typing import Never
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_graph.client.resident import frames
 from flower_graph.client.resident.app import load_app
 from flower_graph.client.resident.launch import (
     ERROR,
@@ -31,6 +30,16 @@ from flower_graph.client.resident.launch import (
     WorkerSettings,
     is_own,
     locked,
+    receive,
+    send,
+)
+from flower_graph.flower_compat import (
+    ContextProto,
+    MessageProto,
+    context_from_proto,
+    message_from_proto,
+    message_to_proto,
+    recorddict_to_proto,
 )
 from flower_graph.outputs.messages import FINISH, TYPE, KeepRequest
 from flower_graph.records.warned import counted_warnings
@@ -88,9 +97,10 @@ class Worker:
         os._exit(0)
 
     def _serve(self, connection: socket.socket) -> bool:
-        frames.send(connection, [HELLO])
-        parts = frames.receive(connection)
-        message, context = frames.read_message(parts), frames.read_context(parts)
+        send(connection, HELLO)
+        asked, given = receive(connection)
+        message = message_from_proto(MessageProto.FromString(asked))
+        context = context_from_proto(ContextProto.FromString(given))
         before = bool(context.state)
         with self._watch.caller(connection):
             answer = self._answer(message, context)
@@ -99,20 +109,20 @@ class Worker:
         is_over = before and not context.state  # clients forget what they kept of a run
         if is_over:
             self._end()
-        frames.send(connection, answer)
+        send(connection, *answer)
         return is_over
 
     def _answer(self, message: Message, context: Context) -> list[bytes]:
         try:
             with boundary(context):  # what an app of its own tells, it decides itself
                 app = self._app
-            reply = [REPLY, *frames.write_message(app(message, context))]
+            kind, reply = REPLY, message_to_proto(app(message, context)).SerializeToString()
         except Exception as error:
             LOG.error("ClientApp raised an exception", exc_info=error)  # as Flower says it
-            kind = type(error)
-            fault = {"module": kind.__module__, "name": kind.__qualname__, "text": str(error)}
-            reply = [ERROR, json.dumps(fault).encode()]
-        return reply + frames.write_records(context.state)
+            of = type(error)
+            fault = {"module": of.__module__, "name": of.__qualname__, "text": str(error)}
+            kind, reply = ERROR, json.dumps(fault).encode()
+        return [kind, reply, recorddict_to_proto(context.state).SerializeToString()]
 
     def _end(self) -> None:
         """Stop listening and remove the socket, under the lock that a new worker needs."""

@@ -42,8 +42,7 @@ from flower_graph.secure.align.blinded import (
     insert,
 )
 from flower_graph.secure.align.slots import SlotTable, slot_table
-from flower_graph.secure.channel import pieces, rows_of
-from flower_graph.secure.spread import spread
+from flower_graph.secure.channel import pieces, rows_of, spread
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
@@ -92,10 +91,7 @@ class AlignmentClient(AnyAlignmentClient):
         kinds = {texts[0][:1]: client for client, texts in self._identities.items() if texts}
         if len(kinds) > 1:
             a, b = kinds.values()
-            raise ValueError(
-                f"clients {a} and {b} have identities of different types; use integers or strings "
-                "throughout"
-            )
+            raise ValueError(f"clients {a} and {b} have identities of different types")
         self._epoch = 0
         # From these a client's blinds and its share of the key follow.
         self._secrets = {client: os.urandom(KEY) for client in self._identities}

@@ -231,10 +231,8 @@ class VerifiedAlignmentClient(AlignmentClient):
             answers, block = [local[number] for local in blocks], self._blocks.get(client)
             claims = self._claims(request, number, answers)
             if wrong := list(claims) if block is None else failing(block, claims):
-                raise RefusedError(
-                    f"client {client}: the answers in the name of key-holder {wrong[0]} are not "
-                    "proved to be made with its key"
-                )
+                why = f"the answers of key-holder {wrong[0]} are not proved to be made with its key"
+                raise RefusedError(f"client {client}: {why}")
             total = add(answers)
             if total is None:
                 raise RefusedError(f"client {client}: the answers do not add up to points")

@@ -9,9 +9,9 @@ import numpy as np
 
 from flower_graph.errors import AlignmentError, MalformedReplyError
 from flower_graph.secure.align.blinded import POINT, BlindRequest, Bytes2D, Words
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import KEY_HOLDERS, NO_PART, AlignmentServer
 from flower_graph.secure.channel import pieces, rows_of
+from flower_graph.secure.node_config import Limits
 from flower_graph.secure.parties.alignment import (
     MOST_SKIPPED,
     OF_KEY,
@@ -188,7 +188,6 @@ class VerifiedAlignmentServer(AlignmentServer):
                 chosen.append(local[0])
         if len(self._holders) + len(chosen) < KEY_HOLDERS:
             raise AlignmentError(
-                f"{len(self._holders) + len(chosen)} of the first {KEY_HOLDERS + MOST_SKIPPED} "
-                f"parties of the draw can hold keys, {KEY_HOLDERS} must"
+                f"too few of the draw's first parties are there: {KEY_HOLDERS} must hold keys"
             )
         return chosen

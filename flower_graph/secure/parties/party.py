@@ -20,6 +20,7 @@ from safetensors.numpy import load, save
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
+from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.differences import STATE_BYTES, set_of
 from flower_graph.secure.parties.epoch import (
     MASKS,
@@ -48,7 +49,6 @@ from flower_graph.secure.parties.messages import (
     Signatures,
     SignedKey,
 )
-from flower_graph.secure.parties.trust import DIFFER_BY
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.client import Received, SumClient
 from flower_graph.secure.sum.messages import (
@@ -60,11 +60,12 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    SumTerms,
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
+from flower_graph.wire.numpy_client import Config
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 
@@ -107,6 +108,25 @@ class PartyClient:
     def has_sent(self) -> bool:
         return bool(self._mark)
 
+    def answer(self, action: str, config: Config) -> Config:
+        """Answer an exchange in which no vector travels."""
+        if action == "sum_bind":
+            return self.bind().to_config()
+        if action == "sum_reveal":
+            return self.reveal(RevealRequest.from_config(config)).to_config()
+        if action == "sum_epoch":
+            return self.begin(EpochRequest.from_config(config)).to_config()
+        if action == "sum_list":
+            return self.sign_list(ListRequest.from_config(config)).to_config()
+        entries: Config = {}
+        if "unmask-run" in config:
+            signed = Signatures.from_config(config)
+            entries |= self.unmask(UnmaskRequest.from_config(config), signed).to_config()
+        if "prepare-run" in config:
+            reply, key = self.prepare(PrepareRequest.from_config(config))
+            entries |= reply.to_config() | key.to_config()
+        return entries
+
     def bind(self) -> BindReply:
         """State the clients hosted here, and commit to a fresh part of the graph's seed."""
         if self._shown is not None:  # that seed is known: it may not serve a second list
@@ -130,21 +150,15 @@ class PartyClient:
         """Show the own part of the graph's seed, when all commitments are there."""
         self._check_run(request.run_id)
         if self._shown is not None or request.number <= self._epochs:
-            raise RefusedError(
-                "the seed of the graph was shown for another list: the server must let all bind "
-                "anew"
-            )
+            raise RefusedError("the seed of the graph was shown for another list: bind anew")
         own = self.party, commit(self.run_id, self.party, self._seed)
         check_list(request.parties, request.commitments, own, request.minimum, self.trust.minimum)
         if request.corrupt < self.trust.corrupt or not 0 <= request.dropout < 0.5:
-            raise RefusedError(
-                f"corrupt is {request.corrupt} and dropout {request.dropout}; here at least "
-                f"{self.trust.corrupt} of the parties may collude, and fewer than half vanish"
-            )
+            shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
+            raise RefusedError(f"{shares}; here at least {self.trust.corrupt}, and below 0.5")
         if request.differ_by < self.trust.differ_by:
             raise RefusedError(
-                f"two sums may differ by {request.differ_by} SuperNodes, and here {DIFFER_BY} is "
-                f"{self.trust.differ_by}"
+                f"sums differ by {request.differ_by}, {DIFFER_BY} is {self.trust.differ_by}"
             )
         check_declared(request.declared, self.clients, self.points, self.trust.block_cap)
         active = self.trust.registry.active
@@ -183,8 +197,7 @@ class PartyClient:
             raise RefusedError("the partners are not those of the epoch's graph")
         if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
             raise RefusedError(
-                f"threshold {request.threshold} and minimum {request.minimum}, the epoch has "
-                f"{epoch.threshold} and {epoch.minimum}"
+                f"threshold {request.threshold} and minimum {request.minimum}, the epoch has others"
             )
         if not np.array_equal(request.channel_keys, self._keys):
             raise RefusedError("a partner's channel key is not the one that it signed")
@@ -262,8 +275,7 @@ class PartyClient:
             raise RefusedError("somebody is on the list that was not ready")
         if not listed[epoch.index(self.party)]:
             raise RefusedError(
-                f"our vector was sent for round {number}, but we are not on the list: who signed "
-                "it would have our masks opened"
+                f"our vector was sent for round {number}, but we are not on the list"
             )
         # If the server rolls our state back and gets us to sign two different lists, it learns
         # both secrets of any party that is on only one of them. From two sums it learns their
@@ -374,8 +386,7 @@ class PartyClient:
             if good >= epoch.threshold:
                 return
         raise RefusedError(
-            f"{good} partners that are on the list of round {number} signed it, at least "
-            f"{epoch.threshold} must: others were told something else, nothing is revealed"
+            f"{good} partners signed it, {epoch.threshold} must: others saw something else"
         )
 
     def _verify(
@@ -385,10 +396,7 @@ class PartyClient:
 
     def _begun(self) -> tuple[Epoch, SumClient]:
         if self.epoch is None or self.sums is None:
-            raise StateLostError(
-                "no epoch has begun under this version of the registry, "
-                f"{self.trust.registry.digest.hex()[:16]}: the server must let all bind anew"
-            )
+            raise StateLostError("no epoch has begun under this version of the registry: bind anew")
         return self.epoch, self.sums
 
     def _check_run(self, run_id: bytes) -> None:

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, UnreadableSumError
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import RING, MaskedReply
-from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
+from flower_graph.secure.sum.messages import RING, SECURE_SUM, MaskedReply, SumTerms
+from flower_graph.secure.sum.round import Cause, Reason, Skipped, SumResult
 from flower_graph.secure.sum.server import Keys, SumServer
 from flower_graph.secure.sum.stages import SumStages, as_record, merged
-from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.claims import sorted_out
 from flower_graph.wire.client_errors import Kind

@@ -15,13 +15,13 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     MaskedReply,
     PrepareRequest,
+    SumTerms,
     UnmaskReply,
     UnmaskRequest,
     sum_bytes,
 )
-from flower_graph.secure.sum.results import Skipped, SumResult
+from flower_graph.secure.sum.round import Skipped, SumResult
 from flower_graph.secure.sum.server import M, Parts, Send, SumServer
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.keys import CONFIG, METRICS
