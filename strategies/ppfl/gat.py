@@ -74,12 +74,6 @@ def output_layer(
     return out[:, 0] + weights.bias_2
 
 
-def embedding_loss(public: Tensor, targets: Tensor) -> Tensor:
-    """Average the cosine distance of embeddings to their targets."""
-    # public, targets [p, d]
-    return 1 - functional.cosine_similarity(public, targets, dim=1).mean()
-
-
 class PublicGAT(nn.Module):
     """A client's GAT as an embedding model: it learns from labels and from aligned means."""
 
@@ -179,8 +173,8 @@ class PublicGAT(nn.Module):
         loss = cross_entropy
         if aligned is not None:
             places, targets = aligned
-            distance = embedding_loss(hidden.index_select(0, places), targets)
-            loss = cross_entropy + settings.beta * distance
+            cosine = functional.cosine_similarity(hidden.index_select(0, places), targets, dim=1)
+            loss = cross_entropy + settings.beta * (1 - cosine.mean())  # equation 9
         (gradient,) = torch.autograd.grad(loss, flat)
         self.step += 1
         adam_rows_(
