@@ -268,8 +268,8 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return {**self.settings._asdict(), **local}
 
     def state(self) -> dict[str, object]:
-        excluded = sorted(self.session.sums.server.excluded)
-        state = {"ledger": self._payload, "wire": self._wire, "excluded": excluded}
+        state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
+        state["excluded"] = sorted(self.session.sums.server.excluded)
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
             state |= {"first": self.started.first, "rest": self.started.rest}
