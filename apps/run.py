@@ -16,8 +16,7 @@ from flwr.serverapp import Grid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
-from flower_graph.config.common import CHECKPOINTS, RunConfig
-from flower_graph.config.track import require_trackers
+from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
 from flower_graph.data.folders.members import read_members
 from flower_graph.data.folders.party import DATA_FORM, RunFolder, assigned, client_folder
 from flower_graph.data.new_graph import DataForm
@@ -37,7 +36,7 @@ from flower_graph.report.result import describe_baselines
 from flower_graph.report.trackers import Trackers
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
 from flower_graph.secure.node_config import FEWEST_PARTIES, MALICIOUS_SERVER
-from flower_graph.server.admission import Admission
+from flower_graph.server.membership import Admission
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint

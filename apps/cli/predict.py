@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flower_graph.apps.cli.say import say
+from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.module import MLP
 from flower_graph.data.new_graph import read_new_graph
 from flower_graph.errors import ConfigError, OutputError
@@ -46,24 +46,21 @@ def predict_command(args: argparse.Namespace) -> int:
     run = load_run(args.run, trust=trust) if of_party is None else latest_in(of_party, trust=trust)
     if args.links != (args.node is not None or args.pairs is not None):
         raise ConfigError("--links: give --node NAME or --pairs FILE.csv with it, and only with it")
+    is_new = args.data is not None
     if args.links:
         lines = link_lines(run, args)
-        _hand_over(table_text(HEAD, lines), args.out)
-        say(f"{run.path}: {len(lines):,} pairs", to=sys.stderr)
-        return 0
-    is_new = args.data is not None
-    found = predict_file(run, args.data, args.client) if is_new else run.predictions(args.client)
-    _hand_over(table_text(*table_of(found)), args.out)
-    say(*_summary(run, found, is_new=is_new), to=sys.stderr)
-    return 0
-
-
-def _hand_over(text: str, out: Path | None) -> None:
-    if out is None:
-        # Another program gets the table as it is.
-        say(text, end="") if sys.stdout.isatty() else print(text, end="", flush=True)
+        text, summary = table_text(HEAD, lines), [f"{run.path}: {len(lines):,} pairs"]
     else:
-        write_text(named(out), text)
+        found = (
+            predict_file(run, args.data, args.client) if is_new else run.predictions(args.client)
+        )
+        text, summary = table_text(*table_of(found)), _summary(run, found, is_new=is_new)
+    if args.out is None:
+        hand_over(text)
+    else:
+        write_text(named(args.out), text)
+    say(*summary, to=sys.stderr)
+    return 0
 
 
 def predict_file(run: Run, path: Path, client: int | None) -> Predictions:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -32,14 +32,12 @@ from flower_graph.config.common import Robust
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.rounds import BestRound, RoundReport
 from flower_graph.server.averaging_replies import (
+    Arrays,
     Checked,
     Combined,
     RoundSoFar,
     check_replies,
-    is_by_client,
-    personal_arrays,
-    refuse_unused,
-    shared_arrays,
+    checked_model,
 )
 from flower_graph.server.membership import Membership, NamedClients
 from flower_graph.server.round_loop import RoundLoop
@@ -355,17 +353,29 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
         combined = self.combine(replies)
         if not self._round.is_averaged:
-            refuse_unused(type(self).__name__, self.central_noise, self.robust)
+            if self.central_noise is not None or self.robust is not None:
+                unused = "central_noise" if self.robust is None else f"average: {self.robust.name}"
+                raise ValueError(
+                    f"{type(self).__name__}.combine does not use ReportedFedAvg.combine, so that "
+                    f"{unused} has no effect; it can do without only where none is set"
+                )
             contents = [reply.message.content for reply in replies]
             self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        if not is_by_client(combined):
-            return shared_arrays(combined, self.arrays)
+        if combined is None or isinstance(combined, ArrayRecord):
+            return combined
+        if not combined or not all(isinstance(key, int) for key in combined):
+            return checked_model(cast(Arrays, combined), self.arrays, "combine")
         if not self.personal:
             raise ValueError(
                 f"{type(self).__name__}.combine gives arrays by client: it needs personal = True"
             )
-        everyone = self.session.members.everyone()
-        self.own_arrays |= personal_arrays(combined, self.arrays, everyone)
+        by_client = cast(Mapping[int, Arrays], combined)
+        if strangers := sorted(by_client.keys() - set(self.session.members.everyone())):
+            raise ValueError(f"combine: arrays for clients {strangers!s:.60}, unknown here")
+        self.own_arrays |= {
+            client: checked_model(arrays, self.arrays, f"combine: client {client}")
+            for client, arrays in by_client.items()
+        }
         return None
 
     @property

@@ -50,14 +50,6 @@ DICT, TUPLE, TENSOR, ARRAY, RECORD = "dict", "tuple", "tensor", "array", "array-
 SCALARS = (bool, int, float, str, type(None))
 
 
-def check(folder: Path | None, every: int) -> None:
-    """Refuse impossible settings: the rounds between checkpoints (0: never), and the folder."""
-    if every < 0:
-        raise ValueError(f"checkpoint_every: {every} is not at least 0")
-    if every and folder is None:
-        raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
-
-
 def round_folder(folder: Path, server_round: int) -> Path:
     """Return the folder of one round's checkpoint."""
     return folder / f"round-{server_round:06d}"
@@ -226,19 +218,15 @@ def resume(
         else:
             reasons = take(server_round, state)
         if not reasons:
-            _set_aside(folder, server_round)
+            # The resumed run takes another course, so checkpoints after this round are void
+            for later in complete_rounds(folder):
+                if later > server_round:
+                    path = round_folder(folder, later)
+                    move(path / SERVER_FILE, path / REFUSED_FILE)
             return server_round
         refused.append(f"cannot resume from round {server_round}: {'; '.join(reasons)}")
         LOG.warning("%s; trying the checkpoint before it", refused[-1])
     raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
-
-
-def _set_aside(folder: Path, server_round: int) -> None:
-    """Invalidate checkpoints after this round, since the resumed run takes another course."""
-    for later in complete_rounds(folder):
-        if later > server_round:
-            path = round_folder(folder, later)
-            move(path / SERVER_FILE, path / REFUSED_FILE)
 
 
 def keep_only(folder: Path, server_round: int) -> None:

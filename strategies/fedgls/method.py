@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.outputs.files import SavedModels
     from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.fedgls.attack import ModelAudit
@@ -211,7 +211,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return called(models, client, graph).softmax(1)
 
     def predict_beside(
-        self, run: Left[FedGLSConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[FedGLSConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         name = run.config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.

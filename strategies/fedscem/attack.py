@@ -18,8 +18,13 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
-from flower_graph.audit.distrusting import of_parties, of_proved_alignment
+from flower_graph.audit.deviating import (
+    Deviation,
+    of_alignment,
+    of_parties,
+    of_proved_alignment,
+    of_sums,
+)
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group

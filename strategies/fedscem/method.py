@@ -47,7 +47,7 @@ from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return figures
 
     def predict_beside(
-        self, run: Left[FedSCemConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[FedSCemConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         """Predict by a model; without a common one a newcomer trains on its own labels."""
         config = run.config

@@ -35,6 +35,7 @@ from flower_graph.strategies.ppfl.messages import (
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
+from flower_graph.wire.keys import ROLES
 
 NOBODYS = np.zeros(0, np.int64)
 PURPOSE = b"public-nodes"
@@ -46,10 +47,7 @@ NOT_TOLD = NOBODYS, np.zeros((0, DIGEST), np.uint8)  # nodes and means, which a 
 # same at all, since all must choose the same nodes.
 MISSING, COLLUDING = 3, 1  # tenths
 # Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
-MEASURED = (
-    *("loss", "disagreement", "train", "val", "test"),
-    *("precision-1", "precision-5", "precision-10"),
-)
+MEASURED = ("loss", "disagreement", *ROLES, "precision-1", "precision-5", "precision-10")
 
 
 def sign_claim(identity: Identity, run_id: int, held: Mapping[int, IntArray]) -> Bytes:
@@ -203,7 +201,6 @@ class SignedClaims:
         self._held: dict[int, dict[int, IntArray]] = {}
 
     def take(self, answer: EmbeddingEnrolment) -> str:
-        """Record a SuperNode's claim, or return why it is refused."""
         held = dict(zip(answer.clients, answer.nodes, strict=True))
         parties = [self.registry.parties[number] for number in self.registry.active]
         party = next((one.number for one in parties if one.may_host(held)), None)

@@ -12,7 +12,7 @@ validation accuracy falls.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -55,25 +55,20 @@ class DeepWalk:
             self.vectors[rows] = targets
         if not len(self.connected):
             return 0.0
-        walks = self.walk(server_round)
+        rng = self._rng("walks", server_round)
+        # A node without edges would only meet itself.
+        passes = np.tile(self.connected, (self.settings.walks, 1))
+        starts = rng.permuted(passes, axis=1).ravel()
+        walks = random_walks(*self.lists, starts, self.settings.length, rng)
         # Nodes without edges are drawn at times too, since gensim takes no count of zero.
         counts = np.bincount(walks.ravel(), minlength=len(self.vectors)).clip(1)
         context = self._train(walks, counts, server_round)
         return self._loss(context, walks, counts, server_round)
 
-    def walk(self, server_round: int) -> Integers:
-        # A node without edges would only meet itself.
-        rng = self._rng("walks", server_round)
-        passes = np.tile(self.connected, (self.settings.walks, 1))
-        starts = rng.permuted(passes, axis=1).ravel()
-        return random_walks(*self.lists, starts, self.settings.length, rng)
-
     def embed(self) -> Floats:
-        """Return the embeddings of all nodes, ``[n, d]`` float32."""
         return self.vectors.copy()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's state: ``vectors``, ``[n, d]``."""
         return {"vectors": torch.from_numpy(self.embed())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -87,7 +82,24 @@ class DeepWalk:
 
     def _train(self, walks: Integers, counts: Integers, server_round: int) -> Floats:
         """Train the vectors by skip-gram on some walks; return the context vectors, ``[n, d]``."""
-        model = self._word2vec(counts, self._seed("skip-gram", server_round))
+        from gensim.models import Word2Vec  # takes a second, which other methods need not wait
+
+        # The numbers of nodes in the walks are known: gensim need not read them all to count. One
+        # worker, and a seed of 32 bits, as its generator takes: the same numbers everywhere.
+        model = Word2Vec(
+            vector_size=self.vectors.shape[1],
+            window=self.settings.window,
+            negative=self.settings.negative,
+            ns_exponent=NOISE_POWER,
+            sg=1,
+            hs=0,
+            min_count=1,
+            sorted_vocab=0,
+            workers=1,
+            seed=self._seed("skip-gram", server_round) & 0xFFFFFFFF,
+        )
+        model.build_vocab_from_freq(dict(enumerate(counts.tolist())))
+        model.wv.vectors = self.vectors  # and contexts of zero
         scale = self.settings.decay ** (server_round - 1)
         model.train(
             walks.tolist(),
@@ -99,28 +111,6 @@ class DeepWalk:
         self.vectors = model.wv.vectors
         context: Floats = model.syn1neg
         return context
-
-    def _word2vec(self, counts: Integers, seed: int) -> Any:
-        """Make gensim's model of all nodes, with this model's vectors and contexts of zero."""
-        # The numbers of nodes in the walks are known: gensim need not read them all to count. One
-        # worker, and a seed of 32 bits, as its generator takes: the same numbers everywhere.
-        from gensim.models import Word2Vec  # takes a second, which other methods need not wait
-
-        model = Word2Vec(
-            vector_size=self.vectors.shape[1],
-            window=self.settings.window,
-            negative=self.settings.negative,
-            ns_exponent=NOISE_POWER,
-            sg=1,
-            hs=0,
-            min_count=1,
-            sorted_vocab=0,
-            workers=1,
-            seed=seed & 0xFFFFFFFF,
-        )
-        model.build_vocab_from_freq(dict(enumerate(counts.tolist())))
-        model.wv.vectors = self.vectors
-        return model
 
     def _loss(self, context: Floats, walks: Integers, counts: Integers, server_round: int) -> float:
         rng = self._rng("loss", server_round)

@@ -70,7 +70,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import NEAREST, ByClient, mean_of
+from flower_graph.strategies.ppfl.server_state import PRECISIONS, ByClient, mean_of
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.counts import as_counts, counts_size
@@ -186,6 +186,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         self.mean, self._least = CommonMean(dropout), least_holders
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
+        self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
         self._measured = dict[str, float]()
         self._parties = None
         if registry is not None:
@@ -203,23 +204,22 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
-        """Step 1: write the round's requests, with the common mean and what masks need."""
         there, mean, known = self.there(server_round), self.mean, self.clients
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         mean.choose(nodes, known.ids, there, known.dimension)
         order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM, self.rotations_only)
-        length, told = mean.rows.size + counts_size(*self.counted), NOT_TOLD
+        told, shown, measured = NOT_TOLD, {}, 0
         if claims is not None:
             claims.means = digests_of(mean.rows) if mean.made else claims.means
-            length, told = length + 2 * len(MEASURED), (nodes, claims.means)
-        shown = {} if claims is None else claims.to_config()
+            told, shown, measured = (nodes, claims.means), claims.to_config(), 2 * len(MEASURED)
+        self._parts = mean.rows.size, measured, counts_size(*self.counted)
         layout = layout_of(*told, known.dimension, server_round, order)
-        entries = self.sums.requests(length, MEANS, layout)
+        entries = self.sums.requests(sum(self._parts), MEANS, layout)
         requests, self.entries = dict[int, PublicRequest](), {}
         for node in [node for node in there if node in entries]:
             slots = [mean.slots[client] for client in there[node]]
             self.entries[node] = entries[node] | replace(order, slots=slots).to_config() | shown
-            requests[node] = self.request(server_round, there[node], mean.of)
+            requests[node] = self.request(server_round, there[node], there[node], mean.of)
         return requests
 
     @property
@@ -282,7 +282,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return report
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return every client's outcome; clients that are missing from a sum have failed."""
         # Without a sum, the clients' measurements are still used.
         used = answered if self._skipped else set(answered) & set(self.contributors)
         blamed = self.sums.server.blamed[self._named :]
@@ -297,24 +296,21 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             self._skipped = f"no sum: {_without_number(summed.reason)}"
             return {}
         self.contributors = summed.contributors.tolist()
-        rows = self.mean.rows.size
-        self.mean.take(summed.values[:rows], self.contributors)
-        self._count(summed.values)
-        names = [f"precision-{k}" for k in NEAREST]
-        if self._parties is not None:
-            self._measured = _measured(summed.values[rows : rows + 2 * len(MEASURED)])
-            return {name: self._measured[name] for name in names if name in self._measured}
-        result = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
-        return {name: mean_of(values) for name, values in result.items() if values}
-
-    def _count(self, values: Floats) -> None:
-        """Read the counts at the end of a sum, where a node is one step of its numbers."""
-        if size := counts_size(*self.counted):
-            steps = values[-size:] * 2.0 ** Ring.fit(2, **self._ring).fraction_bits
+        rows, measured, counts = np.split(summed.values, np.cumsum(self._parts)[:2])
+        self.mean.take(rows, self.contributors)
+        if counts.size:  # a node is one step of the sum's numbers
+            steps = counts * 2.0 ** Ring.fit(2, **self._ring).fraction_bits
             self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
+        if self._parties is None:
+            shown = self.clients.measured
+            means = {name: mean_of(shown[name].values()) for name in PRECISIONS if name in shown}
+        else:
+            sums, holders = measured.reshape(2, len(MEASURED)).tolist()
+            each = zip(MEASURED, sums, holders, strict=True)
+            means = self._measured = {name: one / of for name, one, of in each if of >= 1}
+        return {name: means[name] for name in PRECISIONS if name in means}
 
     def averages(self, measured: ByClient) -> Mapping[str, float]:
-        """Return the means of clients' measurements, from the sum if they are in it."""
         return super().averages(measured) if self._parties is None else self._measured
 
     def came(self, node: int) -> tuple[str, int]:
@@ -324,12 +320,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
     def weights(self) -> dict[str, NDArray[np.generic]]:
         """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""
         return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
-
-
-def _measured(tail: Floats) -> dict[str, float]:
-    sums, counts = tail.reshape(2, len(MEASURED))
-    each = zip(MEASURED, sums.tolist(), counts.tolist(), strict=True)
-    return {name: total / count for name, total, count in each if count >= 1}
 
 
 def _without_number(reason: Reason) -> str:

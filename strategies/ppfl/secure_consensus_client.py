@@ -48,7 +48,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import NEAREST
+from flower_graph.strategies.ppfl.server_state import NEAREST, PRECISIONS
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.fields import Resume
@@ -133,8 +133,8 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
         rotated = rotate(request, order, reply, rows)
         if any(one.precision for one in rotated.values()):
             near = [rotated[c].precision if c in rotated else {} for c in request.clients]
-            for k in NEAREST:
-                reply.judged[f"precision-{k}"] = [one.get(k, math.nan) for one in near]
+            for name, k in PRECISIONS.items():
+                reply.judged[name] = [one.get(k, math.nan) for one in near]
         vectors = {client: one.vector for client, one in rotated.items()}
         ring = RING.from_config(config)
         if self.trust is not None:
@@ -207,8 +207,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            with self.opened() as models:
-                local = models[client].embed()[self.members[client].rows]
+            local = self._state.look(self._makers)[client].embed()[self.members[client].rows]
             target[missing] = local[missing]
         return target
 

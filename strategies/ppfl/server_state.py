@@ -31,6 +31,7 @@ LOG = logging.getLogger(__name__)
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
 TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 NEAREST = (1, 5, 10)
+PRECISIONS = {f"precision-{k}": k for k in NEAREST}
 DISAGREEMENT = "disagreement"
 ByClient = dict[str, dict[int, float]]  # measurements by name and client
 
@@ -178,7 +179,7 @@ def measure_alignment(
         result.append(alignment_precision(a, b, turn, NEAREST))
         if len(result) == MEASURED_PAIRS:
             break
-    return {f"precision-{k}": mean_of([one[k] for one in result]) for k in NEAREST if result}
+    return {name: mean_of([one[k] for one in result]) for name, k in PRECISIONS.items() if result}
 
 
 def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:

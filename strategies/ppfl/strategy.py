@@ -120,9 +120,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         drawn = self.session.participants(server_round, there)
         return {
             node: replace(
-                self.request(server_round, clients, self.clients.targets.get),
+                self.request(server_round, there[node], clients, self.clients.targets.get),
                 wants_embeddings=self.wants_embeddings,
-                follows=bool(self.clients.begun & set(there[node])),
             )
             for node, clients in drawn.items()
         }
@@ -135,6 +134,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def request(
         self,
         server_round: int,
+        hosted: Sequence[int],
         clients: Sequence[int],
         target: Callable[[int], NDArray[np.float32] | None],
     ) -> PublicRequest:
@@ -147,7 +147,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             [target(client) for client in clients],
             known.dimension,
             is_last=server_round == session.rounds or session.stops_early(server_round),
-            follows=bool(known.begun & set(clients)),
+            follows=not known.begun.isdisjoint(hosted),
             saves=saves,
             run=session.checkpoints.run if saves else "",
             counting=self.counting,
@@ -191,7 +191,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return {name: mean_of(dict(sorted(by.items())).values()) for name, by in measured.items()}
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return every client's outcome; ``failed`` has reasons by client."""
         return self.session.participation(answered, failed=failed, idle=self.idle)
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:

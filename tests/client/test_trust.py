@@ -70,7 +70,7 @@ class Run:
     ("changes", "message"),
     [
         ({"trust": "nobody"}, "strategy.trust: 'nobody'"),
-        ({"registry": "keys.json"}, "'keys.json'.*strategy.trust=malicious-server"),
+        ({"registry": "keys.json"}, "strategy.registry: keys.json"),
         ({"trust": MALICIOUS_SERVER}, "strategy.participation: 0.5"),
     ],
 )

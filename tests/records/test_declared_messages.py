@@ -22,7 +22,7 @@ from flower_graph.strategies.fed_sage import messages as sage
 from flower_graph.strategies.fedgls import messages as structure
 from flower_graph.strategies.fedscem import messages as ego
 from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.nfedgnn import common_messages as common
+from flower_graph.strategies.nfedgnn import messages as common
 from flower_graph.strategies.nfedgnn import messages as relay
 from flower_graph.strategies.ppfl import messages as public
 from flower_graph.strategies.ppfl.claims import Claims
@@ -135,12 +135,12 @@ def draw(field: Any, rng: np.random.Generator, sizes: dict[str, int]) -> Any:
             return [rng.integers(-9, 9, size) for size in (2, 1)]
         case fields.Flags():
             return rng.random(shape) < 0.5
-        case fields.Block():
-            return rng.integers(256, size=shape, dtype=np.uint8)
         case CountsField():
             return Counts(torch.from_numpy(rng.integers(0, 9, (3, 2, 2))))
         case fields.Exact():
             return rng.integers(1, 2**31, shape)
+        case fields.Block():
+            return rng.integers(256, size=shape, dtype=np.uint8)
         case codec.Tensor():
             return rng.random(shape).astype(np.float32)
         case sage.Named():

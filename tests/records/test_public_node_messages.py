@@ -68,7 +68,7 @@ def good_reply() -> PublicReply:
             {ROWS: [3, 0], "nodes": pack_integers(np.array([7, 5, 4]))},
             "client 1",
         ),
-        ({ROWS: [2, 2]}, "3.*rows.*4"),
+        ({ROWS: [2, 2]}, "nodes: 3"),
         ({"dimensions": [2, 0]}, "client 1.*0"),
         ({"nodes": pack_integers(np.array([7, 7, 5]))}, "client 3"),
     ],
@@ -109,16 +109,6 @@ def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
     config = dict(REQUEST.to_record().config_records[CONFIG])
     with pytest.raises(ValueError, match=r"\(4, 2\).*\[3, d\]"):
         PublicRequest.from_numpy(parameters, config, public={3: HELLO.nodes[0], 1: HELLO.nodes[1]})
-
-
-def test_a_reply() -> None:
-    found = PublicReply.from_record(answer(good_reply()), REQUEST)
-    assert [None if x is None else x.tolist() for x in found.embeddings] == [
-        [[0.5, 0.5], [0.5, 0.5]],
-        [[6, 7]],
-    ]
-    assert (found.loss, found.judged, found.left_out) == ([1, 2], {"val": [0.6, 0.7]}, {})
-    assert found.disagreement[0] == 0.1
 
 
 def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:

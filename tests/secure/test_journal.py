@@ -9,7 +9,7 @@ import pytest
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.parties import journal
-from flower_graph.secure.parties.journal import HEAD, UNSEALED, Journal, sealed
+from flower_graph.secure.parties.journal import HEAD, Journal, sealed
 
 
 def test_rounds_go_up_in_each_run_and_a_new_process_knows_them(tmp_path):
@@ -181,15 +181,6 @@ def test_a_bit_that_was_changed_is_noticed_wherever_it_is(tmp_path):
             mine.contribute(2, b"run")
     path.write_bytes(whole)
     mine.contribute(2, b"run")
-
-
-def test_a_journal_without_hashes_counts_and_has_them_from_then_on(tmp_path):
-    path = tmp_path / "journal"
-    path.write_bytes(UNSEALED + RUN[len(HEAD) :] + b'{"number": 3, "sums": {}, "states": {}}\n')
-    with pytest.raises(RefusedError):
-        Journal(path).contribute(3, b"run")
-    Journal(path).contribute(4, b"run")
-    assert path.read_bytes().startswith(HEAD) and Journal(path).last(b"run") == 4
 
 
 def test_a_state_enters_no_sum_of_others_in_a_later_run(tmp_path, monkeypatch):

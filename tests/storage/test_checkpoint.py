@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from flower_graph.client.state import ClientCheckpoints
 from flower_graph.errors import CheckpointError
-from flower_graph.storage import checkpoint, reading, tensors
+from flower_graph.storage import checkpoint, tensors
 
 RUN = "0123456789abcdef" * 2
 
@@ -84,19 +84,6 @@ def test_missing_or_damaged_files_are_named(tmp_path: Path, content: bytes | Non
         checkpoint.load_client(client)
     with pytest.raises(CheckpointError, match=r"server\.safetensors"):
         checkpoint.load_server(tmp_path, 1)
-
-
-def test_a_file_that_may_not_be_read_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever looks whether it is encrypted is refused as well."""
-    client = tmp_path / "client-0.safetensors"
-    client.write_bytes(b"")
-
-    def refuse(path: Path, *_: int) -> int:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(reading.os, "open", refuse)
-    with pytest.raises(CheckpointError, match=r"client-0\.safetensors"):
-        checkpoint.load_client(client)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ from flower_graph.strategies.fedscem.baselines import (
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.nfedgnn.masked import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.masked_client import MaskedLayerClient
+from flower_graph.strategies.nfedgnn.common_client import MaskedLayerClient
+from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
 from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,

@@ -277,10 +277,6 @@ class Folders:
             file.seek(start)
             return Change(folder, path, start, file.read())
 
-    def drop_checkpoints(self) -> None:
-        with suppress(OSError):
-            remove_folder(self.out / CHECKPOINTS)
-
 
 class Mirror:
     """Keeps SuperNodes' files on this machine equal to those in the driver's folders.
@@ -307,7 +303,8 @@ class Mirror:
         if changes := self._here.changes(before):
             ray.get(self._there.write.remote(changes))
         # A client that has lost its state asks for its checkpoint: then they are fetched again
-        self._here.drop_checkpoints()
+        with suppress(OSError):
+            remove_folder(self._here.out / CHECKPOINTS)
         self._known.add(supernode)
         return result
 

@@ -47,10 +47,7 @@ def fetching(allowed: bool) -> Iterator[None]:
 
 def cache_root() -> Path:
     """Return the folder for processed copies: FLOWER_GRAPH_CACHE, or the user's cache."""
-    local = os.environ.get(CACHE_VARIABLE)
-    if local:
-        return named(local)
-    return named(user_cache())
+    return named(os.environ.get(CACHE_VARIABLE) or user_cache())
 
 
 def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
@@ -65,26 +62,21 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
         temporary = temporary_folder(".making-", folder.parent)
     except OSError as error:
         raise DataError(
-            f"the cache {folder.parent} cannot be written ({error}); "
-            f"set {CACHE_VARIABLE} to a folder that can"
+            f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
         ) from error
     try:
         fill(temporary)
-        _publish(temporary, folder)
+        try:
+            move(temporary, folder)
+        except OSError:
+            # Another process was faster: a folder that has files cannot be replaced.
+            if not folder.is_dir():
+                raise
     finally:
         # Also after Ctrl-C; nothing is left to remove when the rename worked.
         with suppress(OSError):
             remove_folder(temporary)
     return folder
-
-
-def _publish(temporary: Path, folder: Path) -> None:
-    try:
-        move(temporary, folder)
-    except OSError:
-        # Another process was faster: a folder that has files cannot be replaced.
-        if not folder.is_dir():
-            raise
 
 
 def copy_tree(source: Path, target: Path) -> None:
@@ -171,13 +163,8 @@ def presence(name: str) -> str:
         member = known.member or ""
         folders = [Path(known.group, one) for one in (member, member.lower())]
         label = "-".join(part for part in known if part)
-    root = _root()
+    root = None
+    with suppress(DataError):  # a variable that names no folder; a run says so
+        root = data_root(None)
     has_raw = root is not None and any((root / folder).is_dir() for folder in folders)
     return HERE if has_raw or any(cache_root().glob(f"{label}-*")) else ABSENT
-
-
-def _root() -> Path | None:
-    try:
-        return data_root(None)
-    except DataError:  # a variable that names no folder; a run says so
-        return None

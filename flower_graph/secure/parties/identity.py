@@ -173,10 +173,9 @@ class Binding:
         """
         self._check(registry, block_cap)
         if not registry.verify(self.party, signature, BINDING, *self._parts()):
-            raise IdentityError(
-                f"party {self.party}: its binding is not signed with its key for this run and this "
-                f"version of the registry, {registry.digest.hex()[:16]}"
-            )
+            version = registry.digest.hex()[:16]
+            why = f"its binding is not signed for this run and version of the registry, {version}"
+            raise IdentityError(f"party {self.party}: {why}")
 
     def _parts(self) -> tuple[bytes, ...]:
         clients = struct.pack(f"<{len(self.clients)}q", *self.clients)
@@ -277,10 +276,7 @@ class TrustSettings:
         identity = Identity.read(key_file, registry)
         count = len(registry.active)
         if count < FEWEST_PARTIES:
-            raise IdentityError(
-                f"registry {given[REGISTRY]}: has {count} parties that are not revoked, at least "
-                f"{FEWEST_PARTIES} are needed"
-            )
+            raise IdentityError(f"registry {given[REGISTRY]}: {count} active parties, below 5")
         minimum = whole_number(given, MINIMUM, registry.minimum, FEWEST_PARTIES, count)
         corrupt = given.get(CORRUPT, 0.1)
         if isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5:

@@ -73,6 +73,10 @@ KEPT = {name: type(value) for name, value in vars(Kept()).items()}
 class Journal:
     """A party's record of its steps, by run.
 
+    ``run`` is the run's name: nothing that a server may choose anew when it repeats a round. A
+    record is on the disk when a method returns. If one raises ``RefusedError`` (the step was done)
+    or ``IdentityError`` (the journal cannot be read or written), nothing may be sent.
+
     Parameters
     ----------
     path : Path
@@ -88,46 +92,16 @@ class Journal:
         return kept.number if kept.number >= 0 else None
 
     def contribute(self, number: int, *run: bytes) -> None:
-        """Record, before it leaves, that something of a round of a run is sent.
-
-        Parameters
-        ----------
-        number : int
-            The round's number. The record is on the disk when this returns.
-        run : bytes
-            The run's name: nothing that a server may choose anew when it repeats a round.
-
-        Raises
-        ------
-        RefusedError
-            The round is not above the highest of this run: nothing may be sent.
-        IdentityError
-            The journal cannot be read or written: nothing may be sent either.
-        """
+        """Record that something of a round is sent; the round must be above all of the run."""
         with self._changed(run) as (_, kept):
             _go_up(kept, number)
 
     def continue_run(self, number: int, mark: str, most: int, *run: bytes) -> str:
         """Record a round, as `contribute` does, and detect a party state that was rolled back.
 
-        Parameters
-        ----------
-        number, run
-            As in `contribute`.
-        mark : str
-            The last result, as the party's state has it; empty for a new state.
-        most : int
-            How often in 24 hours the party may begin anew, with another run or state.
-
-        Returns
-        -------
-        str
-            The state's new mark.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `contribute`; also if the party has begun anew too often.
+        ``mark`` is the last result, as the party's state has it, empty for a new state; the state's
+        new mark is returned. The party may begin anew, with another run or state, ``most`` times
+        in 24 hours.
         """
         with self._changed(run) as (file, kept):
             _go_up(kept, number)
@@ -139,25 +113,13 @@ class Journal:
     def answer_list(self, most_lists: int, most: int, *run: bytes) -> None:
         """Record, before a seed is shown, that a list of commitments is answered.
 
-        Parameters
-        ----------
-        most_lists : int
-            How many lists a run may show, whatever numbers the server gives its sums: a server that
-            shows a list sees the draw of partners and key-holders that it gives.
-        most, run
-            As in `continue_run`: a run in which a list is answered has begun.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `continue_run`; also if so many lists were answered in this run.
+        A run may show ``most_lists``, whatever numbers the server gives its sums: a server that
+        shows a list sees the draw of partners and key-holders that it gives. A run in which a list
+        is answered has begun; ``most`` as in `continue_run`.
         """
         with self._changed(run) as (file, kept):
             if kept.lists >= most_lists:
-                raise RefusedError(
-                    f"{most_lists} lists of commitments were answered in this run: with more, "
-                    "the server could choose the graph of partners"
-                )
+                raise RefusedError(f"{most_lists} lists of commitments were answered in this run")
             if not kept.begun:
                 _begin(file, kept, most)
             kept.lists += 1
@@ -165,22 +127,9 @@ class Journal:
     def check_state(self, purpose: str, state: bytes, ready: int) -> None:
         """Refuse, before it is sent, a state that was in a sum which cannot be had again.
 
+        ``state`` is the state's `digest_of`, ``ready`` the `set_of` parties that may be in the sum.
         States of all runs are compared: a run that begins anew from the same data and seed has the
         states of the run before it.
-
-        Parameters
-        ----------
-        purpose : str
-            The kind of sum, as in `SumTerms`.
-        state : bytes
-            The state's `digest_of`.
-        ready : int
-            The set of parties that may be in the sum, as of `set_of`.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            The state was in a sum of others; the journal cannot be read.
         """
         before = _parties_with(JournalFile.read(self._path), _state(purpose, state))
         if before is not None and before & ~ready:
@@ -197,22 +146,9 @@ class Journal:
     ) -> None:
         """Record, before the list is signed, the parties and the state of a sum.
 
-        Parameters
-        ----------
-        number, run
-            As in `contribute`.
-        purpose, state
-            As in `check_state`.
-        parties : int
-            The set of parties in the sum, as of `set_of`.
-        differ_by : int
-            How many parties two sums of a purpose differ by, unless they have the same parties.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `contribute`; also if the parties are neither those of an earlier sum nor enough
-            others, the state was in a sum of others, or more sets were in sums than are kept.
+        Refused if ``parties``, a `set_of`, are neither those of an earlier sum of the purpose nor
+        differ from all by ``differ_by``; if the state was in a sum of others; or if more sets were
+        in sums than are kept.
         """
         with self._changed(run) as (file, kept):
             _go_up(kept, number)
@@ -221,10 +157,7 @@ class Journal:
             if f"{parties:x}" not in earlier:
                 earlier.append(f"{parties:x}")
             if sum(len(one) for sets in kept.sums.values() for one in sets) > MOST_DIGITS:
-                raise RefusedError(
-                    "the journal keeps no further set of SuperNodes of this run, with which the "
-                    f"next sums are compared ({DIFFER_BY}): only those again that were in one"
-                )
+                raise RefusedError(f"the journal keeps no further set of SuperNodes ({DIFFER_BY})")
             key = _state(purpose, state)
             if _parties_with(file, key) not in (None, parties):
                 raise _unchanged(purpose)
@@ -236,20 +169,7 @@ class Journal:
 
     @contextmanager
     def one_trial(self, step: int, *run: bytes) -> Iterator[None]:
-        """Read the relayed sum of a step in the block; a refusal ends the step.
-
-        Parameters
-        ----------
-        step : int
-            Its number, which goes up in a run.
-        run
-            As in `contribute`.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            The block's; also if the step is over, or the journal cannot be read or written.
-        """
+        """Read the relayed sum of a step in the block; a refusal ends the step, which goes up."""
         if step <= _kept(JournalFile.read(self._path), _name(run)).void:
             raise RefusedError(REFUSAL)
         try:
@@ -262,20 +182,8 @@ class Journal:
     def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
         """Record, before answers leave, the clients whose blocks are evaluated, once an alignment.
 
-        Parameters
-        ----------
-        alignment : int
-            Its number, which goes up when an alignment begins again under another key.
-        clients : collection of int
-            The clients.
-        most, run
-            As in `continue_run`.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `continue_run`; also for a second block, or an alignment that is over or one too
-            many.
+        ``alignment`` goes up when an alignment begins again under another key; ``most`` as in
+        `continue_run`.
         """
         with self._changed(run) as (file, kept):
             if not kept.begun:
@@ -284,9 +192,7 @@ class Journal:
                 raise RefusedError(f"alignment {alignment} is over, this is {kept.alignment}")
             if alignment > kept.alignment:
                 if kept.alignments >= MOST_ALIGNMENTS:
-                    raise RefusedError(
-                        f"{MOST_ALIGNMENTS} alignments were begun in this run: each is another try"
-                    )
+                    raise RefusedError(f"{MOST_ALIGNMENTS} alignments were begun in this run")
                 kept.alignment, kept.served = alignment, ""
                 kept.alignments += 1
             served = read_numbers(kept.served) if kept.served else ()
@@ -332,12 +238,9 @@ class Journal:
 # no journal, and nothing is sent.
 
 HEAD = b"flower-graph journal 2\n"
-UNSEALED = b"flower-graph journal 1\n"  # without hashes; it is written anew with the next note
 HASH = 16  # hexadecimal digits
 MOST_DEAD = 1 << 16  # bytes of lines that count no more
-OTHER = (
-    "is no journal of a SuperNode, or is damaged"  # what is wrong with a file that is no journal
-)
+OTHER = "is no journal of a SuperNode, or is damaged"
 
 
 @dataclass
@@ -356,18 +259,14 @@ class JournalFile:
                 data = read_bytes(path, MOST_RECORD)
             except FileNotFoundError:
                 return cls(path, {})
-        is_sealed = data.startswith(HEAD)
-        if not is_sealed and not data.startswith(UNSEALED):
+        *whole, rest = data.removeprefix(HEAD).split(b"\n")
+        lines = [line[: -HASH - 1] for line in whole]
+        # A whole line with something else than a line's end behind it was not cut short.
+        is_other = any(map(_is_other, whole, lines)) or not _is_other(rest[:-1], rest[: -HASH - 2])
+        if is_other or not data.startswith(HEAD):
             raise IdentityError(f"journal {path}: {OTHER}")
-        *whole, rest = data[len(HEAD) :].split(b"\n")
-        if is_sealed:
-            lines = [line[: -HASH - 1] for line in whole]
-            # A whole line with something else than a line's end behind it was not cut short.
-            if any(map(_is_other, whole, lines)) or not _is_other(rest[:-1], rest[: -HASH - 2]):
-                raise IdentityError(f"journal {path}: {OTHER}")
-            whole = lines
-        found = cls(path, {}, len(data) if is_sealed and not rest else 0)
-        for line in whole:
+        found = cls(path, {}, 0 if rest else len(data))
+        for line in lines:
             key, _, content = line.partition(b" ")
             found.lines.pop(key, None)
             found.lines[key] = content
@@ -437,8 +336,6 @@ def _append(path: Path, size: int, data: bytes) -> None:
 def _kept(file: JournalFile, name: bytes) -> Kept:
     raw = file.get(name)
     with reading(f"journal {file.path}", IdentityError, OTHER):
-        if raw is not None:
-            raw.pop("states", None)  # of a file without hashes, whose runs had their own
         kept = Kept() if raw is None else Kept(**raw)
         if any(type(value) is not KEPT[name] for name, value in vars(kept).items()):
             raise IdentityError(f"journal {file.path}: {OTHER}")
@@ -465,9 +362,7 @@ def _begin(file: JournalFile, kept: Kept, most: int) -> None:
     begun = [moment for moment in begun if moment > now - DAY]
     if len(begun) >= most:
         raise RefusedError(
-            f"this SuperNode began anew {len(begun)} times in 24 hours, in another run or "
-            f"with a state that was lost or put back; at most {most} times (trust-runs), as "
-            "two sums over the same data can be compared"
+            f"this SuperNode began anew {len(begun)} times in 24 hours; at most {most} (trust-runs)"
         )
     file.put(BEGUN, [*begun, now])
     kept.begun = True
@@ -486,18 +381,14 @@ def _end_oldest(file: JournalFile) -> None:
 
 def _go_up(kept: Kept, number: int) -> None:
     if number <= kept.number:
-        raise RefusedError(
-            f"round {number} is not after {kept.number}, the last that this party contributed "
-            "to in this run: it sends nothing for a round that it has been beyond"
-        )
+        raise RefusedError(f"round {number} is not after {kept.number}, the last of this run")
     kept.number = int(number)
 
 
 def _unchanged(purpose: str) -> RefusedError:
     return RefusedError(
         f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes, in "
-        "this run or an earlier one (of the same seed): both sums together would tell what single "
-        "ones sent"
+        "this run or an earlier one (of the same seed)"
     )
 
 

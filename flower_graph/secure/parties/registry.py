@@ -201,8 +201,7 @@ def _check(registry: Registry) -> None:
             seen[key] = index
         if not 1 <= party.count <= registry.most_clients:
             raise IdentityError(
-                f"party {index}: is granted {party.count} clients, must be from 1 to "
-                f"most-clients, {registry.most_clients}"
+                f"party {index}: {party.count} clients, most-clients is {registry.most_clients}"
             )
     active = [party for party in parties if not party.revoked]
     grants = sorted((part.start, part.stop, one.number) for one in active for part in one.clients)

@@ -109,8 +109,7 @@ def check_terms(request: PrepareRequest) -> None:
     fewest, above = min(k, k // 2 + 1), max(threshold, 1)
     if not fewest <= threshold <= k or minimum <= above:
         raise RefusedError(
-            f"threshold is {threshold} and minimum {minimum}; for {k} partners they must be from "
-            f"{fewest} to {k}, and above {above}"
+            f"threshold is {threshold} and minimum {minimum}, too few for {k} partners"
         )
     if np.unique(request.partners).size < k or request.clients[0] in request.partners:
         raise RefusedError("a client is its own partner, or has one twice")
@@ -123,13 +122,11 @@ def check_unmask(kept: ClientRound, request: UnmaskRequest) -> None:
         raise RefusedError("a partner that took no part is asked about: nothing is revealed")
     if (present := int((kinds == SEED).sum())) > request.contributors:
         raise RefusedError(
-            f"{present} of our partners are said to be among {request.contributors} clients: "
-            "nothing is revealed"
+            f"{present} of our partners among {request.contributors} clients: nothing is revealed"
         )
     if present < kept.threshold:
         raise RefusedError(
-            f"{present} of our partners are in the sum, at least {kept.threshold} must be: "
-            "nothing is revealed"
+            f"{present} of our partners are in the sum, {kept.threshold} must: nothing is revealed"
         )
 
 
@@ -209,14 +206,12 @@ class SumClient:
             raise RefusedError(f"present is {brief(present)}, must be some of the request's")
         if not kept.partners.size and len(chosen) < kept.minimum:
             raise RefusedError(
-                f"{len(chosen)} clients would be a sum by themselves, at least {kept.minimum} must "
-                "be: nothing is sent"
+                f"{len(chosen)} clients alone, {kept.minimum} must be in the sum: nothing is sent"
             )
         held, has, refused = self._receive(kept, request)
         if has.sum() < kept.threshold:
             raise RefusedError(
-                f"client {self.party}: fewer than {kept.threshold} of its partners take part in "
-                f"round {kept.number}"
+                f"client {self.party}: fewer than {kept.threshold} of its partners take part"
             )
         return Received(kept, request, chosen, held, has, refused)
 
@@ -250,8 +245,7 @@ class SumClient:
         self._check_party(request.clients)
         if request.contributors < kept.minimum:
             raise RefusedError(
-                f"{request.contributors} clients contributed to round {kept.number}, at least "
-                f"{kept.minimum} must have: nothing is revealed"
+                f"{request.contributors} clients, {kept.minimum} must be: nothing is revealed"
             )
         if request.kinds.shape != (1, kept.partners.size) or (request.kinds > MASK_KEY).any():
             raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
@@ -321,14 +315,12 @@ class SumClient:
         check_terms(request)
         if request.minimum < self._least:
             raise RefusedError(
-                f"a sum of {request.minimum} clients may be opened, and here {LEAST_CLIENTS} is "
-                f"{self._least}"
+                f"a sum of {request.minimum} clients, here {LEAST_CLIENTS} is {self._least}"
             )
         self._check_party(request.clients)
         if request.channel_keys.shape[0] != request.partners.shape[1]:
             raise RefusedError(
-                f"{request.channel_keys.shape[0]} channel keys for {request.partners.shape[1]} "
-                "partners"
+                f"{len(request.channel_keys)} channel keys for {request.partners.shape[1]} partners"
             )
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
@@ -407,6 +399,5 @@ def _check_total(request: MaskRequest, total: RingArray) -> None:
     dtype = WORDS.get(request.word)
     if total.shape != (request.length,) or total.dtype != dtype:
         raise ValueError(
-            f"the sum has shape {total.shape} and type {total.dtype}, "
-            f"but ({request.length},) and {dtype} were asked for"
+            f"the sum is {total.dtype} {total.shape}, asked for were {dtype} ({request.length},)"
         )

@@ -111,8 +111,7 @@ class SumTerms:
         needed = (clients - 1).bit_length()
         if self.padded and self.ring is not None and self.ring.guard_bits < needed:
             raise RefusedError(
-                f"guard-bits is {self.ring.guard_bits}: {clients} clients or more are in the sum, "
-                f"whose pads need {needed}, or lowest bits would be in the clear"
+                f"guard-bits is {self.ring.guard_bits}: pads of {clients} clients need {needed}"
             )
 
     def digest(self, length: int, word: int, threshold: int, minimum: int) -> bytes:

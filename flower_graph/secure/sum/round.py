@@ -209,10 +209,8 @@ class SumRound:
         if not reply.clients.size:
             raise MalformedReplyError(f"round {self.number}: no client is in the sum")
         if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
-            raise MalformedReplyError(
-                f"round {self.number}: the sum has shape {reply.total.shape} and type "
-                f"{reply.total.dtype}, expected {self.total.shape} and {self.total.dtype}"
-            )
+            came, asked = reply.total, self.total
+            raise MalformedReplyError(f"{came.dtype} {came.shape}, not {asked.dtype} {asked.shape}")
         dealers, columns = self._read_refused(row, reply.refused)
         self.total += reply.total
         self.contributed[row] = True
@@ -235,8 +233,7 @@ class SumRound:
         refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
         if (checked[:, 0] != self.parties[row]).any() or refused.size != count:
             raise MalformedReplyError(
-                f"round {self.number}: {count} packets do not open, of which only {refused.size} "
-                "were sent, or some are named twice"
+                f"{count} packets do not open, {refused.size} of them were sent"
             )
         return partners[refused], partners.size - 1 - refused
 

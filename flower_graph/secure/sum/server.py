@@ -166,10 +166,7 @@ class SumServer:
                 f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
             )
         if not all(times) and self._cheats >= MOST_CHEATS:
-            raise MalformedReplyError(
-                f"it is new, and {self._cheats} SuperNodes have cheated: one of them may be back "
-                "under another number"
-            )
+            raise MalformedReplyError(f"it is new, and {self._cheats} SuperNodes have cheated")
         if max(times) >= MOST_BEGINNINGS:
             raise MalformedReplyError(f"client {clients[0]} has begun anew too often")
 
