@@ -211,7 +211,7 @@ class StructureCohort:
             result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
             return result[0].sum()
 
-        self.learners.step(loss)
+        self.learners.learn(loss)
         self._graph = None
         return result[0].detach().cpu()
 

@@ -25,7 +25,7 @@ from flower_graph.strategies.fedgls.networks import (
     NONE,
     TRUE,
     StructureSettings,
-    initial_matrices,
+    initial_learner,
 )
 
 MODULES = "flower_graph.strategies.fedgls.modules."
@@ -134,15 +134,12 @@ def _put_learner(cohort: StructureCohort, places: slice, into: SavedModels) -> N
     state, how = cohort.learners.tensors(), cohort.settings.learner
     first, features = state["weight.first"], cohort.settings.num_features
     name = "learner.weight" if how.encoder == "attentive" else "learner.linears.0.weight"
-    if how.encoder == "attentive":
-        into.shared[name] = first.new_ones(how.layers, features)
-    else:
-        learner = how._replace(seed=cohort.settings.seed)
-        into.shared[name] = initial_matrices(features, learner)[0].T.to(first)
-        if how.layers > 1:
-            deep = state["weight.rest"].unflatten(1, (how.layers - 1, how.width, how.width))
-            deeper = enumerate(deep.unbind(1), start=1)
-            into.own |= {f"learner.linears.{n}.weight": one.mT for n, one in deeper}
+    learner = initial_learner(features, how._replace(seed=cohort.settings.seed))
+    into.shared[name] = learner.first.T.to(first)
+    if how.encoder == "mlp" and how.layers > 1:
+        deep = state["weight.rest"].unflatten(1, (how.layers - 1, how.width, how.width))
+        deeper = enumerate(deep.unbind(1), start=1)
+        into.own |= {f"learner.linears.{n}.weight": one.mT for n, one in deeper}
     into.rows = _active_rows(cohort, places, name, first)
 
 
