@@ -131,7 +131,7 @@ class EgoSecrets:
         if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
         if isinstance(host, PartyClient):
-            aligner = VerifiedAlignmentClient.restored(local, host.run_id, clients, host.trust)
+            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, host.trust)
             begin_alignment(host, aligner)
             return form, host, aligner
         if form == "psi":

@@ -109,7 +109,6 @@ class EmbeddingClient:
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        """Refuse impossible values; the error names the client."""
         who = f"client {self.number}"
         for name, values in (("nodes", self.nodes), ("rows", self.rows)):
             if values.ndim != 1 or values.size == 0 or np.unique(values).size != values.size:
@@ -234,7 +233,6 @@ class PublicNodeClient(NumPyClient):
         return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Use the means, train, embed and measure (steps 2 and 3)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         reply = self.round(request)
         if request.saves:
@@ -250,7 +248,6 @@ class PublicNodeClient(NumPyClient):
         return self._state.save(server_round, run, self._makers, self.beside())
 
     def beside(self) -> Tensors:
-        """Return what a checkpoint has besides the models."""
         return {}
 
     def resume(self, resume: Resume) -> Tensors | None:
@@ -260,7 +257,6 @@ class PublicNodeClient(NumPyClient):
         return tensors
 
     def snapshot(self) -> Snapshot:
-        """Return the clients' embeddings, predictions and models."""
         models = self._state.look(self._makers)
         record = self._context.state.array_records.get(JUDGED, ArrayRecord())
         placed, predictions, saved = [], [], []
@@ -294,9 +290,9 @@ class PublicNodeClient(NumPyClient):
             private_folder(self._save_to)
             for client, answer in answers.items():
                 member, file = self.members[client], self._save_to / f"client-{client}.npz"
-                arrays = {"nodes": member.nodes, "public": member.is_public}
+                nodes, public, rows = member.nodes, member.is_public, answer.embeddings
                 with saying(file), replaced(file) as stream:
-                    np.savez(stream, **arrays, embeddings=answer.embeddings)
+                    np.savez(stream, nodes=nodes, public=public, embeddings=rows)
         if self.outputs.is_on:
             self._note(request.server_round, answers)
         each = answers.values()

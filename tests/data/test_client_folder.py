@@ -154,9 +154,9 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
 ]
 UNSHARED: list[tuple[dict[str, Any], str]] = [
     ({"n_id": torch.tensor([1, -2, 3])}, "-2"),
-    ({"n_id": torch.tensor([6, 7, 8])}, "3 nodes"),
+    ({"n_id": torch.tensor([6, 7, 8])}, "public"),
     ({"public": flags(1, 0)}, r"public is torch.bool \[2\]"),
-    ({"public": flags(0, 0, 0)}, "3 nodes"),
+    ({"public": flags(0, 0, 0)}, "public"),
     ({"val_mask": flags(1, 1, 0)}, "for training"),
     ({"y": torch.full((3,), -1)}, "3 nodes"),
 ]

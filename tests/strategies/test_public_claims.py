@@ -230,14 +230,14 @@ def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSetting
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "key"),
     [
-        ((), "strategy.alignment.*strategy.trust=malicious-server"),
+        ((), "strategy.alignment"),
         (("strategy.alignment=secure", "strategy.name=local"), "strategy.name"),
         (("strategy.alignment=secure", "strategy.trust=semi-honest", "strategy.registry=a.json"),
-         "strategy.registry: 'a.json'"),
+         "strategy.registry"),
     ],
 )  # fmt: skip
-def test_settings_that_hide_nothing_are_refused(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_hide_nothing_are_refused(overrides: tuple[str, ...], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
         load_config("ppfl/cora-linqs-gat", ["strategy.trust=malicious-server", *overrides])

@@ -152,8 +152,7 @@ def partition_graph(
             check_client_graph(graph, getattr(data, "treatment", None))
         except DataError as error:
             raise DataError(
-                f"{error}; use fewer than partition.clients = {partition.clients}, another "
-                "partition.method or another partition.seed"
+                f"{error}; use fewer partition.clients than {partition.clients}, or another method"
             ) from error
         graphs.append(graph)
     return graphs
@@ -250,8 +249,7 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
         how = ", ".join(CHANGES.get(treatment.how, ())) if treatment is not None else ""
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(
-            f"client {graph.client}: it has no edges, and all its {nodes} nodes have the same "
-            f"features{now}: no graph can be learnt"
+            f"client {graph.client}: no edges, and its {nodes} nodes have the same features{now}"
         )
 
 
@@ -261,8 +259,7 @@ def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
         nodes = graph.y.numel()
         if graph.is_graphless and k >= nodes:
             raise DataError(
-                f"client {graph.client} has {nodes} nodes, so each has at most {nodes - 1} "
-                f"neighbours: graph.neighbours = {k} must be smaller than the number of nodes"
+                f"client {graph.client}: graph.neighbours = {k}: must be below its {nodes} nodes"
             )
 
 
