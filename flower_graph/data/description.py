@@ -139,12 +139,15 @@ def read_graph(
         declared, named = 1, None
     labels = number_classes([found.labels], declared, named)
     assert found.edge_index is not None
+    train, val, test = found.masks.values()
     return Graph(
         found.x,
         found.edge_index,
         labels.y[0],
         labels.num_classes,
-        **found.masks,
+        train,
+        val,
+        test,
         classes=labels.classes,
         names=found.names,
         notes=(*getattr(data, "notes", ()), *found.notes, *labels.notes),

@@ -515,13 +515,13 @@ def _overlapping(client: int, found: Described, ids: Tensor, words: list[str]) -
     order, names, y = ids.argsort(), found.names, found.labels
     assert found.edge_index is not None and isinstance(y, Tensor)
     edges = to_undirected(order.argsort()[found.edge_index], ids.numel())
-    masks = (mask[order] for mask in _masks_of(found))
+    train, val, test = (mask[order] for mask in _masks_of(found))
     called = None if names is None else tuple(names[row] for row in order.tolist())
     if words:
         called = tuple(words[number] for number in ids[order].tolist())
     nobody = torch.zeros_like(y, dtype=torch.bool)
-    parts = ids[order], nobody, found.x[order], y[order], y[order], edges, *masks
-    return OverlappingGraph(client, *parts, called)
+    held = ids[order], nobody, found.x[order], y[order], y[order], edges
+    return OverlappingGraph(client, *held, train, val, test, called)
 
 
 def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:

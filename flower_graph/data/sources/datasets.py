@@ -142,10 +142,10 @@ def _split(
         raise DataError(
             f"data {config.name}: has {', '.join(given)}, not {missing}; or set data.split=random"
         )
-    ratios = DRAWN if ratios is None else ratios
-    shares = "/".join(f"{100 * share:g}" for share in ratios)
+    drawn = DRAWN if ratios is None else ratios
+    shares = "/".join(f"{100 * share:g}" for share in drawn)
     notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {seed}")
-    return labelled_split(graph.y, ratios, generator=rng)
+    return labelled_split(graph.y, drawn, generator=rng)
 
 
 # Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing
