@@ -60,6 +60,7 @@ ROWS: list[Row] = [
     ("labels: with gaps", {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 5, 100"),
     ("labels: words", {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "labels cat, dog"),
     ("labels: `num_classes`", {"num_classes": 7}, ""),
+    ("labels: `num_classes`", {"num_classes": torch.tensor(7)}, ""),
     ("labels: `num_classes`", {"num_classes": 1}, "!num_classes = 1"),
     ("labels: half numbers", {"y": torch.tensor([0.0, 1, 0.5, 1, 0, 1])}, "!y[2] is 0.5"),
     ("labels: several a node", {"y": torch.zeros(6, 3, dtype=torch.int64)}, "!y is torch.int64"),

@@ -150,26 +150,6 @@ def test_sizes_are_the_papers(name: str, sizes: tuple[int, ...], how: str, data_
         assert (nodes, public, nodes - public) == sizes
 
 
-def test_nodes_and_edges_by_hand() -> None:
-    # The four nodes of the square have the highest degrees; 4, 5, 6 and 7 go to a client each.
-    settings = partition(public="degree", public_share=0.5, private_share=0.125, ratios=[1, 0, 0])
-    clients = overlapping_graphs(star(), settings, seed=0)
-    square = {(0, 1), (1, 2), (2, 3), (0, 3), (1, 3)}
-    # The edge between 5 and 6 is nobody's: no client holds both.
-    own = {4: {(0, 4), (1, 4)}, 5: {(0, 5)}, 6: {(2, 6)}, 7: set()}
-    assert sorted(int(client.nodes[-1]) for client in clients) == [4, 5, 6, 7]
-    for number, client in enumerate(clients):
-        private = int(client.nodes[-1])
-        assert client.client == number
-        assert client.nodes.tolist() == [0, 1, 2, 3, private]
-        assert client.public.tolist() == [True] * 4 + [False]
-        ends = client.nodes[client.edge_index].T.tolist()
-        both = {pair[::way] for pair in square | own[private] for way in (1, -1)}
-        assert [tuple(pair) for pair in ends] == sorted(both)
-        assert client.x.tolist() == star().x[client.nodes].tolist()
-        assert client.y.tolist() == [0, 1, 0, 1, private % 2]
-
-
 @given(
     nodes=st.integers(20, 120),
     clients=st.integers(1, 6),
