@@ -58,8 +58,8 @@ from flower_graph.data.partition.overlapping import overlapping_graphs
 from flower_graph.data.splits import (
     Masks,
     geom_gcn_split,
+    labelled_split,
     random_split,
-    ratio_split,
     select_column,
     stratified_split,
 )
@@ -593,7 +593,7 @@ def test_random_split_says_what_is_too_small() -> None:
 def test_ratio_split_is_disjoint_and_near_the_shares(
     nodes: int, ratios: tuple[float, float, float], seed: int
 ) -> None:
-    masks = ratio_split(nodes, ratios, generator=chance(seed))
+    masks = labelled_split(torch.zeros(nodes), ratios, generator=chance(seed))
     assert_disjoint(masks)
     for mask, share in zip(masks, ratios, strict=True):
         assert abs(int(mask.sum()) - share * nodes) <= 1
@@ -601,7 +601,7 @@ def test_ratio_split_is_disjoint_and_near_the_shares(
 
 def test_ratio_split_that_sums_to_one_covers_every_node() -> None:
     # 0.6 * 7, 0.2 * 7 and 0.2 * 7 rounded one by one would be 4 + 1 + 1.
-    masks = ratio_split(7, [0.6, 0.2, 0.2], generator=chance())
+    masks = labelled_split(torch.zeros(7), [0.6, 0.2, 0.2], generator=chance())
     assert torch.stack(masks).sum(0).tolist() == [1] * 7
 
 
@@ -630,9 +630,9 @@ def test_impossible_shares_are_refused(ratios: list[float]) -> None:
     with pytest.raises(DataError, match=r"partition.ratios"):
         stratified_split(torch.arange(9) % 2, ratios, generator=chance())
     with pytest.raises(DataError, match=r"data.ratios"):
-        ratio_split(100, ratios, generator=chance())
+        labelled_split(torch.zeros(100), ratios, generator=chance())
     with pytest.raises(DataError, match=r"leaves.*10"):
-        ratio_split(10, [0.5, 0.01, 0.4], generator=chance())
+        labelled_split(torch.zeros(10), [0.5, 0.01, 0.4], generator=chance())
 
 
 def columns() -> Masks:

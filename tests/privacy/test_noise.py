@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.config.common import PrivacyConfig
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.flower_compat import NumPyClient, identify
-from flower_graph.privacy.accountant import accounted, noise_multiplier, spent, spent_until
+from flower_graph.privacy.accountant import accounted, noise_multiplier, note_privacy, spent
 from flower_graph.privacy.central import CentralNoise, central_noise
 from flower_graph.privacy.local import (
     ClientNoise,
@@ -90,7 +91,11 @@ def test_a_budget_that_cannot_be_proven(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_rounds_add_up_to_the_budget() -> None:
-    so_far = [spent_until(BUDGET, 10, last)["epsilon"] for last in range(1, 11)]
+    config, reports = SimpleNamespace(privacy=BUDGET, rounds=10), []
+    for last in range(1, 11):
+        reports.append(SimpleNamespace(round=last))
+        note_privacy(config, reports[-1])  # type: ignore[arg-type]
+    so_far = [report.privacy["epsilon"] for report in reports]
     assert so_far == sorted(set(so_far))
     assert so_far[0] == spent(BUDGET, 10)["epsilon-of-a-round"]
     assert so_far[-1] == spent(BUDGET, 10)["epsilon"]

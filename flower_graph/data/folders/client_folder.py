@@ -31,7 +31,7 @@ from flower_graph.data.description import (
 )
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_files import IDENTITIES, client_graphs, is_one_graph
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, align, common_columns, fill_missing
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, align, common_columns
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
 from flower_graph.data.labels import check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
@@ -154,15 +154,13 @@ def _read_clients(
     columns, declared = files[0].found.columns, _declared_by(path, files)
     with saying(f"folder {path}"):
         labels = number_classes([each.found.labels for each in files], declared)
-        filled = fill_missing([each.found.x for each in files], gaps.missing, columns)
-        done = prepare_features(filled.features, features)
+        done = prepare_features([each.found.x for each in files], features, gaps.missing, columns)
     described = [
         each._replace(found=replace(each.found, x=x, labels=y))
         for each, x, y in zip(files, done.features, labels.y, strict=True)
     ]
-    notes = (*labels.notes, *filled.notes, *done.notes)
-    treatment = done.treatment._replace(fill=filled.fill, columns=columns)
-    return Clients(described, labels.num_classes, labels.classes, notes, treatment)
+    notes = (*labels.notes, *done.notes)
+    return Clients(described, labels.num_classes, labels.classes, notes, done.treatment)
 
 
 def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
