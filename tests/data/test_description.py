@@ -21,8 +21,7 @@ from flower_graph.data.checked import check_clients, check_rows, server_graph
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
 from flower_graph.data.gaps import Gaps
-from flower_graph.errors import ConfigError, DataError
-from flower_graph.method.load import load_config
+from flower_graph.errors import DataError
 
 DOCS = Path(__file__).parents[2] / "docs/own-data.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
@@ -386,11 +385,6 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path: Path) 
     with pytest.raises(DataError) as caught:
         load_folder(tmp_path, RATIOS, seed=0, features="presence")
     assert re.search(r"client 0: .* 6 .*data\.features=as-is", str(caught.value))
-
-
-def test_an_unknown_form_of_features_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.features.*row"):
-        load_config("fedgls/cora", ["data.features=rows"])
 
 
 # Constructors -------------------------------------------------------------------------------------
