@@ -21,8 +21,8 @@ from flower_graph.secure.align.server import KEY_HOLDERS
 from flower_graph.secure.channel import rows_of
 from flower_graph.secure.parties.alignment import MOST_SKIPPED, ProvedUnionRequest
 from flower_graph.secure.parties.messages import ListRequest, Signatures
-from flower_graph.secure.parties.party_round import PartyRound
 from flower_graph.secure.parties.proofs import public_of
+from flower_graph.secure.parties.server import PartyRound
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
     SEED,
@@ -30,8 +30,9 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.round import SumRound
+from flower_graph.secure.sum.round import StageReply, SumRound
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 
 NOTES = (
@@ -315,9 +316,9 @@ class PartyDeviation(SumDeviation):
     """Lies about dropouts of a sum of parties: in the list that they sign, and after it."""
 
     def patch(self, strategy: object) -> None:
-        server = self.server_of(strategy)._protocol
+        server = self.server_of(strategy)
         opens, lists = server.open_round, server.list_requests
-        unmasks, takes = server.unmask_requests, server.take_shares
+        unmasks, takes = server.unmask_requests, server.take
 
         def open_round(number: int, *who: object) -> dict[int, PrepareRequest]:
             requests: dict[int, PrepareRequest] = opens(number, *who)
@@ -328,7 +329,7 @@ class PartyDeviation(SumDeviation):
             requests: dict[int, ListRequest] = lists(number)
             if self.story is not only_one_survived:
                 return requests
-            sent = server._rounds[number].inner.contributed
+            sent = server._rounds[number].contributed
             listed = np.zeros_like(sent)
             listed[np.flatnonzero(sent)[:1]] = True
             self.told += len(requests)
@@ -339,31 +340,30 @@ class PartyDeviation(SumDeviation):
                 return {}
             one = server._rounds[number]
             unmasks(number)
-            self.rounds[number] = Opened(one.inner)
-            sent = np.flatnonzero(one.inner.contributed).tolist()
+            self.rounds[number] = Opened(one)
+            sent = np.flatnonzero(one.contributed).tolist()
             self.told += len(sent)
-            nodes = {row: server.homes[int(one.epoch.parties[row])] for row in sent}
+            nodes = {row: server.node_of_party(int(one.parties[row])) for row in sent}
             return {node: self._lie(one, row) for row, node in nodes.items()}
 
-        def take_shares(node: int, reply: UnmaskReply) -> None:
-            if reply.server_round in self.rounds:
+        def take(node: int, reply: StageReply, *more: Message) -> None:
+            if isinstance(reply, UnmaskReply) and reply.server_round in self.rounds:
                 self.rounds[reply.server_round].take(reply)
-            takes(node, reply)
+            takes(node, reply, *more)
 
         server.open_round, server.list_requests = open_round, list_requests
-        server.unmask_requests, server.take_shares = unmask_requests, take_shares
+        server.unmask_requests, server.take = unmask_requests, take
 
     def _lie(self, one: PartyRound, place: int) -> tuple[UnmaskRequest, Signatures]:
         """Ask one party for what the story needs, with all signatures that there are."""
-        inner, rows = one.inner, np.array([place])
-        row = inner.partners[place]
+        rows, row = np.array([place]), one.partners[place]
         columns: NDArray[np.int64] = np.flatnonzero(one.signed[row])
         request = UnmaskRequest(
             one.epoch.id,
-            inner.number,
-            int(inner.contributed.sum()),
-            one.epoch.parties[rows],
-            self.story(inner, rows),
+            one.number,
+            int(one.contributed.sum()),
+            one.parties[rows],
+            self.story(one, rows),
         )
         return request, Signatures(columns, one.lists[row[columns]])
 

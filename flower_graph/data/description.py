@@ -2,7 +2,7 @@
 
 Files, folders of clients, constructors and Python all use it. Each change to the data gives a note
 for users. Data that cannot be understood raise a ``DataError`` with place, index, value and remedy.
-``docs/own-data.md`` has the table of accepted data.
+``docs/reference/configuration.md`` has the table of accepted data.
 """
 
 from __future__ import annotations

@@ -19,12 +19,10 @@ from flower_graph.data.partition.client_graphs import ClientGraph, partition_gra
 from flower_graph.data.partition.statistics import graphs_held
 from flower_graph.data.sources.datasets import cached_clients, cached_data
 from flower_graph.method.base import C, G, Method, Partition, S, form_of
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
-
-__all__ = ["GraphMethod", "OwnGraphMethod"]
 
 P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 

@@ -84,20 +84,6 @@ def test_figures_are_those_of_all_predictions_together(
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_run_that_goes_on_ends_where_the_whole_one_does(
-    name: str, saved: Path, tmp_path: Path
-) -> None:
-    setup, out = learning(name, saved, "rounds=4"), tmp_path / "out"
-    whole = setup.run(tmp_path / "whole")
-    setup.run(out, "checkpoint_every=1", stop_at=3)
-    again = setup.run(out, "checkpoint_every=1", resume=True)
-    assert [one.scores for one in again.reports] == [one.scores for one in whole.reports]
-    assert again.result["best-round"] == whole.result["best-round"]
-    for key, value in whole.kept.items():
-        assert torch.equal(value, again.kept[key]), key
-
-
-@pytest.mark.parametrize("name", EACH)
 def test_a_client_that_fails_or_lies_is_left_out(name: str, saved: Path, tmp_path: Path) -> None:
     def lie(content: object) -> None:
         content["config"]["counts"] = np.array([-1.0] * 9).tobytes()  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""What a graph may be: each row of ``docs/own-data.md`` once, and each door once."""
+"""What a graph may be: each row of ``docs/reference/configuration.md`` once, and each door once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flower_graph.data.folders.client_folder import client_graph_from_data, load
 from flower_graph.data.gaps import Gaps
 from flower_graph.errors import DataError
 
-DOCS = Path(__file__).parents[2] / "docs/own-data.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
 RATIOS = [0.5, 0.25, 0.25]
 

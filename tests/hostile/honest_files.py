@@ -31,7 +31,7 @@ from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run
 from flower_graph.outputs.client import IN_RUN
 from flower_graph.outputs.figures import CLIENTS as CLIENTS_TABLE
-from flower_graph.outputs.figures import CURVES, FigureLog, write_figures
+from flower_graph.outputs.figures import CURVES, FigureLog, merge_clients, write_figures
 from flower_graph.outputs.files import (
     Embeddings,
     SavedModels,
@@ -40,7 +40,6 @@ from flower_graph.outputs.files import (
     read_models,
     write_outputs,
 )
-from flower_graph.outputs.tables import merge_clients
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.parties.identity import Identity, Registry, new_identity, read_public
 from flower_graph.secure.parties.journal import Journal
@@ -216,7 +215,7 @@ def of_supernode(place: Path) -> list[Target]:
     (place / "table.yaml").write_text(table)
     return [
         Target(client, lambda: checkpoint.load_client(client, RUN)),
-        Target(client.with_name("server.pt"), lambda: checkpoint.load_server(saved, 1)),
+        Target(client.with_name("server.safetensors"), lambda: checkpoint.load_server(saved, 1)),
         *(Target(folder / name, lambda: open_folder(folder, SETTINGS, CLIENTS))
           for name in ("manifest.json", "data.safetensors")),
         Target(context, lambda: use_state(context)),

@@ -88,7 +88,7 @@ RUNS: dict[str, tuple[Any, str, tuple[str, ...], tuple[str, ...]]] = {
     "most-delta": (1e-5, "nfedgnn/cora", NOISE, (
         "privacy.delta=0.9", "privacy.epsilon=null", "privacy.measurements=report")),
     "least-clients": (5, "fedscem/cora-linqs", (), (
-        "strategy.aggregation=plain", "strategy.alignment=plain", "strategy.alignment=polynomial",
+        "strategy.aggregation=plain", "strategy.alignment=plain",
         "strategy.name=fedavg")),
     "least-holders": (3, "fedscem/cora-linqs", ("strategy.least_holders=3",),
                       ("strategy.least_holders=2",)),
