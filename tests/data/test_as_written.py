@@ -20,8 +20,7 @@ from torch_geometric.utils import from_networkx
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
-from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import RATIOS, load_folder
+from flower_graph.data.folders.client_folder import RATIOS, clients_path, load_folder
 from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph

@@ -17,7 +17,7 @@ from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph, description, load_graph
-from flower_graph.data.checked import check_clients, check_rows, server_graph
+from flower_graph.data.description import check_clients, check_rows, server_graph
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
 from flower_graph.data.gaps import Gaps
