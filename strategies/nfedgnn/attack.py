@@ -56,29 +56,24 @@ SEARCH_STEPS = 6000  # of non-negative least squares
 COMPARED = 300  # users that are compared with each other
 
 
-class Seen(NamedTuple):
-    """The contents of a run's messages."""
-
-    settings: UserSettings  # The users' models, seed included
-    # Of each user: what it was sent and what it answered, from the first round on
-    steps: dict[int, list[Step]]
+Scores = dict[str, dict[int, Floats]]  # each user's features, by the name of the attack
 
 
-def read(exchanges: Sequence[Exchange], users: NDArray[np.int64]) -> Seen:
-    """Read the messages of some users."""
-    # users [m]
-    steps: dict[int, list[Step]] = {user: [] for user in users.tolist()}
+def read(
+    exchanges: Sequence[Exchange], users: Sequence[int]
+) -> tuple[UserSettings, dict[int, list[Step]]]:
+    """Return the users' settings, and what some of them were sent and have answered."""
+    steps: dict[int, list[Step]] = {user: [] for user in users}
     applied: dict[tuple[str, int], int] = {}
     settings = None
     for one in of_kind(exchanges, "train"):
-        config = config_of(one.request)
-        settings = SETTINGS.from_config(config)
+        settings = SETTINGS.from_config(config_of(one.request))
         for user, step in _steps(one, applied):
             if user in steps:
                 steps[user].append(step)
     if settings is None:
         raise ValueError("no training message was recorded; at least one round is needed")
-    return Seen(settings, steps)
+    return settings, {user: local for user, local in steps.items() if local}
 
 
 def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int, Step]]:
@@ -115,33 +110,43 @@ def attack(
     x: Floats,
     rng: np.random.Generator,
     *,
-    users: int,
-    sums_to_one: bool,
+    users: int = USERS,
+    sums_to_one: bool = False,
+    is_common: bool = False,
 ) -> list[Finding]:
-    """Recover the features of some users."""
+    """Recover the features of some users, and compare users."""
     # x [n, f]
     having = np.flatnonzero((x != 0).any(1))
-    drawn = rng.choice(having, min(users, having.size), replace=False)
-    seen = read(exchanges, drawn)
-    start = shared_linear_weight(x.shape[1], seen.settings).numpy()[: x.shape[1]]
-    settings = seen.settings
+    drawn = rng.choice(having, min(users, having.size), replace=False).tolist()
+    if is_common:
+        seen = read_common(exchanges, *x.shape)
+        scores, latents = scores_of(seen, drawn, x.shape[1]), list(seen.latents.values())
+    else:
+        scores = own_scores(exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
+        latents = [_first_latents(exchanges, x.shape[0])]
+    found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
+    return [*found, compare(latents, x, rng)]
+
+
+def own_scores(
+    exchanges: Sequence[Exchange], users: Sequence[int], features: int, *, sums_to_one: bool
+) -> Scores:
+    """Score users' features by their first latent vector, and by all latents and gradients."""
+    settings, steps = read(exchanges, users)
+    start = shared_linear_weight(features, settings).numpy()[:features]
     known = Known(start, settings.bias, settings.weight_decay)
     values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
-    truth = {user: x[user] != 0 for user in drawn.tolist() if seen.steps[user]}
-    latents = {user: seen.steps[user][0].latent for user in truth}
-    scores = {
+    return {
         "from one latent, least squares": {
-            user: least_squares(latent, start) for user, latent in latents.items()
+            user: least_squares(local[0].latent, start) for user, local in steps.items()
         },
         "from one latent, sparse": {
-            user: sparse_from_one(latent, start) for user, latent in latents.items()
+            user: sparse_from_one(local[0].latent, start) for user, local in steps.items()
         },
         "from all latents and gradients, sparse": {
-            user: sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
+            user: sparse_from_sequence(known, local, values)[0] for user, local in steps.items()
         },
     }
-    found = [_measure(f"features, {name}", truth, result, rng) for name, result in scores.items()]
-    return [*found, compare([_first_latents(exchanges, x.shape[0])], x, rng)]
 
 
 def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
@@ -152,22 +157,17 @@ def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
     return result
 
 
-def _measure(
-    name: str,
-    truth: dict[int, NDArray[np.bool_]],
-    scores: dict[int, Floats],
-    rng: np.random.Generator,
-) -> Finding:
+def _measure(name: str, x: Floats, scores: dict[int, Floats], rng: np.random.Generator) -> Finding:
     right, wholly = [], 0
-    for user, hits in truth.items():
+    truth = x[list(scores)] != 0
+    for hits, local in zip(truth, scores.values(), strict=True):
         order = rng.permutation(hits.size)
-        mine = hits[order][top(scores[user][order], int(hits.sum()))]
+        mine = hits[order][top(local[order], int(hits.sum()))]
         wholly += int(mine.all())
         right.append(mine)
-    counts = np.array([hits.sum() for hits in truth.values()])
-    features = next(iter(truth.values())).size
+    counts = truth.sum(1)
     # A user with many features has many guesses, of which many are right by chance.
-    chance = float((counts**2).sum() / (features * counts.sum()))
+    chance = float((counts**2).sum() / (x.shape[1] * counts.sum()))
     return guesses(name, np.concatenate(right), chance, wholly=wholly / len(truth))
 
 
@@ -231,7 +231,8 @@ def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
     size = known.start.shape[1]
     if not known.bias:
         return np.zeros((len(steps), size))
-    local = [step._replace(average=_last_row(step.average)) for step in steps]
+    last = [None if step.average is None else step.average[-1:] for step in steps]
+    local = [step._replace(average=row) for step, row in zip(steps, last, strict=True)]
     return row_course(np.zeros((1, size)), 1.0, known, local)[:, 0]
 
 
@@ -253,10 +254,6 @@ def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step])
             weight = weight - size * first / root
         course.append(weight)
     return np.stack(course)
-
-
-def _last_row(average: Floats | None) -> Floats | None:
-    return None if average is None else average[-1:]
 
 
 def _unexplained(matrix: Floats, target: Floats) -> float:
@@ -303,26 +300,20 @@ def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> Com
     return CommonSeen(latents, layers, bool(steps))
 
 
-def scores_of(
-    seen: CommonSeen, users: Sequence[int], features: int
-) -> dict[str, dict[int, Floats]]:
+def scores_of(seen: CommonSeen, users: Sequence[int], features: int) -> Scores:
     """Score users' features by the equations of one round and of all rounds."""
-    first, *_ = sorted(seen.latents)
     every = sorted(seen.latents)
-    result: dict[str, dict[int, Floats]] = {}
+    result: Scores = {}
     how = "the layer followed" if seen.reads_sums else "the seed's first weights"
-    for name, rounds in (("one round", [first]), (f"{len(every)} rounds", every)):
-        bias = [seen.layers[at][features:].sum(0) for at in rounds]
+    for name, rounds in (("one round", every[:1]), (f"{len(every)} rounds", every)):
+        bias = np.concatenate([seen.layers[at][features:].sum(0) for at in rounds])
         matrix = np.concatenate([seen.layers[at][:features] for at in rounds], 1)
         target = {
-            user: np.concatenate([seen.latents[at][user] for at in rounds]) - np.concatenate(bias)
-            for user in users
+            user: np.concatenate([seen.latents[at][user] for at in rounds]) - bias for user in users
         }
-        least = np.linalg.pinv(matrix.T)
-        result[f"least squares, {name}, by {how}"] = {u: least @ v for u, v in target.items()}
-        result[f"sparse, {name}, by {how}"] = {
-            user: nnls(matrix.T, value, maxiter=SEARCH_STEPS)[0] for user, value in target.items()
-        }
+        for kind, solve in (("least squares", least_squares), ("sparse", sparse_from_one)):
+            found = {user: solve(value, matrix) for user, value in target.items()}
+            result[f"{kind}, {name}, by {how}"] = found
     return result
 
 
@@ -336,20 +327,6 @@ def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> F
     scores = cosines(rows[chosen])[pairs]
     truth: NDArray[np.bool_] = common > np.quantile(common, 0.95)
     return ranking("which users have features in common, from latents", scores, truth)
-
-
-def attack_common(
-    exchanges: Sequence[Exchange], x: Floats, rng: np.random.Generator
-) -> list[Finding]:
-    """Recover features of users that share one layer, and compare users."""
-    # x [n, f]
-    having = np.flatnonzero((x != 0).any(1))
-    drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
-    seen = read_common(exchanges, *x.shape)
-    truth = {user: x[user] != 0 for user in drawn}
-    scores = scores_of(seen, drawn, x.shape[1])
-    found = [_measure(f"features, {name}", truth, one, rng) for name, one in scores.items()]
-    return [*found, compare(list(seen.latents.values()), x, rng)]
 
 
 class RelayAudit(Audit[NFedGNNConfig, object]):
@@ -385,7 +362,5 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
         x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
-        rng = audit_rng(config)
-        if config.strategy.share == SUMMED:
-            return attack_common(grid.exchanges, x, rng)
-        return attack(grid.exchanges, x, rng, users=USERS, sums_to_one=sums_to_one)
+        how = {"sums_to_one": sums_to_one, "is_common": config.strategy.share == SUMMED}
+        return attack(grid.exchanges, x, audit_rng(config), **how)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
@@ -49,7 +50,23 @@ SETTINGS = Part(
         "average_over": Word("average-over", "`holders` or `all`"),
     },
 )
+COMMON_SETTINGS = Part(
+    make=UserSettings,
+    fields={name: part for name, part in SETTINGS.parts.items() if name != "average_over"}
+    | {"dropout": Real("dropout", "share of its features that a user drops in training")},
+)
 Settings = Annotated[UserSettings, SETTINGS]
+CommonSettings = Annotated[UserSettings, COMMON_SETTINGS]
+ServerRound = Annotated[int, Whole(SERVER_ROUND, "the round")]
+LayerRound = Annotated[
+    int, Whole("layer-round", "round of the last step of the layer that is here; 0 before", least=0)
+]
+Users = Annotated[IntArray, Exact(USERS, "who is meant, and the order of all rows", shape="p")]
+Gradient = Annotated[
+    FloatArray,
+    Tensor("arrays/relay", "gradient of the loss by each user's last vector", shape="p h"),
+]
+USERS_OF = property(attrgetter("users"))
 
 
 @dataclass
@@ -59,16 +76,10 @@ class EnrolmentRequest(Message, down="query"):
     settings: Settings  # What the users' models and optimisers are to be
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
+    # What a checkpoint has of users that are not here any more is dropped.
     before: Annotated[
         int | None,
-        Whole(
-            "users-before",
-            "how many users the checkpoint is of. Only where a run goes on with others: users from "
-            "this number on begin anew, and what a checkpoint has of users that are not here any "
-            "more is dropped",
-            least=0,
-            optional=True,
-        ),
+        Whole("users-before", "users from this number on begin anew", least=0, optional=True),
     ] = None
 
 
@@ -76,24 +87,14 @@ class EnrolmentRequest(Message, down="query"):
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
-    users: Annotated[
-        NDArray[np.int64], Exact(USERS, "numbers of the users here, rows of the server's graph")
-    ]
-    # Of one user's weights as they are averaged
+    users: Annotated[NDArray[np.int64], Exact(USERS, "its users, rows of the server's graph")]
     weight_shape: Annotated[
         list[int],
-        Numbers(
-            "weight-shape",
-            "`f` (one more with a bias) and `h`: what a user's averaged weights look like",
-            shape="2",
-            whole=True,
-        ),
+        Numbers("weight-shape", "of a user's weights, a bias with them", shape="2", whole=True),
     ]
     handled: Handled = None
 
-    @property
-    def clients(self) -> IntArray:
-        return self.users
+    clients = USERS_OF
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -102,73 +103,48 @@ class EnrolmentReply(Message, up="query"):
         return rows, size
 
     def check(self, known: Known) -> None:
-        users, num_nodes = self.users, known["num_nodes"]
+        users, last = self.users, known["num_nodes"] - 1
         if users.size == 0:
             raise MalformedReplyError("it hosts no users")
-        if users.min() < 0 or users.max() >= num_nodes:
+        if users.min() < 0 or users.max() > last:
             wrong = users.min() if users.min() < 0 else users.max()
-            raise MalformedReplyError(
-                f"it hosts user {wrong}, but the graph has nodes 0 to {num_nodes - 1}"
-            )
+            raise MalformedReplyError(f"it hosts user {wrong}, but the graph has nodes 0 to {last}")
         if not each_once(users):
             raise MalformedReplyError("it hosts a user twice")
-        if min(self.weight_shape) < 1:
-            raise MalformedReplyError(f"weight-shape: expected two sizes, got {self.weight_shape}")
-        if math.prod(self.weight_shape) > MAX_WEIGHTS:
-            raise MalformedReplyError(
-                f"weight-shape: {self.weight_shape} is more than {MAX_WEIGHTS} numbers"
-            )
+        size = math.prod(self.weight_shape)
+        if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
+            allowed = f"two sizes from 1 on, at most {MAX_WEIGHTS} numbers"
+            raise MalformedReplyError(f"weight-shape: {self.weight_shape}; allowed are {allowed}")
 
 
 @dataclass
 class RelayRequest(Message, down="train train.finish"):
     """Server to client: gradients of an earlier round."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
-    users: Annotated[IntArray, Exact(USERS, "who takes part, and the order of all rows", shape="p")]
-    gradient: Annotated[
-        FloatArray,
-        Tensor(
-            "arrays/relay",
-            "gradient of the loss by the vector that each user sent last",
-            shape="p h",
-        ),
-    ]
+    server_round: ServerRound
+    users: Users
+    gradient: Gradient
+    # Each round's gradient is applied once, however often it comes.
     gradient_round: Annotated[
-        IntArray,
-        Exact(
-            GRADIENT_ROUND,
-            "round of that vector; 0: there is no gradient. Each round's is to be applied once, "
-            "however often it comes",
-            shape="p",
-        ),
+        IntArray, Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
     ]
-    learning_rate: Annotated[
-        float, Real("learning-rate", "of the users' Adam as it takes these gradients")
-    ]
+    learning_rate: Annotated[float, Real("learning-rate", "with which these gradients are taken")]
     settings: Settings  # What the users' models and optimisers are
     average: Annotated[
         FloatArray | None,
         Tensor(
             "average/weights",
-            "mean weights, to be taken over before the step; NaN in rows that nobody averaged. "
-            "Only where one is due",
+            "mean weights, taken over before the step; NaN rows stay as they are",
             shape="f w",
             when="average_round",
         ),
     ] = None
-    average_round: Annotated[
-        int, Whole("average-round", "round of that mean; 0 without. Once, too")
-    ] = 0
-    send_weights: Annotated[
-        bool, Flag("send-weights", "whether the answer is to have the users' weights")
-    ] = False
+    average_round: Annotated[int, Whole("average-round", "round of that mean; 0 without")] = 0
+    send_weights: Annotated[bool, Flag("send-weights", "whether weights are asked for")] = False
     checkpoint: Saves = False
     run: Token = ""
 
-    @property
-    def clients(self) -> IntArray:
-        return self.users
+    clients = USERS_OF
 
 
 @dataclass
@@ -177,15 +153,13 @@ class RelayReply(Message, up="train"):
 
     # The answer to ``train.finish``, too; there only its shape matters.
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
-    latent: Annotated[
-        FloatArray, Tensor("arrays/relay", "latent vectors, in the order of `users`", shape="p h")
-    ]
+    server_round: ServerRound
+    latent: Annotated[FloatArray, Tensor("arrays/relay", "latent vectors", shape="p h")]
     weight_sum: Annotated[
         FloatArray | None,
         Tensor(
             "average/weights",
-            "with `send-weights`: the users' weights, added up",
+            "the users' weights, added up",
             shape="f w",
             dtype="float32 or float64",
             per="p",
@@ -196,7 +170,7 @@ class RelayReply(Message, up="train"):
         IntArray | None,
         Tensor(
             "average/holders",
-            "with `send-weights`: how many users have each row",
+            "how many users have each row",
             shape="f",
             dtype="int64",
             limit=None,
@@ -226,21 +200,6 @@ class RelayReply(Message, up="train"):
 
 
 # One layer for all -------------------------------------------------------------------------------
-
-COMMON_SETTINGS = Part(
-    make=UserSettings,
-    fields={
-        "latent_size": Whole("latent-size", "`h`"),
-        "bias": Flag("user-bias", "whether the linear map has a bias"),
-        "weight_decay": Real("weight-decay", "of the users' Adam"),
-        "seed": Whole("seed", "of the first weights, and of what users drop"),
-        "dropout": Real("dropout", "share of its features that a user drops in training"),
-    },
-)
-CommonSettings = Annotated[UserSettings, COMMON_SETTINGS]
-LayerRound = Annotated[
-    int, Whole("layer-round", "round of the last step of the layer that is here; 0 before", least=0)
-]
 
 
 @dataclass
@@ -275,9 +234,7 @@ class MaskedEnrolment(CommonEnrolment, up="query"):
 class HiddenSum(Message):
     """Server to client: a sum that the server cannot read; clients take the pads off."""
 
-    contributors: Annotated[
-        int, Whole("pad-contributors", "how often the pad is in the words", least=1)
-    ]
+    contributors: Annotated[int, Whole("pad-contributors", "pads in the words", least=1)]
     sum_run: Annotated[bytes, Raw("pad-run", "run of the secure sum, which the pad is made for")]
     sum_round: Annotated[int, Whole("pad-round", "its number, too")]
     ring: Annotated[Ring, RING]
@@ -285,7 +242,7 @@ class HiddenSum(Message):
         RingArray,
         Tensor(
             "total/words",
-            "sum of the users' gradients in words of the ring, under pads, and its checks",
+            "sum of gradients in words of the ring, under pads, and its checks",
             shape="L",
             dtype="uint64",
             limit=None,
@@ -301,19 +258,15 @@ class HiddenSum(Message):
 class Advance(Message):
     """Server to client: the step, or copy, that brings the layer up to date; applied once."""
 
-    layer_round: Annotated[
-        int, Whole("layer-round", "round of the last step; 0: none was taken", least=0)
-    ] = 0
-    before: Annotated[
-        int, Whole("layer-before", "round of the step before that, which the sum goes on from")
-    ] = 0
+    layer_round: LayerRound = 0
+    before: Annotated[int, Whole("layer-before", "round of the step before that")] = 0
     learning_rate: Annotated[float, Real("learning-rate", "of that step")] = 0.0
     has_total: Annotated[bool, Flag("has-total", "whether the sum comes along")] = False
     total: Annotated[
         FloatArray | None,
         Tensor(
             "total/gradient",
-            "sum of the users' gradients of that round by the layer's weights, over all SuperNodes",
+            "sum of all users' gradients of that round by the weights",
             shape="f w",
             when="has_total",
         ),
@@ -322,11 +275,7 @@ class Advance(Message):
     copy: Annotated[
         Bytes | None,
         Block(
-            "layer-copy",
-            "weights and optimiser of another SuperNode, in safetensors' form, for one that has "
-            "missed a step",
-            shape="b 4",
-            optional=True,
+            "layer-copy", "another SuperNode's layer, in safetensors", shape="b 4", optional=True
         ),
     ] = None
 
@@ -335,65 +284,48 @@ class Advance(Message):
 class LatentRequest(Message, down="train"):
     """Server to client: the sum of an earlier round; asks for this round's latent vectors."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
-    users: Annotated[IntArray, Exact(USERS, "who takes part, in order", shape="p")]
+    server_round: ServerRound
+    users: Users
     measured: Annotated[
         IntArray,
-        Exact("measured", "whose latent vector is wanted without dropout, in order", shape="m"),
+        Exact("measured", "whose vector is wanted without dropout, in order", shape="m"),
     ]
     settings: CommonSettings
     advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
-    trains: Annotated[
-        bool, Flag("trains", "whether latent vectors with dropout are wanted, of `users`")
-    ] = True
+    trains: Annotated[bool, Flag("trains", "whether `users` send vectors with dropout")] = True
     checkpoint: Saves = False
     run: Token = ""
 
-    @property
-    def clients(self) -> IntArray:
-        return self.users
+    clients = USERS_OF
 
 
 @dataclass
 class LatentReply(Message, up="train"):
     """Client to server: latent vectors for training, and others for evaluation."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
+    server_round: ServerRound
     layer_round: LayerRound
     latent: Annotated[
         FloatArray | None,
-        Tensor(
-            "arrays/relay",
-            "with `trains`: latent vectors, with dropout, in the order of `users`",
-            shape="p h",
-            when="trains",
-        ),
+        Tensor("arrays/relay", "vectors of `users` with dropout", shape="p h", when="trains"),
     ] = None
     measured: Annotated[
         FloatArray | None,
-        Tensor(
-            "arrays/measured",
-            "latent vectors without dropout, in the order of `measured`, if that has any",
-            shape="m h",
-            when="measures",
-        ),
+        Tensor("arrays/measured", "vectors of `measured`", shape="m h", when="measures"),
     ] = None
     not_saved: NotSaved = ""
 
     @classmethod
     def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
-        sizes: dict[str, object] = {
-            "p": request.users.size,
-            "m": request.measured.size,
-            "h": request.settings.latent_size,
-        }
         return cls.read(
             content,
             server_round=request.server_round,
             layer_round=request.advance.layer_round,
             trains=request.trains,
             measures=bool(request.measured.size),
-            **sizes,
+            p=request.users.size,
+            m=request.measured.size,
+            h=request.settings.latent_size,
         )
 
 
@@ -401,33 +333,21 @@ class LatentReply(Message, up="train"):
 class GradientRequest(Message, down="train.add_up"):
     """Server to client: gradients with respect to this round's latent vectors; asks for sums."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
-    users: Annotated[IntArray, Exact(USERS, "whose they are, in order", shape="p")]
-    gradient: Annotated[
-        FloatArray,
-        Tensor(
-            "arrays/relay",
-            "gradient of the loss by the latent vector that each user has sent in this round",
-            shape="p h",
-        ),
-    ]
+    server_round: ServerRound
+    users: Users
+    gradient: Gradient
     layer_round: LayerRound
     settings: CommonSettings
 
-    @property
-    def clients(self) -> IntArray:
-        return self.users
+    clients = USERS_OF
 
 
 @dataclass
 class SumReply(Message, up="train.add_up"):
     """Client to server: its users' summed gradients with respect to the layer's weights."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
-    total: Annotated[
-        FloatArray,
-        Tensor("arrays/sum", "as one user's weights lie", shape="f w", per="p"),
-    ]
+    server_round: ServerRound
+    total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
 
     @classmethod
     def from_record(

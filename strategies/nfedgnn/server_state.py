@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +31,6 @@ from flower_graph.strategies.nfedgnn.messages import (
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.fields import Bytes, Resume
 from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes
 
@@ -341,21 +340,6 @@ class RelayMembership(Membership):
 
 
 # One layer for all -------------------------------------------------------------------------------
-
-
-@dataclass
-class Latents:
-    """The latent vectors of one round, asked for and received."""
-
-    server_round: int = 0
-    asked: dict[int, IntArray] = field(default_factory=dict)  # users of each SuperNode
-    came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h], in the same order
-    apart: set[int] = field(default_factory=set)  # SuperNodes that also sent vectors to be measured
-    rejected: list[Rejected] = field(default_factory=list)
-
-    def keep(self, nodes: Sequence[int]) -> None:
-        self.asked = {node: users for node, users in self.asked.items() if node in nodes}
-        self.came = {node: latent for node, latent in self.came.items() if node in nodes}
 
 
 @dataclass(frozen=True)

@@ -41,9 +41,10 @@ clients know that it was not changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -55,7 +56,6 @@ from flower_graph.config.rules import BELOW_ONE
 from flower_graph.errors import MalformedReplyError, NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import (
-    NO_KEY,
     SIGNED_BY,
     KeyPacket,
     ShareKeyReply,
@@ -89,24 +89,36 @@ from flower_graph.strategies.nfedgnn.messages import (
     MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.relay_strategy import DEFAULTS, RelayStrategy
 from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
 from flower_graph.strategies.nfedgnn.server_state import (
     NEVER,
     CommonMembership,
     CommonTable,
-    Latents,
     NoSum,
 )
+from flower_graph.strategies.nfedgnn.strategy import DEFAULTS, RelayStrategy
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.exchange import Replies, few
+from flower_graph.wire.codec import Message
+from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 from flower_graph.wire.numpy_client import Config
 
 NOBODY: IntArray = np.zeros(0, np.int64)
+T = TypeVar("T")
+
+
+@dataclass
+class Latents:
+    """The latent vectors of one round, asked for and received."""
+
+    server_round: int = 0
+    requests: dict[int, LatentRequest] = field(default_factory=dict)
+    came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h] of users that train
+    apart: set[int] = field(default_factory=set)  # SuperNodes that also sent vectors to be measured
+    rejected: list[Rejected] = field(default_factory=list)
 
 
 class SummedGradientRelay(
@@ -132,6 +144,7 @@ class SummedGradientRelay(
 
     usual_reg_weight = 0.0
     users: CommonTable
+    members: CommonMembership
 
     def __init__(
         self,
@@ -179,21 +192,27 @@ class SummedGradientRelay(
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
-        session = self.session
-        latents = self._gathered(server_round, self.hosted(server_round))
-        answered = {node: latents.asked[node] for node in latents.came}
+        users, latents = self.users, self._gathered(server_round)
+        answered = {node: latents.requests[node].users for node in latents.came}
         rate = self.step_size(server_round)
         losses, gradient = self._losses(server_round, latents)
+        gradients = gradient.cpu().numpy()
         for node, local in answered.items():
-            self.users.used(local, apart=node in latents.apart)
-        void = self._add_up(server_round, answered, gradient, rate)
-        why = "" if void is None else str(void)
-        who = self.took_part([] if why else answered, why)
-        if void is not None:
-            members = session.members
-            assert isinstance(members, CommonMembership)
-            members.stopped(void.nodes, answered)
-        self.users.round = server_round
+            users.used(local, apart=node in latents.apart)
+        requests = {
+            node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
+            for node, local in answered.items()
+        }
+        total, why = self.add(server_round, requests), ""
+        if isinstance(total, NoSum):
+            why = str(total)
+        else:
+            self.server.move(server_round, rate)
+            users.made(server_round, total, rate)
+        who = self.took_part(() if why else answered, why)
+        if isinstance(total, NoSum):
+            self.members.stopped(total.nodes, answered)
+        users.round = server_round
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
         report.skipped = why
@@ -201,21 +220,23 @@ class SummedGradientRelay(
 
     # Steps 1 and 2
 
-    def _gathered(self, server_round: int, hosted: Mapping[int, IntArray]) -> Latents:
+    def _gathered(self, server_round: int) -> Latents:
         """Return a round's latent vectors: asked for ahead, and from new SuperNodes."""
-        session, latents = self.session, self._latents
-        if latents.server_round != server_round:
-            latents = Latents(server_round)
-        latents.keep(list(hosted))
+        session, hosted = self.session, self.hosted(server_round)
+        if self._latents.server_round != server_round:
+            self._latents = Latents(server_round)
+        latents = self._latents
+        latents.requests = {n: asked for n, asked in latents.requests.items() if n in hosted}
         session.rejected += few(latents.rejected)
-        new = [node for node in hosted if node not in latents.asked]
-        users = self._drawn(server_round, {node: hosted[node] for node in new})
-        self._ask(latents, {node: (drawn, NOBODY) for node, drawn in users.items() if drawn.size})
-        session.asked = {n: users for n, users in latents.asked.items() if users.size}
+        new = {node: users for node, users in hosted.items() if node not in latents.requests}
+        users = self._drawn(server_round, new)
+        self._ask({node: (drawn, NOBODY) for node, drawn in users.items() if drawn.size})
+        asked = {node: request.users for node, request in latents.requests.items()}
+        session.asked = {node: users for node, users in asked.items() if users.size}
         if not session.asked:
             no_user = "no connected SuperNode hosts a user who takes part"
             raise NoClientsError(f"round {server_round}: {no_user}")
-        latents.came = {n: latent for n, latent in latents.came.items() if latent.size}
+        latents.came = {n: latent for n, latent in latents.came.items() if n in session.asked}
         session.must_have(server_round, Replies(dict(latents.came), list(session.rejected)))
         return latents
 
@@ -229,23 +250,18 @@ class SummedGradientRelay(
         drawn = nobody if is_last else self._drawn(server_round + 1, hosted)
         measured = hosted if self.evaluates(server_round) else nobody
         asked = {node: (drawn[node], measured[node]) for node in hosted}
-        self._ask(self._latents, asked, saves=self.session.is_due(server_round))
+        self._ask(asked, saves=self.session.is_due(server_round))
 
     def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
         takes_part = np.zeros(self.users.roster.size, bool)
         takes_part[self.drawn(server_round)] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
-    def _ask(
-        self,
-        latents: Latents,
-        asked: Mapping[int, tuple[IntArray, IntArray]],
-        *,
-        saves: bool = False,
-    ) -> None:
-        session, settings = self.session, self.users.settings
+    def _ask(self, asked: Mapping[int, tuple[IntArray, IntArray]], *, saves: bool = False) -> None:
+        """Ask SuperNodes for vectors of users that train, and of users that are measured."""
         if not asked:
             return
+        session, settings, latents = self.session, self.users.settings, self._latents
         copied, copy = self._copy(latents.server_round, list(asked))
         self.requests = {
             node: LatentRequest(
@@ -261,6 +277,7 @@ class SummedGradientRelay(
             )
             for node, (users, measured) in asked.items()
         }
+        latents.requests |= self.requests
         contents = {node: request.to_record() for node, request in self.requests.items()}
         for node, entries in self.beside(latents.server_round, list(contents)).items():
             local = contents[node].config_records[CONFIG]
@@ -272,86 +289,79 @@ class SummedGradientRelay(
             read=lambda node, content: LatentReply.from_record(content, self.requests[node]),
             max_reply_bytes=self.reply_bytes(),
         )
-        self.answers = replies.values
+        self.answers, latents.rejected = replies.values, replies.rejected
         session.members.note(replies.rejected)
-        latents.rejected = replies.rejected
-        for node, request in self.requests.items():
-            latents.asked[node] = request.users
         for node, reply in replies.values.items():
-            latents.came[node] = self._take(node, reply)
-            if reply.latent is not None:
-                latents.apart.add(node)
+            self._take(node, reply)
 
-    def _take(self, node: int, reply: LatentReply) -> FloatArray:
-        """Take in a SuperNode's answer; return the vectors that its users train with."""
-        request = self.requests[node]
+    def _take(self, node: int, reply: LatentReply) -> None:
+        request, latents = self.requests[node], self._latents
         self.users.took_step(node, request)
         if reply.measured is not None:
             self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
         if reply.latent is not None:
-            return reply.latent
-        if reply.measured is None or not request.users.size:
-            return np.zeros((0, self.users.settings.latent_size), np.float32)
-        latent: FloatArray = reply.measured[np.isin(request.measured, request.users)]
-        return latent
+            latents.came[node] = reply.latent
+            latents.apart.add(node)
+        elif reply.measured is not None:
+            latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
 
     def reply_bytes(self) -> int:
         users = (one.users.size + one.measured.size for one in self.requests.values())
         return reply_bytes(max(users, default=0) * self.users.settings.latent_size)
 
     def _copy(self, server_round: int, nodes: Sequence[int]) -> tuple[int, Bytes | None]:
-        if all(map(self.users.can_go_on, nodes)):
+        """Fetch a copy of the layer if a SuperNode needs it; return the copy's round, too."""
+        users = self.users
+        if all(map(users.can_go_on, nodes)):
             return NEVER, None
         hosted = self.session.hosted()
-        if not any(map(self.users.can_go_on, hosted)):
-            self.users.go_back(hosted)
-        request = CopyRequest(self.users.settings).to_record()
-        for donor in filter(self.users.can_go_on, hosted):
-            replies = self.session.send(
-                {donor: request},
-                server_round,
-                lambda _, content: CopyReply.read(content),
-                message_type="train.copy_layer",
-                max_reply_bytes=setup_bytes(),
-            )
-            for reply in replies.values.values():
-                if reply.layer_round == self.users.at[donor]:
-                    self.users.ledger.count("up", "copy", reply.copy.nbytes)
-                    return reply.layer_round, reply.copy
+        if not any(map(users.can_go_on, hosted)):
+            users.go_back(hosted)
+        request = CopyRequest(users.settings)
+        for donor in filter(users.can_go_on, hosted):
+            reply = self.ask_one(donor, server_round, "train.copy_layer", request, CopyReply.read)
+            if reply is not None and reply.layer_round == users.at[donor]:
+                users.ledger.count("up", "copy", reply.copy.nbytes)
+                return reply.layer_round, reply.copy
         return NEVER, None
 
-    # Steps 3 to 5
+    def ask_one(
+        self,
+        node: int,
+        server_round: int,
+        message_type: str,
+        request: Message,
+        read: Callable[[RecordDict], T],
+    ) -> T | None:
+        """Ask one SuperNode, and return its answer if it gives one."""
+        replies = self.session.send(
+            {node: request.to_record()},
+            server_round,
+            lambda _, content: read(content),
+            message_type=message_type,
+            max_reply_bytes=setup_bytes(),
+        )
+        return replies.values.get(node)
+
+    # Step 3
 
     def _losses(self, server_round: int, latents: Latents) -> tuple[Losses, Tensor]:
-        """Do step 3: the loss over the users that answered, and the gradients by their vectors."""
-        server = self.server
-        heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=server.device)
-        came = [(_users(latents.asked[n]), _tensor(x)) for n, x in latents.came.items()]
+        """Return the loss over the users that answered, and the gradients by their vectors."""
+        server, device = self.server, self.server.device
+        heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=device)
+        came = [
+            (torch.from_numpy(latents.requests[node].users), _tensor(latent))
+            for node, latent in latents.came.items()
+        ]
         for users, latent in came:
             unknown = ~server.known.cpu()[users]
             if unknown.any():  # the first word from them
                 server.receive(users[unknown], latent[unknown])
         mixed = server.latent.clone()
         for users, latent in came:
-            mixed[users.to(server.device)] = latent.to(server.device)
-            heard[users.to(server.device)] = True
+            mixed[users.to(device)] = latent.to(device)
+            heard[users.to(device)] = True
         return server.gradients(server_round, mixed, heard)
-
-    def _add_up(
-        self, server_round: int, answered: Mapping[int, IntArray], gradient: Tensor, rate: float
-    ) -> NoSum | None:
-        """Do steps 4 and 5; return the reason if nobody steps."""
-        users, gradients = self.users, gradient.cpu().numpy()
-        requests = {
-            node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
-            for node, local in answered.items()
-        }
-        total = self.add(server_round, requests)
-        if isinstance(total, NoSum):
-            return total
-        self.server.move(server_round, rate)
-        users.made(server_round, total, rate)
-        return None
 
     # The run
 
@@ -369,15 +379,7 @@ def _tensor(latent: NDArray[np.generic]) -> Tensor:
     return torch.tensor(latent, dtype=torch.float32)
 
 
-def _users(numbers: IntArray) -> Tensor:
-    return torch.from_numpy(numbers)
-
-
 # Masked ------------------------------------------------------------------------------------------
-
-
-def _shared(count: int, node: int, content: RecordDict) -> ShareKeyReply:
-    return ShareKeyReply.read(content, k=count)
 
 
 class MaskedMembership(CommonMembership):
@@ -388,9 +390,7 @@ class MaskedMembership(CommonMembership):
     def __init__(self, state: CommonTable, check: Callable[[MaskedEnrolment], None]) -> None:
         super().__init__(state)
         self._check = check
-        self.public: dict[int, Bytes] = {}  # key of each SuperNode
-        self.signed_by: dict[int, Bytes | None] = {}
-        self.checks: dict[int, bytes] = {}  # hash of the common key that it has
+        self.keys: dict[int, MaskedEnrolment] = {}  # what each SuperNode said of its keys
 
     def read(self, node: int, content: RecordDict) -> EnrolmentReply:
         answer = super().read(node, content)
@@ -401,8 +401,7 @@ class MaskedMembership(CommonMembership):
     def enrolled(self, node: int, answer: EnrolmentReply) -> None:
         super().enrolled(node, answer)
         assert isinstance(answer, MaskedEnrolment)
-        self.public[node], self.checks[node] = answer.public, answer.key_check.tobytes()
-        self.signed_by[node] = answer.signed_by
+        self.keys[node] = answer
 
 
 class MaskedGradientRelay(SummedGradientRelay):
@@ -426,7 +425,9 @@ class MaskedGradientRelay(SummedGradientRelay):
         self._parties = None if registry is None else PartySums(registry, differ_by=1)
         super().__init__(*data, **more)
 
-    def membership(self) -> CommonMembership:
+    members: MaskedMembership
+
+    def membership(self) -> MaskedMembership:
         return MaskedMembership(self.users, self._check)
 
     def _check(self, answer: MaskedEnrolment) -> None:
@@ -456,41 +457,31 @@ class MaskedGradientRelay(SummedGradientRelay):
             self.__dict__.pop("sums", None)
 
     def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
-        members = self.session.members
-        assert isinstance(members, MaskedMembership)
-        hosted = list(self.session.hosted())
-        holders = [node for node in hosted if members.checks[node] != NO_KEY]
-        check = members.checks[holders[0]] if holders else NO_KEY
-        has_key = {node: bool(holders) and members.checks[node] == check for node in nodes}
-        lacking = [node for node in nodes if not has_key[node]]
-        if not lacking:
-            return {}
-        for donor in [node for node in holders if members.checks[node] == check] or hosted:
+        """Have the common key sealed for SuperNodes that do not have it."""
+        keys, hosted = self.members.keys, list(self.session.hosted())
+        holders = [node for node in hosted if keys[node].key_check.any()]
+        first = keys[holders[0]].key_check if holders else None
+        having = [node for node in holders if np.array_equal(keys[node].key_check, first)]
+        lacking = [node for node in nodes if node not in having]
+        for donor in (having or hosted) if lacking else ():
             others = [node for node in lacking if node != donor]
-            public = np.array([members.public[node] for node in others], np.uint8).reshape(-1, 32)
-            replies = self.session.send(
-                {donor: ShareKeyRequest(public, not holders, self._signed(others)).to_record()},
-                server_round,
-                partial(_shared, len(others)),
-                message_type="train.share_key",
-                max_reply_bytes=setup_bytes(),
-            )
-            for reply in replies.values.values():
-                members.checks |= dict.fromkeys([donor, *others], reply.key_check.tobytes())
-                sender = members.public[donor], members.signed_by[donor]
+            public = np.array([keys[node].public for node in others], np.uint8).reshape(-1, 32)
+            signed = None
+            if self._parties is not None:
+                rows = [keys[node].signed_by for node in others]
+                signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
+            request = ShareKeyRequest(public, not holders, signed)
+            read = partial(ShareKeyReply.read, k=len(others))
+            reply = self.ask_one(donor, server_round, "train.share_key", request, read)
+            if reply is not None:
+                for node in (donor, *others):
+                    keys[node].key_check = reply.key_check
+                sender = keys[donor].public, keys[donor].signed_by
                 return {
                     node: KeyPacket(packet, *sender).to_config()
                     for node, packet in zip(others, reply.packets, strict=True)
                 }
         return {}
-
-    def _signed(self, nodes: Sequence[int]) -> Bytes | None:
-        members = self.session.members
-        assert isinstance(members, MaskedMembership)
-        if self._parties is None:
-            return None
-        rows = [members.signed_by[node] for node in nodes]
-        return np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
 
     def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> HiddenSum | NoSum:
         """Have the sums added up under masks; return the padded sum, or why there is none."""
