@@ -50,7 +50,7 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.stages import merged
+from flower_graph.secure.sum.service import merged
 from flower_graph.wire.ledger import count_bytes
 
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)

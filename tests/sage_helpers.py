@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from graph_helpers import dealt
 
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
@@ -73,13 +74,7 @@ def client_app(
     client: Callable[..., Any] = SageClient,
     settings: EgoSettings = SETTINGS,
 ) -> Any:
-    averages = strategy.averages
-
-    def client_fn(context: Context) -> Any:
-        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        return client(context, egos[part::parts], settings, averages=averages)
-
-    return make_client_app(client_fn)
+    return dealt(partial(client, settings=settings, averages=strategy.averages), egos)
 
 
 def new_client(egos: list[EgoNetwork], settings: EgoSettings = SETTINGS, **how: Any) -> SageClient:
@@ -109,17 +104,10 @@ def run_sage(
     supernodes: int = 2,
     egos: list[EgoNetwork] | None = None,
     client: Callable[..., Any] = SageClient,
-    make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     settings: EgoSettings = SETTINGS,
-    resume: bool = False,
-    **options: Any,
 ) -> SageOutcome:
-    """Run a strategy; `options` are its arguments."""
-    outcome = SageOutcome(strategy(settings, **options))
-    grid = make_grid(
-        client_app(egos or networks(), strategy, client, settings), num_supernodes=supernodes
-    )
-    outcome.strategy.start(
-        grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append, resume=resume
-    )
+    outcome = SageOutcome(strategy(settings))
+    app = client_app(egos or networks(), strategy, client, settings)
+    grid = InProcessGrid(app, num_supernodes=supernodes)
+    outcome.strategy.start(grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append)
     return outcome

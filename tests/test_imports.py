@@ -26,7 +26,6 @@ PURE = (
     "strategies/ppfl/gat.py",
     "flower_graph/engine/stacked_weights.py",
     "strategies/fedgls/cohort.py",
-    "strategies/fedgls/losses.py",
     "strategies/fedgls/networks.py",
     "flower_graph/ops/*.py",
 )

@@ -50,7 +50,7 @@ def check_command(args: argparse.Namespace) -> int:
         refusals: dict[str, list[str]] = {}  # each reason once, with its configs
         for name, result in tried.items():
             if "refused" in result:
-                refusals.setdefault(result["refused"], []).append(name)
+                refusals.setdefault(str(result["refused"]), []).append(name)
         for why, names in refusals.items():
             say(f"{', '.join(names)}\n  cannot     {why}")
         if out is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from flower_graph.apps.cli.say import say
 from flower_graph.errors import ConfigError
@@ -26,33 +27,28 @@ def registry_command(args: argparse.Namespace) -> int:
     if args.action == "show":
         say(*_lines(Registry.read(args.registry)))
         return 0
-    registry = _changed(args)
+    if args.action == "add":
+        registry = _opened(args.registry, args.most_clients)
+        registry = registry.with_party(read_public(args.key), read_numbers(args.clients))
+    elif args.action == "rotate":
+        registry = Registry.read(args.registry).rotated(args.party, read_public(args.key))
+    else:
+        registry = Registry.read(args.registry).without(args.party)
     registry.write(args.registry)
     copy = "copy this file to all SuperNodes: those with different versions refuse each other"
     say(*_lines(registry), copy)
     return 0
 
 
-def _changed(args: argparse.Namespace) -> Registry:
-    if args.action == "add":
-        new = _opened(args)
-        return new.with_party(read_public(args.key), read_numbers(args.clients))
-    registry = Registry.read(args.registry)
-    if args.action == "rotate":
-        return registry.rotated(args.party, read_public(args.key))
-    return registry.without(args.party)
-
-
-def _opened(args: argparse.Namespace) -> Registry:
-    most = args.most_clients
-    if not args.registry.exists():
+def _opened(path: Path, most: int | None) -> Registry:
+    if not path.exists():
         if most is None:
             raise ConfigError(
-                f"registry {args.registry}: is not there; for a new one give --most-clients, the "
-                "most clients that any SuperNode is granted"
+                f"registry {path}: is not there; for a new one give --most-clients, the most "
+                "clients that any SuperNode is granted"
             )
         return Registry({}, most)
-    registry = Registry.read(args.registry)
+    registry = Registry.read(path)
     if most not in (None, registry.most_clients):
         raise ConfigError(
             f"--most-clients {most}: the registry has {registry.most_clients}, which stays"

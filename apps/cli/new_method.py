@@ -9,7 +9,7 @@ from pathlib import Path
 from string import Template
 
 from flower_graph.apps.cli.say import say
-from flower_graph.config.known import SHIPPED
+from flower_graph.config.foreign import SHIPPED
 from flower_graph.errors import ConfigError
 from flower_graph.storage.files import write_text
 from flower_graph.storage.writing import make_folder, named

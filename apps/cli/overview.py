@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import Any
 
 from flower_graph.apps.cli.say import hand_over, say
@@ -74,30 +74,15 @@ def explained(config: RunConfig) -> str:
         if setting is None or match is None:
             result.append(line)
             continue
-        beside = f"{line}  # {_about(setting)}"
+        mark, beside = f"{match[1]}# ", f"{line}  # {_about(setting)}"
+        is_deeper = following.startswith(f"{match[1]} ")
         # A comment may not stand inside a text that goes on in the next line.
-        if len(beside) <= WIDTH and not _goes_on(match[1], following):
+        if len(beside) <= WIDTH and (not is_deeper or following.lstrip().startswith("- ")):
             result.append(beside)
         else:
-            result += _wrapped(_about(setting), f"{match[1]}# ")
-            result.append(line)
+            fill = TextWrapper(WIDTH, mark, mark, break_on_hyphens=False, break_long_words=False)
+            result += [*fill.wrap(_about(setting)), line]
     return "\n".join([*result, ""])
-
-
-def _wrapped(text: str, mark: str) -> list[str]:
-    return wrap(
-        text,
-        WIDTH,
-        initial_indent=mark,
-        subsequent_indent=mark,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def _goes_on(indent: str, following: str) -> bool:
-    is_deeper = following.startswith(f"{indent} ")
-    return is_deeper and not following.lstrip().startswith("- ")
 
 
 def _about(setting: Setting) -> str:

@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.client_graphs import ClientGraph
     from flower_graph.data.partition.ego_networks import EgoNetwork
 
-__all__ = ["SMALL_BYTES", "CohortState", "Makers", "StateStore", "Tensors", "forget_run"]
-
 LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file
@@ -169,7 +167,7 @@ class StateStore:
 
     def drop(self) -> None:
         for kept in (_LIVE, _FIXED):
-            kept.pop(self._key, None)  # type: ignore[attr-defined]
+            kept.pop(self._key, None)
         for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
             self._context.state.pop(record, None)
         remove(self._file)
@@ -202,7 +200,7 @@ def forget_run(run_id: int) -> None:
         remove_folder(default_folder() / f"run-{run_id}")
     for kept in (_LIVE, _FIXED):
         for key in [key for key in kept if key[0] == run_id]:
-            del kept[key]  # type: ignore[attr-defined]
+            del kept[key]
 
 
 # A cohort -----------------------------------------------------------------------------------------

@@ -18,20 +18,6 @@ from yaml import MarkedYAMLError
 
 from flower_graph.errors import ConfigError
 
-__all__ = [
-    "ABOVE_ZERO",
-    "BELOW_ONE",
-    "FRACTION",
-    "NOT_NEGATIVE",
-    "RATIOS",
-    "SEED",
-    "SHARE",
-    "Choice",
-    "Rule",
-    "at_least",
-    "choice",
-]
-
 
 @dataclass(frozen=True)
 class Rule:

@@ -37,16 +37,6 @@ from flower_graph.config.rules import Rule
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-__all__ = [
-    "Setting",
-    "check_settings",
-    "gone_keys",
-    "known_keys",
-    "section",
-    "setting",
-    "settings_of",
-]
-
 _RULES, _HELP = "rules", "help"
 LAST = "strategy"  # the section that is shown last
 # What a message calls the type that a key wants.
@@ -131,7 +121,7 @@ def _gone(settings: object, prefix: str) -> Iterator[tuple[str, str]]:
     for kind in type(settings).__mro__:
         for name, advice in vars(kind).get("GONE", {}).items():
             yield prefix + name, advice
-    for name, *_ in _fields(type(settings)):
+    for name, *_ in _fields(type(settings)):  # type: ignore[arg-type]
         if is_dataclass(value := getattr(settings, name)):
             yield from _gone(value, f"{prefix}{name}.")
 

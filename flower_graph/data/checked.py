@@ -80,10 +80,7 @@ def check_rows(x: Tensor) -> None:
     if _is_fit([x]):
         return
     if x.dim() != 2 or x.dtype != torch.float32 or x.layout not in LAYOUTS:
-        raise DataError(
-            f"x is {x.dtype} {list(x.shape)} ({x.layout}): must be float32 [nodes, features], "
-            "dense or CSR"
-        )
+        raise DataError(f"x is {x.dtype} {list(x.shape)}: must be float32 [n, f], dense or CSR")
     values = x if x.layout == torch.strided else x.values()
     # A finite sum has only finite terms, and takes no memory.
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
@@ -102,8 +99,7 @@ def _check_client(graph: HeldGraph) -> None:
         check_edges(graph.edge_index, n)
         if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):
             raise DataError(
-                "edge_index must have every edge once in each direction, without self-loops: "
-                "flower_graph.data.to_undirected(edge_index, num_nodes) makes it so"
+                "edge_index must have every edge once in each direction: see data.to_undirected"
             )
     masks = {part: getattr(graph, part) for part in PARTS}
     for part, mask in masks.items():

@@ -173,8 +173,7 @@ def check_masks(graph: Graph) -> None:
         if not mask.any():
             role = part.partition("_")[0]
             raise DataError(
-                f"no node is in {role} (`{part}`; in tables, split = {role}): each part needs one, "
-                "or leave out all three and they are drawn"
+                f"no node is in {role} (`{part}`): each part needs one, or leave all three out"
             )
     check_parts(masks, graph.y, graph.names)
 
@@ -193,10 +192,8 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
     for (first, left), (second, right) in combinations(masks.items(), 2):
         both = left & right
         if both.any():
-            raise DataError(
-                f"{first} and {second} overlap in {int(both.sum())} nodes, "
-                f"the first is node {int(both.nonzero()[0])}"
-            )
+            node = int(both.nonzero()[0])
+            raise DataError(f"{first} and {second} overlap in {int(both.sum())} nodes, as {node}")
 
 
 def check_kind(data: object) -> None:
@@ -205,8 +202,7 @@ def check_kind(data: object) -> None:
         raise DataError(f"is a HeteroData: {ONE_KIND}")
     if hasattr(data, "to_data_list"):
         raise DataError(
-            "is a Batch: save each graph of batch.to_data_list() in a folder, which is then a "
-            "folder of clients; Data.from_dict(batch.to_dict()) is one graph of them all"
+            "is a Batch: save each graph of batch.to_data_list() in a folder of clients"
         )
 
 
@@ -338,8 +334,7 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
     if low < 0 or high >= num_nodes:
         row, column = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
         raise DataError(
-            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: "
-            f"must be 0 to {num_nodes - 1}"
+            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: not below {num_nodes}"
         )
 
 
@@ -373,10 +368,7 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
         note = "no features: each node's number stands for them, one of as many as nodes"
         notes.append(Caution(note))
         return torch.eye(n)
-    raise DataError(
-        "the graph has no x: set data.no_features=degree or one-hot (as_graph's no_features), or "
-        "give it features [nodes, features]"
-    )
+    raise DataError("the graph has no x: set data.no_features=degree or one-hot")
 
 
 def _names(names: object, n: int) -> tuple[str, ...] | None:

@@ -138,8 +138,7 @@ class _Look:
             return
         why = "negative" if self.least < 0 else "dense"
         raise DataError(
-            f"data.features=presence would make every entry that is not 0 a 1, but the features "
-            f"are {why} ({self}): set data.features=as-is, row, standardise or auto"
+            f"data.features=presence: features are {why} ({self}); set data.features=as-is or auto"
         )
 
 

@@ -116,10 +116,7 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
     columns = {key: one for key, one in values.items() if key != label and _is_column(key, one, n)}
     if "x" not in values and columns:
         if n == e:
-            raise DataError(
-                "the graph has as many edges as nodes, and nothing tells whose these are: "
-                f"{', '.join(columns)}; give x, or the graph of NetworkX itself"
-            )
+            raise DataError(f"has no x, and as many edges as nodes: whose is {', '.join(columns)}?")
         values = {key: value for key, value in values.items() if key not in columns}
         rows = {key: one.reshape(n, -1).double() for key, one in columns.items()}
         values["x"] = torch.cat([*rows.values()], 1)
@@ -130,8 +127,7 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
         ]
     if "y" not in values and label is None:
         raise DataError(
-            f"the graph has no y and no label, but {', '.join(sorted(values))}; give "
-            "each node a class, -1 for none, such as data.y = ..., or name one by data.label"
+            f"the graph has no y and no label; name one by data.label: {', '.join(sorted(values))}"
         )
     return values
 

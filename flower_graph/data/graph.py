@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -199,12 +199,6 @@ class HeldGraph(Protocol):
     def called(self) -> tuple[str, ...] | None: ...
 
 
-def names_in(data: object, nodes: Tensor) -> tuple[str, ...] | None:
-    """Return a graph's names of some nodes; None if it has no names."""
-    names = getattr(data, "names", None)
-    return None if names is None else tuple(names[node] for node in nodes.tolist())
-
-
 def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
     """Return the users' names of the nodes of some clients' graphs, concatenated.
 
@@ -270,8 +264,11 @@ class Neighbours(NamedTuple):
         return self.start.numel() - 1
 
     @classmethod
-    def of(cls, edge_index: Tensor, num_nodes: int) -> Neighbours:
-        return cls(pointers(edge_index[0], num_nodes).long(), edge_index[1])
+    def of(cls, data: WholeGraph) -> Neighbours:
+        """Return the neighbours in a graph whose edges may be given in any direction."""
+        n = int(data.y.numel())
+        source, target = to_undirected(data.edge_index, n)
+        return cls(pointers(source, n).long(), target)
 
     def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """List the neighbours of all given nodes: the node's index, and the neighbour."""
@@ -284,6 +281,28 @@ class Neighbours(NamedTuple):
         target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
         inside = nodes[target] == other
         return torch.stack([source[inside], target[inside]])
+
+
+# Any: fields of a client's graph, of whichever class
+def cut_parts(
+    data: WholeGraph, neighbours: Neighbours, parts: Iterable[Tensor]
+) -> Iterator[dict[str, Any]]:
+    """Yield what a client holds of each part ``[n]`` of node numbers, as fields of its graph.
+
+    That is its nodes, ascending, and the edges among them; masks are empty. Parts may overlap.
+    """
+    names = getattr(data, "names", None)
+    for client, nodes in enumerate(parts):
+        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
+        yield {
+            "client": client,
+            "nodes": nodes,
+            "x": take_rows(data.x, nodes),
+            "y": data.y[nodes],
+            "edge_index": neighbours.among(nodes),
+            **dict.fromkeys(PARTS, nobody),
+            "called": None if names is None else tuple(names[node] for node in nodes.tolist()),
+        }
 
 
 def normalize_rows(x: Tensor) -> Tensor:

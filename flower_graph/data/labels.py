@@ -100,13 +100,11 @@ def _check_number(count: int, labelled: int, declared: int | None = None) -> Non
         raise DataError("y: no node has a label")
     if count > MOST_CLASSES:
         raise DataError(
-            f"y has {count} different labels, more than {MOST_CLASSES}: must be classes of nodes "
-            "(task=values learns numbers; a graph with num_classes may have as many as these)"
+            f"y has {count} different labels, more than {MOST_CLASSES}: task=values learns numbers"
         )
     if count == labelled > CAPTIONS and declared is None:
         raise DataError(
-            f"y has {count} labels, all different, so these are names or captions: data.label "
-            "names the column of classes, and task=values learns numbers"
+            f"y has {count} labels, all different: data.label names the column of classes"
         )
 
 
@@ -136,8 +134,7 @@ def _check_declared(y: Sequence[Tensor], declared: int) -> None:
         if (one >= declared).any():
             node = int((one >= declared).nonzero()[0])
             raise DataError(
-                f"y[{node}] is {int(one[node])}: labels must be 0 to {declared - 1}, by "
-                f"num_classes = {declared}, or -1 for none"
+                f"y[{node}] is {int(one[node])}: must be below num_classes = {declared}, or -1"
             )
     if all(bool((one < 0).all()) for one in y):
         raise DataError("y: no node has a label")
@@ -164,10 +161,7 @@ def _words(labels: Sequence[object]) -> list[str | None]:
         try:
             words.append(word_of(one))
         except DataError as error:
-            raise DataError(
-                f"y[{node}]: {error} (several labels a node are not supported; for one-hot rows "
-                "use y.argmax(1))"
-            ) from error
+            raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
     return words
 
 
@@ -232,10 +226,7 @@ def _number(node: int, value: Any) -> float:
 def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
     kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else f"{len(y)} words"
     if isinstance(y, Tensor) and y.dim() != 1:
-        raise DataError(
-            f"y is {kind}: must be one class a node (several labels a node are not supported; for "
-            "one-hot rows use y.argmax(1))"
-        )
+        raise DataError(f"y is {kind}: must be one class a node; of one-hot rows y.argmax(1)")
     if n is not None and len(y) != n:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
 

@@ -104,8 +104,7 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     values = read_file(path, of.gaps, needs_labels=False)
     if of.given.no_features == ONE_HOT and values.get("x") is None:
         raise DataError(
-            f"file {path}: has no x, and the run's features are numbers of its own nodes "
-            "(data.no_features=one-hot), which mean nothing for others"
+            f"file {path}: has no x, and data.no_features=one-hot means nothing for new nodes"
         )
     with saying(f"file {path}"):
         described = describe_graph(
@@ -140,10 +139,7 @@ def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
         if not are_names:
             if (labels >= of.num_classes).any():
                 node = int((labels >= of.num_classes).nonzero()[0])
-                raise DataError(
-                    f"y[{node}] is {int(labels[node])}: the run has {of.num_classes} classes, from "
-                    "0 on"
-                )
+                raise DataError(f"y[{node}] is {int(labels[node])}: must be below {of.num_classes}")
             return labels.clamp(min=-1)
         labels = words
     if classes is None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+ADVICE = "set data.ratios=[0.6,0.2,0.2]"
 ROLE_WORDS = ("training", "validation", "test")
 
 
@@ -53,10 +54,8 @@ def random_split(
     for label in range(num_classes):
         members = (y == label).nonzero().flatten()
         if 0 < members.numel() < train_per_class:
-            raise DataError(
-                f"class {label} has {members.numel()} nodes, fewer than data.train_per_class = "
-                f"{train_per_class}; set it lower, or data.ratios=[0.6,0.2,0.2]"
-            )
+            held, key = members.numel(), f"data.train_per_class = {train_per_class}"
+            raise DataError(f"{key}: class {label} has {held}; {ADVICE}")
         order = torch.randperm(members.numel(), generator=generator)
         classes.append(members[order[:train_per_class]])
     chosen, is_left = torch.cat(classes), y >= 0
@@ -64,9 +63,7 @@ def random_split(
     rest = is_left.nonzero().flatten()
     if rest.numel() < num_val + num_test:
         raise DataError(
-            f"{rest.numel()} labelled nodes are left after {chosen.numel()} training nodes, fewer "
-            f"than data.num_val + data.num_test = {num_val} + {num_test}; set them lower, or "
-            "data.ratios=[0.6,0.2,0.2]"
+            f"data.num_val + data.num_test = {num_val + num_test}: {rest.numel()} left; {ADVICE}"
         )
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
     return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
@@ -108,8 +105,7 @@ def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Gen
     good = len(shares) == 3 and all(share >= 0 for share in shares) and 0 < sum(shares) <= 1 + 1e-9
     if not good:
         raise DataError(
-            f"partition.ratios = {shares}: must be three numbers, at least 0, whose sum is above 0 "
-            "and at most 1"
+            f"partition.ratios = {shares}: must be three, not below 0, in sum above 0, at most 1"
         )
     parts: list[list[Tensor]] = [[], [], []]
     for label in y[y >= 0].unique().tolist():

@@ -62,8 +62,7 @@ def survey_graph(graph: Graph) -> Survey:
     """Describe a graph; ``DataError`` if it is too large for dense features."""
     if graph.x.layout != torch.strided:
         raise DataError(
-            f"data.nodes = {graph.num_nodes}: a generated graph with features too large to be "
-            "dense is not described; set fewer"
+            f"data.nodes = {graph.num_nodes}: too many for dense features, which are described"
         )
     n, (source, target) = graph.num_nodes, graph.edge_index
     degree = torch.bincount(source, minlength=n)

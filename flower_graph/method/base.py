@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from flower_graph.records.rounds import RoundReport
     from flower_graph.server.round_loop import RoundLoop
 
-__all__ = ["Left", "Method", "Partition"]
-
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
 C_co = TypeVar("C_co", bound=RunConfig, covariant=True)
@@ -74,7 +72,7 @@ class Partition(NamedTuple):
     baselines: Figures | None = None
 
 
-class Left(Protocol[C_co]):
+class FinishedRun(Protocol[C_co]):
     """A finished run as a method reads it: a ``Run`` with the method's own schema."""
 
     @property
@@ -264,7 +262,7 @@ class Method(Generic[C, S]):
             raise DataError(f"the graph has no edges, which the models of {config.app} need")
         return edges
 
-    def predict_beside(self, run: Left[C], graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(self, run: FinishedRun[C], graph: NewGraph, client: int | None) -> Tensor:
         """Predict the nodes of a new graph from the outputs of a ``Run``.
 
         By default by the client's model, or by the only one. A method whose newcomers need more

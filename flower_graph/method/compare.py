@@ -25,8 +25,6 @@ from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import VALUE_SCORES
 
-__all__ = ["Comparison", "compare"]
-
 ROUNDS, SECONDS = "rounds-run", "seconds"  # `rounds` is a setting
 COSTS = (*WAYS, ROUNDS, SECONDS)  # of all clients: payload up and down
 SIDE_BY_SIDE = 3  # most runs that get a column each; more get a line each

@@ -24,8 +24,6 @@ from flower_graph.secure.node_config import FEWEST_PARTIES
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
 
-__all__ = ["GraphMethod", "OwnGraphMethod"]
-
 P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 
 

@@ -23,7 +23,7 @@ from flower_graph.data.graph import Scale
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.errors import DataError
-from flower_graph.method.base import Left, called
+from flower_graph.method.base import FinishedRun, called
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN, PairModel
 from flower_graph.outputs.build import build_module
@@ -33,8 +33,6 @@ from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured
-
-__all__ = ["ModuleFedAvg", "ModuleMethod"]
 
 M = TypeVar("M", bound=ModuleRunConfig)  # a method's schema
 
@@ -200,7 +198,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         with torch.no_grad():
             return called(build_module(models, client), graph, self.edges_of(config, graph))
 
-    def predict_beside(self, run: Left[M], graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(self, run: FinishedRun[M], graph: NewGraph, client: int | None) -> Tensor:
         """Predict classes ``[n, k]``, or numbers ``[n]`` in their own unit."""
         said, scale = super().predict_beside(run, graph, client), run.data.scale
         return said if scale is None else scale.undo(said[:, 0])

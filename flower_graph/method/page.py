@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import cast
 
-from flower_graph.config.known import has_method
+from flower_graph.config.foreign import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
 from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare

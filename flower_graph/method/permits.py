@@ -37,8 +37,6 @@ from flower_graph.secure.node_config import (
     most_points,
 )
 
-__all__ = ["ALLOW_TRUST", "PLAIN", "Permits"]
-
 MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip"
 ALLOW_TRUST, DATA = "allow-trust", "data"
 MOST_DELTA = "most-delta"

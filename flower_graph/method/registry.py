@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.known import GIVEN, SHIPPED, announced
+from flower_graph.config.foreign import GIVEN, SHIPPED, announced
 from flower_graph.config.rules import nearest, show
 from flower_graph.errors import ConfigError, told
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flower_graph.config.foreign import OTHERWISE
-from flower_graph.config.known import code_of_methods
+from flower_graph.config.foreign import OTHERWISE, code_of_methods
 from flower_graph.config.rules import Rule
 from flower_graph.errors import OutputError
 from flower_graph.storage.reading import reason

@@ -195,7 +195,7 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
                             for name in ("values", "feature", "ptr")}  # fmt: skip
                 entry["rows"] = {"name": rows.name, "transposed": rows.transposed}
             entries.append(entry)
-    local = _apart(tensors)
+    local = apart(tensors)
     other = SEVERAL if stem == ONE else ONE
     with replaced(folder / f"{stem}.safetensors") as stream:
         write_tensors(stream, local)
@@ -206,7 +206,7 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
         remove(folder / f"{other}.{ending}")
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors that share memory, which safetensors refuses."""
     result, seen = dict[str, Tensor](), set[int]()
     for name, value in tensors.items():

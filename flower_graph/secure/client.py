@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partialmethod
 
 import numpy as np
 from flwr.app import ConfigRecord, Context
@@ -49,17 +50,13 @@ class PartyActions(NumPyClient):
             raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
         return self.of_party(action, config, self.trust)
 
-    def sum_bind(self, parameters: Parameters, config: Config) -> Answer:
-        return [], 1, self.as_party("sum_bind", config)
+    def _answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
+        return [], 1, self.as_party(action, config)
 
-    def sum_reveal(self, parameters: Parameters, config: Config) -> Answer:
-        return [], 1, self.as_party("sum_reveal", config)
-
-    def sum_epoch(self, parameters: Parameters, config: Config) -> Answer:
-        return [], 1, self.as_party("sum_epoch", config)
-
-    def sum_list(self, parameters: Parameters, config: Config) -> Answer:
-        return [], 1, self.as_party("sum_list", config)
+    sum_bind = partialmethod(_answer, action="sum_bind")
+    sum_reveal = partialmethod(_answer, action="sum_reveal")
+    sum_epoch = partialmethod(_answer, action="sum_epoch")
+    sum_list = partialmethod(_answer, action="sum_list")
 
 
 class MaskingClient(PartyActions):

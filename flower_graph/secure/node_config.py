@@ -6,7 +6,6 @@ A light module: a node config is read without the code of sums and alignments.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from flower_graph.errors import ConfigError, brief
 
@@ -24,40 +23,6 @@ LEAST_HOLDERS = 2  # clients that hold an identity which has a slot
 # Keys of the node config
 DIFFER_BY, LEAST_CLIENTS = "differ-by", "least-clients"
 OF_NODE, HOLDERS = "most-points", "least-holders"
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The limits of an alignment.
-
-    Attributes
-    ----------
-    block_cap : int
-        The most points of a client's block.
-    most_points : int
-        The most points of all clients of one SuperNode.
-    least_holders : int
-        The fewest clients that hold an identity with a slot.
-    """
-
-    block_cap: int = MOST_BLOCK
-    most_points: int = MOST_POINTS
-    least_holders: int = LEAST_HOLDERS
-
-    def fault(self, block: int, before: int) -> str:
-        """Say why a block is too large; empty if it is not.
-
-        ``block`` is the number of its points, ``before`` that of other clients of the same
-        SuperNode.
-        """
-        if block > self.block_cap:
-            return f"its block has {block} points, at most {self.block_cap} are taken"
-        if before + block > self.most_points:
-            return (
-                f"the clients of its SuperNode bring {before + block} points with it, at most "
-                f"{self.most_points} are taken of one SuperNode"
-            )
-        return ""
 
 
 def whole_number(

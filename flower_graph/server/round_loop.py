@@ -6,7 +6,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -239,7 +238,9 @@ class RoundLoop(Strategy):
         self.metrics, self.counting = tuple(metrics), counting_of(metrics)
         if self.counting and not self.num_classes:
             raise ValueError(f"metrics: {[*metrics]}: {type(self).__name__} counts no predictions")
-        wanted = Wanted(save, keep, every, output_dir)
+        choice(*SAVE).check("save", save)
+        choice(*KEEP).check("keep", keep)
+        at_least(0).check("every", every)
         given = {
             "initial_arrays": initial_arrays,
             "train_config": train_config,
@@ -251,7 +252,9 @@ class RoundLoop(Strategy):
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
         self.session.members.greet = None
-        self._outputs = None if save == NOTHING else KeptOutputs(self, wanted)
+        self._outputs = (
+            None if save == NOTHING else KeptOutputs(self, (save, keep, every), output_dir)
+        )
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
@@ -375,39 +378,26 @@ def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
 # Outputs ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """The outputs to keep, and where the server keeps its own."""
-
-    save: str = NOTHING
-    keep: str = LAST
-    every: int = 0
-    folder: Path | None = None
-
-    def __post_init__(self) -> None:
-        choice(*SAVE).check("save", self.save)
-        choice(*KEEP).check("keep", self.keep)
-        at_least(0).check("every", self.every)
-
-
 class KeptOutputs:
     """Has the clients of a run keep their outputs, and keeps the server's."""
 
     # These messages do not count in the run's bytes, which say what the method costs.
 
-    def __init__(self, loop: RoundLoop, wanted: Wanted) -> None:
-        self._loop, self._session, self._wanted = loop, loop.session, wanted
+    def __init__(self, loop: RoundLoop, how: tuple[str, str, int], folder: Path | None) -> None:
+        self._loop, self._session = loop, loop.session
+        self._how = how  # save, keep and every, as of ``start``
+        self._keeps_best = how[1] == BEST
         self._asked = set[int]()  # SuperNodes that keep outputs
-        self._own = None if wanted.folder is None else KeptFolder(wanted.folder, wanted.save)
+        self._own = None if folder is None else KeptFolder(folder, how[0])
         self._session.members.greet = self._begin
 
     def hold_best(self) -> None:
         """Have clients and server keep this round, the best so far, if the best is wanted."""
-        if self._wanted.keep == BEST:
+        if self._keeps_best:
             self._do(SNAPSHOT)
 
     def finish(self) -> None:
-        if self._wanted.keep == BEST and not self._loop.best.number:
+        if self._keeps_best and not self._loop.best.number:
             metric = self._loop.metrics[0]
             LOG.warning("no round has a validation %s: the last round's is kept", metric)
         self._do(FINISH)
@@ -428,9 +418,8 @@ class KeptOutputs:
             does(request, lambda: snapshot)
 
     def _request(self, action: str) -> KeepRequest:
-        best, run, wanted = self._loop.best, self._session.checkpoints.run, self._wanted
-        asked = action, wanted.save, wanted.keep, wanted.every
-        return KeepRequest(run, best.last, best.number, *asked, best.protected)
+        best, run = self._loop.best, self._session.checkpoints.run
+        return KeepRequest(run, best.last, best.number, action, *self._how, best.protected)
 
     def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
         exchange = self._session.exchange

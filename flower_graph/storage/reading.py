@@ -24,28 +24,6 @@ import yaml
 from flower_graph import errors
 from flower_graph.errors import MAX_REASON, one_line, words_of
 
-__all__ = [
-    "MOST_GRAPH",
-    "MOST_KEY",
-    "MOST_LINES",
-    "MOST_PACKED",
-    "MOST_RECORD",
-    "MOST_SETTINGS",
-    "MOST_TENSORS",
-    "StateDict",
-    "Tree",
-    "check_yaml",
-    "open_regular",
-    "open_text",
-    "parse_json",
-    "read_bytes",
-    "read_json",
-    "read_lines",
-    "read_packed",
-    "read_text",
-    "reading",
-]
-
 # Values of JSON and YAML. Any: the reader of a key checks its value.
 Tree = dict[str, Any]
 # What a class's ``state_dict`` or ``state`` returned. Any: the class alone knows its values.

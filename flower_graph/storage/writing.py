@@ -21,29 +21,6 @@ from typing import BinaryIO
 
 from flower_graph.errors import OutputError
 
-__all__ = [
-    "append",
-    "change_mode",
-    "check_folder",
-    "copy_file",
-    "inside",
-    "is_alive",
-    "is_taken",
-    "make_folder",
-    "move",
-    "named",
-    "new_file",
-    "open_own",
-    "path_of",
-    "remove",
-    "remove_empty",
-    "remove_folder",
-    "replaced",
-    "saying",
-    "temporary_folder",
-    "written",
-]
-
 _CLOSED = os.O_CLOEXEC | os.O_NOFOLLOW
 _ABOVE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _CLOSED
 _LAST = os.O_RDONLY | os.O_DIRECTORY | _CLOSED

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ Counting = Annotated[
 class CountsField(Exact):
     """Counts of a SuperNode's clients, if they were asked for."""
 
-    def write(self, value: Counts | Errors | None, to: Writing) -> None:
+    def write(self, value: Any, to: Writing) -> None:  # Any: not of an Exact, but counts
         # Sums of errors are float64, of as many bytes
         if value is not None:
             super().write(value.flat().numpy().view(np.int64), to)
@@ -47,7 +47,13 @@ class CountsField(Exact):
         if not what:
             return None
         reading.sizes["m"] = counts_size(classes, what)
-        return as_counts(self.required(name, reading), classes, what)
+        row = self.required(name, reading)
+        if what != ERRORS:
+            return as_counts(row, classes, what)
+        try:
+            return Errors.of_flat(torch.from_numpy(row.view(np.float64)))
+        except ValueError as error:
+            raise MalformedReplyError(str(error)) from error
 
 
 Counted = Annotated[
@@ -76,13 +82,10 @@ def read_counts(content: RecordDict, classes: int, counting: str) -> Counts | Er
     return CountReply.read(content, classes=classes, counting=counting).counts
 
 
-def as_counts(row: IntArray, classes: int, counting: str) -> Counts | Errors:
+def as_counts(row: IntArray, classes: int, counting: str) -> Counts:
     """Read counts off one row; ``MalformedReplyError`` if they are not as asked."""
-    numbers = torch.from_numpy(row)
     try:
-        if counting == ERRORS:
-            return Errors.of_flat(numbers.view(torch.float64))
-        return Counts.of_flat(numbers, classes, **_flags(counting))
+        return Counts.of_flat(torch.from_numpy(row), classes, **_flags(counting))
     except ValueError as error:
         raise MalformedReplyError(str(error)) from error
 

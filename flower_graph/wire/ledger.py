@@ -70,12 +70,10 @@ class ByteLedger:
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
-        """Payload bytes so far: direction to kind to bytes."""
         return {direction: dict(kinds) for direction, kinds in self._payload.items()}
 
     @property
     def wire(self) -> dict[str, int]:
-        """Message bytes so far, as `count_bytes` counts: direction to bytes."""
         return dict(self._wire)
 
     def state_dict(self) -> Traffic:

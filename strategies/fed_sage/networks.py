@@ -148,7 +148,7 @@ class MendingModel(nn.Module):
     def __init__(self, features: int, hidden: int, classes: int, seed: int) -> None:
         super().__init__()
         sizes = {"features": features, "hidden": hidden, "classes": classes}
-        self.arguments = sizes | {"seed": seed}
+        self.arguments: dict[str, object] = {**sizes, "seed": seed}
         self.generator = NeighbourGenerator(self.convolution, features, seed)
         self.conv1 = self.convolution(features, hidden)
         self.conv2 = self.convolution(hidden, hidden)

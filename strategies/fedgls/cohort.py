@@ -410,18 +410,16 @@ def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tenso
 
 
 class NodeLosses:
-    """The sum of all networks' losses.
+    """The losses of classifying and of distilling (equations 10 and 11), for all networks at once.
 
-    Parameters
-    ----------
-    own : GraphBatch
-        The clients, each with the network by which it classifies.
-    num_classes : int
-        Number of classes, ``k``.
-    has_encoders : bool
-        Whether each client's encoder follows, as a second network on the same nodes.
+    Each loss is a product of log-shares with targets that have no gradient. For cross-entropy, the
+    mean over a client's training nodes, a node's target is its weight, at its class. For
+    ``KL(softmax(H) || softmax(Z))``, the mean over all of a client's nodes, the targets are the
+    shares of ``H`` times the node's weight; the divergence's other term depends on ``H`` alone.
     """
 
+    # own: the clients, each with the network by which it classifies. With encoders each client's
+    # encoder follows, as a second network on the same nodes.
     def __init__(self, own: GraphBatch, num_classes: int, *, has_encoders: bool) -> None:
         y, share, self._ptr = own.y, own.train_share, own.ptr
         self._sizes = torch.tensor(group_sizes(own.ptr), device=y.device)

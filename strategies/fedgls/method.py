@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.outputs.files import SavedModels
     from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.fedgls.attack import ModelAudit
@@ -138,14 +138,12 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         graphs, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
-        saved = None if out is None else out / CHECKPOINTS
-        make = KINDS[config.strategy.name].client
-        return make(
+        return KINDS[config.strategy.name].client(
             context,
             graphs,
             settings,
             device=config.device,
-            checkpoint_dir=saved,
+            checkpoint_dir=None if out is None else out / CHECKPOINTS,
             output_dir=out,
             classes=self.class_names(config, folder),
         )
@@ -213,7 +211,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return called(models, client, graph).softmax(1)
 
     def predict_beside(
-        self, run: Left[FedGLSConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[FedGLSConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         name = run.config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.
@@ -316,21 +314,18 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
 
 
 def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
-    how, learner = config.strategy, asdict(config.graph)
-    del learner["graphless_ratio"]
-    tau, knn_on = learner.pop("tau"), learner.pop("knn_on")
+    how, graph = config.strategy, asdict(config.graph)
+    of_learner = {name: graph[name] for name in graph.keys() & {*LearnerSettings._fields}}
+    names = ("learning_rate", "weight_decay", "local_epochs", "prototype_weight")
     return StructureSettings(
-        num_features=features,
-        num_classes=classes,
-        graphs=KINDS[how.name].graphs,
-        learning_rate=how.learning_rate,
-        weight_decay=how.weight_decay,
-        local_epochs=how.local_epochs,
+        features,
+        classes,
+        KINDS[how.name].graphs,
         keep_optimiser=how.optimiser == "keep",
         seed=config.seed,
-        learner=LearnerSettings(**learner),
-        tau=tau,
-        knn_on=knn_on,
-        prototype_weight=how.prototype_weight,
+        learner=LearnerSettings(**of_learner),
+        tau=graph["tau"],
+        knn_on=graph["knn_on"],
+        **{name: getattr(how, name) for name in names},
         **asdict(config.model),
     )

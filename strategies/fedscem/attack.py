@@ -143,6 +143,10 @@ def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> 
     return ranking(name, sizes[first] - sizes[second], truth[first] > truth[second])
 
 
+def _alignment_of(strategy: Any) -> tuple[bytes, object]:
+    return strategy.session.sums.server.run_id, strategy.session.members.aligner
+
+
 class EgoAudit(Audit[FedSCemConfig, Holders]):
     """The attacks on a run of FedSCem."""
 
@@ -167,7 +171,7 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         if config.strategy.alignment == "psi":
             held = [list(one.identities) for one in method.graphs(config)]
             of = of_proved_alignment if config.strategy.distrusts else of_alignment
-            result += of(lambda s: (s.session.sums.server.run_id, s.session.members.aligner), held)
+            result += of(_alignment_of, held)
         if config.strategy.aggregation == "masked":
             lies = of_parties if config.strategy.distrusts else of_sums
             result += lies(lambda strategy: strategy.session.sums.server)

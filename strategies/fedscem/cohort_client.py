@@ -237,7 +237,7 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         with self.secrets.opened() as (host, aligner):
-            entries = host.answer(action, config)
+            entries: Config = host.answer(action, config)
             if action == "sum_epoch":
                 begin_alignment(host, aligner)
             return entries

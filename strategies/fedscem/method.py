@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
@@ -86,11 +87,8 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
     ) -> Server:
         how, settings = config.strategy, ego_settings(config, folder)
-        options: dict[str, Any] = {
-            "participation": how.participation,
-            "min_nodes": how.fewest_nodes,
-        }
-        options |= checkpoint_settings(config, out)
+        options: dict[str, Any] = {**checkpoint_settings(config, out)}
+        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         if how.name in AVERAGING:
             averaging = make_robust(AVERAGES[how.name], how.average, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)
@@ -182,7 +180,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return figures
 
     def predict_beside(
-        self, run: Left[FedSCemConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[FedSCemConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         """Predict by a model; without a common one a newcomer trains on its own labels."""
         config = run.config
@@ -220,21 +218,16 @@ def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoS
 
 
 def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:
-    model, how = config.model, config.strategy
+    how = config.strategy
+    names = ("learning_rate", "weight_decay", "local_epochs", "mu", "tau", "batch_size")
     is_proximal = "fedprox" in (how.name, how.model_sharing)
     return EgoSettings(
-        num_features=features,
-        num_classes=classes,
-        hidden=model.hidden,
-        projection=model.projection,
-        learning_rate=how.learning_rate,
-        weight_decay=how.weight_decay,
+        features,
+        classes,
         seed=config.seed,
-        local_epochs=how.local_epochs,
-        mu=how.mu,
-        tau=how.tau,
         proximal=how.proximal if is_proximal else 0.0,
-        batch_size=how.batch_size,
+        **{name: getattr(how, name) for name in names},
+        **asdict(config.model),
     )
 
 

@@ -26,15 +26,15 @@ from flower_graph.records.participation import NOT_READY, Participation, by_reas
 from flower_graph.secure.align.blinded import MAX_CLIENTS
 from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE, Limits
-from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
+from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
+from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
+from flower_graph.secure.sum.service import SumStages, as_record, entries_of
 from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.session import Session
 from flower_graph.strategies.fedscem.cohort import EgoSettings
@@ -80,7 +80,7 @@ class EgoMembership(Membership):
     """The clients of each SuperNode, their keys, and which slots they know."""
 
     def __init__(
-        self, settings: EgoSettings, alignment: str, sums: SumServer, limits: Limits
+        self, settings: EgoSettings, alignment: str, sums: SumServer, least_holders: int
     ) -> None:
         super().__init__()
         self.settings, self.alignment, self.sums = settings, alignment, sums
@@ -88,9 +88,11 @@ class EgoMembership(Membership):
         self.parties = sums if isinstance(sums, PartySums) else None
         if self.parties is not None:
             self.alignment = VERIFIED
-            self.aligner = VerifiedAlignmentServer(sums.run_id, self.parties.registry, limits)
+            self.aligner = VerifiedAlignmentServer(
+                sums.run_id, self.parties.registry, least_holders
+            )
         elif alignment == "psi":
-            self.aligner = AlignmentServer(limits)
+            self.aligner = AlignmentServer(least_holders)
         else:  # idle where nothing is shared
             self.aligner = PlaintextAlignmentServer()
         self.new: list[int] = []  # SuperNodes with keys, not aligned yet
@@ -172,8 +174,7 @@ class EgoSession(Session):
         server = SumServer(dropout=dropout)
         if registry is not None:
             server = PartySums(registry, dropout=dropout, differ_by=differ_by)
-        limits = Limits(least_holders=least_holders)
-        members = EgoMembership(settings, alignment, server, limits)
+        members = EgoMembership(settings, alignment, server, least_holders)
         super().__init__(members, seed=settings.seed, **more)
         self.min_nodes = max(server.fewest_nodes, self.min_nodes)
         self.sums = SumStages(

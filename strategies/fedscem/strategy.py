@@ -50,7 +50,7 @@ from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.stages import as_record
+from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import (
@@ -268,8 +268,8 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         return {**self.settings._asdict(), **local}
 
     def state(self) -> dict[str, object]:
-        excluded = sorted(self.session.sums.server.excluded)
-        state = {"ledger": self._payload, "wire": self._wire, "excluded": excluded}
+        state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
+        state["excluded"] = sorted(self.session.sums.server.excluded)
         if self.started is not None:
             # The clients' part was saved within the next round, which began with this model.
             state |= {"first": self.started.first, "rest": self.started.rest}

@@ -53,7 +53,7 @@ from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGr
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.nfedgnn.attack import RelayAudit
 
 
@@ -146,7 +146,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
         return NodeClient(context, x, users, rows_dir=rows, **more)
 
     def predict_beside(
-        self, run: Left[NFedGNNConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[NFedGNNConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         """Refuse: nobody has a model that takes features and edges."""
         raise DataError(

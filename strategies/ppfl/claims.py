@@ -201,7 +201,6 @@ class SignedClaims:
         self._held: dict[int, dict[int, IntArray]] = {}
 
     def take(self, answer: EmbeddingEnrolment) -> str:
-        """Record a SuperNode's claim, or return why it is refused."""
         held = dict(zip(answer.clients, answer.nodes, strict=True))
         parties = [self.registry.parties[number] for number in self.registry.active]
         party = next((one.number for one in parties if one.may_host(held)), None)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -110,7 +109,6 @@ class EmbeddingClient:
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        """Refuse impossible values; the error names the client."""
         who = f"client {self.number}"
         for name, values in (("nodes", self.nodes), ("rows", self.rows)):
             if values.ndim != 1 or values.size == 0 or np.unique(values).size != values.size:
@@ -235,7 +233,6 @@ class PublicNodeClient(NumPyClient):
         return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Use the means, train, embed and measure (steps 2 and 3)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         reply = self.round(request)
         if request.saves:
@@ -251,7 +248,6 @@ class PublicNodeClient(NumPyClient):
         return self._state.save(server_round, run, self._makers, self.beside())
 
     def beside(self) -> Tensors:
-        """Return what a checkpoint has besides the models."""
         return {}
 
     def resume(self, resume: Resume) -> Tensors | None:
@@ -261,7 +257,6 @@ class PublicNodeClient(NumPyClient):
         return tensors
 
     def snapshot(self) -> Snapshot:
-        """Return the clients' embeddings, predictions and models."""
         models = self._state.look(self._makers)
         record = self._context.state.array_records.get(JUDGED, ArrayRecord())
         placed, predictions, saved = [], [], []
@@ -270,9 +265,10 @@ class PublicNodeClient(NumPyClient):
             embeddings = np.asarray(model.embed(), np.float32)
             if isinstance(judge, GraphJudge):
                 kept, named = record.get(str(number)), judge.named
-                folds = (
-                    judge.again(embeddings) if kept is None else Folds(*decode_array(JUDGED, kept))
-                )
+                if kept is None:
+                    folds = judge.judge(embeddings).said
+                else:
+                    folds = Folds(*decode_array(JUDGED, kept))
                 predictions.append(_predictions(number, judge, model, folds))
             if isinstance(model, Classifies):
                 saved.append(model.saved())
@@ -285,14 +281,18 @@ class PublicNodeClient(NumPyClient):
         )
 
     def round(self, request: PublicRequest) -> PublicReply:
-        with self.opened(follows=request.follows) as models:
+        with self._state.opened(self._makers, follows=request.follows) as models:
             answers = {
                 client: self._answer(self.members[client], models[client], targets, request)
                 for client, targets in zip(request.clients, request.targets, strict=True)
             }
         if request.is_last and self._save_to is not None:
+            private_folder(self._save_to)
             for client, answer in answers.items():
-                save_embeddings(self._save_to, self.members[client], answer.embeddings)
+                member, file = self.members[client], self._save_to / f"client-{client}.npz"
+                nodes, public, rows = member.nodes, member.is_public, answer.embeddings
+                with saying(file), replaced(file) as stream:
+                    np.savez(stream, nodes=nodes, public=public, embeddings=rows)
         if self.outputs.is_on:
             self._note(request.server_round, answers)
         each = answers.values()
@@ -322,10 +322,6 @@ class PublicNodeClient(NumPyClient):
         if folds:
             kept = self._context.state.array_records.get(JUDGED, ArrayRecord())
             self._context.state[JUDGED] = ArrayRecord({**kept, **folds})
-
-    def opened(self, *, follows: bool = False) -> AbstractContextManager[Models]:
-        """Work with the models; keep changes only if the block ends without an error."""
-        return self._state.opened(self._makers, follows=follows)
 
     def _models(self) -> Models:
         return {number: member.build() for number, member in self.members.items()}
@@ -380,16 +376,6 @@ def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         cosine = np.where(length > 0, (a * b).sum(1) / length, 0.0)
     return float(1.0 - cosine.mean())
-
-
-def save_embeddings(folder: Path, member: EmbeddingClient, embeddings: FloatArray) -> Path:
-    """Write a client's embeddings with the ids of its nodes."""
-    # embeddings [n, d]
-    private_folder(folder)
-    file = folder / f"client-{member.number}.npz"
-    with saying(file), replaced(file) as stream:
-        np.savez(stream, nodes=member.nodes, public=member.is_public, embeddings=embeddings)
-    return file
 
 
 def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:

@@ -66,11 +66,9 @@ class DeepWalk:
         return self._loss(context, walks, counts, server_round)
 
     def embed(self) -> Floats:
-        """Return the embeddings of all nodes, ``[n, d]`` float32."""
         return self.vectors.copy()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's state: ``vectors``, ``[n, d]``."""
         return {"vectors": torch.from_numpy(self.embed())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:

@@ -188,16 +188,16 @@ class GraphJudge:
     ) -> Judgement:
         """Measure in the rounds that ``judge.every`` names, and in the last."""
         if not is_last and server_round % self._settings.every:
-            return self._counted(Judgement(len(self.labels)))
-        return self._judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
+            return self.judge(embeddings, ())
+        return self.judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
 
-    def again(self, embeddings: NDArray[np.float32]) -> Folds:
-        """Return the SVC's prediction for each node, if the kept predictions are lost."""
-        return self._judge(embeddings, (SVC,)).said
-
-    def _judge(self, embeddings: NDArray[np.float32], classifiers: Sequence[str]) -> Judgement:
+    def judge(
+        self, embeddings: NDArray[np.float32], classifiers: Sequence[str] = (SVC,)
+    ) -> Judgement:
+        """Evaluate by some classifiers; what the SVC says is counted."""
         result = Judgement(len(self.labels))
-        for role in ("val", "test"):
+        said = result.said.predicted
+        for role in NODE_ROLES[2:] if classifiers else ():
             chosen = (self.roles == NODE_ROLES.index(role)) & (self.labels >= 0)
             if not chosen.any():
                 continue
@@ -206,17 +206,13 @@ class GraphJudge:
                 classified = cross_validated(z, y, self._settings.folds, seed, name)
                 result[f"{name}-{role}"] = classified.score(y)
                 if name == SVC:
-                    result.said.predicted[chosen], result.said.fold[chosen] = classified
+                    said[chosen], result.said.fold[chosen] = classified
             result[role] = result[f"{SVC}-{role}"]
-        return self._counted(result)
-
-    def _counted(self, judgement: Judgement) -> Judgement:
-        said = judgement.said.predicted
         named = [self.roles == number for number in range(1, len(NODE_ROLES))]
-        chosen = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]
+        rows = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]
         pair = torch.from_numpy(said), torch.from_numpy(self.labels)
-        judgement.confusion = confusion_of(*pair, chosen, self.num_classes)
-        return judgement
+        result.confusion = confusion_of(*pair, rows, self.num_classes)
+        return result
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:

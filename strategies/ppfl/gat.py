@@ -74,12 +74,6 @@ def output_layer(
     return out[:, 0] + weights.bias_2
 
 
-def embedding_loss(public: Tensor, targets: Tensor) -> Tensor:
-    """Average the cosine distance of embeddings to their targets."""
-    # public, targets [p, d]
-    return 1 - functional.cosine_similarity(public, targets, dim=1).mean()
-
-
 class PublicGAT(nn.Module):
     """A client's GAT as an embedding model: it learns from labels and from aligned means."""
 
@@ -134,12 +128,10 @@ class PublicGAT(nn.Module):
         return float(loss)
 
     def embed(self) -> NDArray[np.float32]:
-        """Return the embeddings of all nodes, ``[n, d]``, as the model is now."""
         with torch.no_grad():
             return hidden_layer(self._split(self.weight), self._inputs).cpu().numpy()
 
     def logits(self) -> Tensor:
-        """Return the logits of all nodes, ``[n, c]``, as the model is now."""
         with torch.no_grad():
             weights = self._split(self.weight)
             return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
@@ -148,7 +140,7 @@ class PublicGAT(nn.Module):
         weights = self._split(self.weight.cpu().clone())
         d, classes = weights.linear_2.shape
         arguments = {"features": self._features, "dimension": d, "classes": classes}
-        arguments |= {"heads": self.settings.heads, "dropout": self.settings.dropout}
+        arguments |= {"heads": self.settings.heads}
         own = {
             "conv1.att_src": weights.source_1[None],
             "conv1.att_dst": weights.target_1[None],
@@ -163,7 +155,7 @@ class PublicGAT(nn.Module):
         ptr = torch.tensor([0, feature.numel()])
         return SavedModels(
             MODULE,
-            arguments,
+            arguments | {"dropout": self.settings.dropout},
             [self._client],
             {name: torch.zeros(d, self._features)},
             {key: value[None] for key, value in own.items()},
@@ -181,8 +173,8 @@ class PublicGAT(nn.Module):
         loss = cross_entropy
         if aligned is not None:
             places, targets = aligned
-            distance = embedding_loss(hidden.index_select(0, places), targets)
-            loss = cross_entropy + settings.beta * distance
+            cosine = functional.cosine_similarity(hidden.index_select(0, places), targets, dim=1)
+            loss = cross_entropy + settings.beta * (1 - cosine.mean())  # equation 9
         (gradient,) = torch.autograd.grad(loss, flat)
         self.step += 1
         adam_rows_(

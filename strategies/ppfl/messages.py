@@ -225,6 +225,7 @@ class Embeddings(Rows):
             return result
         sizes = [part.size for part in request.nodes]
         shape = (sum(sizes), request.dimension)
+        assert isinstance(reading.arrays, RecordDict)  # a reply
         values = read_numbers(reading.arrays, keys.ARRAYS, keys.PUBLIC, shape)
         with np.errstate(over="ignore"):
             parts = split_rows(values.astype(np.float32), sizes)

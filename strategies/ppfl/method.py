@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.data.partition.statistics import PartitionStatistics
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
 
@@ -173,7 +173,9 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         }
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
-    def predict_beside(self, run: Left[PPFLConfig], graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(
+        self, run: FinishedRun[PPFLConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
         return join_graph(run, graph, client).probability
 
     def why_no_model(self, config: PPFLConfig) -> str:

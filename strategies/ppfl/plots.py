@@ -104,6 +104,5 @@ def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
 
 
 def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:
-    """Finish a panel of shares; a curve along the edge would be hard to see."""
     finish(axes, label, legend=legend, x_label=X_LABEL)
     axes.set_ylim(0, 1.05)

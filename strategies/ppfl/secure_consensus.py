@@ -204,7 +204,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
-        """Step 1: write the round's requests, with the common mean and what masks need."""
         there, mean, known = self.there(server_round), self.mean, self.clients
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         mean.choose(nodes, known.ids, there, known.dimension)
@@ -283,7 +282,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return report
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return every client's outcome; clients that are missing from a sum have failed."""
         # Without a sum, the clients' measurements are still used.
         used = answered if self._skipped else set(answered) & set(self.contributors)
         blamed = self.sums.server.blamed[self._named :]
@@ -313,7 +311,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return {name: means[name] for name in PRECISIONS if name in means}
 
     def averages(self, measured: ByClient) -> Mapping[str, float]:
-        """Return the means of clients' measurements, from the sum if they are in it."""
         return super().averages(measured) if self._parties is None else self._measured
 
     def came(self, node: int) -> tuple[str, int]:

@@ -207,8 +207,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingClient):
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            with self.opened() as models:
-                local = models[client].embed()[self.members[client].rows]
+            local = self._state.look(self._makers)[client].embed()[self.members[client].rows]
             target[missing] = local[missing]
         return target
 

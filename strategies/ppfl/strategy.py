@@ -191,7 +191,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         return {name: mean_of(dict(sorted(by.items())).values()) for name, by in measured.items()}
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return every client's outcome; ``failed`` has reasons by client."""
         return self.session.participation(answered, failed=failed, idle=self.idle)
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:

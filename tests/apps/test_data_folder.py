@@ -302,23 +302,6 @@ def test_only_the_server_learns_who_is_graphless(config_of: MakeConfig, tmp_path
         assert each == {"graphless-clients": 2}
 
 
-def test_graphs_of_ones_own_go_to_folders_too(config_of: MakeConfig, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    for client in range(3):
-        x = torch.rand(12, 4, generator=torch.Generator().manual_seed(client)).round()
-        content = {"x": x + torch.eye(12, 4), "y": torch.arange(12) % 2}
-        edges = torch.tensor([[0, 1, 2, 3], [2, 5, 7, 9]])
-        torch.save(
-            content | ({"edge_index": edges} if client else {}), tmp_path / f"mine/{client}.pt"
-        )
-    config = config_of("fedgls", f"data.name={tmp_path / 'mine'}/", "data.features=row")
-    wanted, _ = simulate_whole(config, supernodes=3)
-    out = partition(config, tmp_path / "out")
-    (tmp_path / "mine").rename(tmp_path / "gone")
-    found, _ = run_from(config, out)
-    assert plain(found) == plain(wanted)
-
-
 # Which clients are where -------------------------------------------------------------------------
 
 

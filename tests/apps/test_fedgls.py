@@ -155,13 +155,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_noise_is_for_a_whole_graph_and_fewer_labels_for_every_client(
-    config_of: MakeFedGLSConfig, folder: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"data\.feature_noise.*0\.5.*graphs"):
-        config_of(f"data.name={folder}", "data.feature_noise=0.5")
-    with pytest.raises(ConfigError, match=r"partition\.train_share.*0\.6"):
-        config_of("partition.train_share=0.7")
+def test_fewer_labels_for_every_client(config_of: MakeFedGLSConfig, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"graph\.knn_on.*strategy\.n"):
         config_of("graph.knn_on=encoder")
     few, all_ = (

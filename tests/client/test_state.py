@@ -169,24 +169,6 @@ def test_once_builds_once_per_client(run_id: int, place: Path):
     assert [first.once(build), first.once(build), second.once(build)] == [0, 0, 1]
 
 
-def test_all_types_and_shapes_survive(run_id: int, place: Path):
-    tensors: dict[str, Any] = {
-        "a": torch.arange(5, dtype=torch.int32),
-        "b": torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(0)),
-        "c": torch.tensor([True, False]),
-        "d": torch.zeros(0, 7),
-        "e": torch.tensor(2.5, dtype=torch.float64),
-        "f": torch.ones(LARGE),
-    }
-    context = context_of(run_id, place)
-    start(context, tensors)
-    state._LIVE.clear()  # as a new process would be
-    for name, value in kept(context).items():
-        assert torch.equal(value, tensors[name])
-        assert value.dtype == tensors[name].dtype
-        assert value.shape == tensors[name].shape
-
-
 def test_drop_removes_everything(run_id: int, place: Path):
     contexts = [context_of(run_id, place, node) for node in (1, 2)]
     for context in contexts:

@@ -136,7 +136,7 @@ def others(entry: Entry, value: Any) -> list[Any]:
 def _other_bytes(field: Field | None, value: bytes) -> list[bytes]:
     """Give other bytes: one number or bit changed, rows turned round, one fewer, one twice."""
     width = 8 if isinstance(field, Exact) else 1
-    if isinstance(field, Block) and not isinstance(field, Flags):
+    if isinstance(field, Block) and not isinstance(field, (Exact, Flags)):
         last = field.shape.split()[-1]
         width = int(last) if last.isdecimal() else 1
     rows = [value[at : at + width] for at in range(0, len(value), width)]

@@ -35,7 +35,7 @@ from flower_graph.secure.sum.messages import (
     PrepareRequest,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.stages import entries_of
+from flower_graph.secure.sum.service import entries_of
 from flower_graph.wire.keys import CONFIG, RING_WORD
 
 LOG = logging.getLogger(__name__)

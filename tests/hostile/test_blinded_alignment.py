@@ -26,7 +26,7 @@ from flower_graph.secure.align.blinded import (
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.secure.channel import pieces
-from flower_graph.secure.node_config import MOST_BLOCK, Limits
+from flower_graph.secure.node_config import MOST_BLOCK
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.keys import ALIGN_STAGE
 
@@ -178,9 +178,10 @@ def test_a_huge_block_costs_its_client_alone() -> None:
     assert {len(request.points) for request in aligner.requests().values()} == {32}
 
 
-def test_points_above_a_supernodes_ceiling_cost_their_clients_alone() -> None:
+def test_points_above_a_supernodes_ceiling_cost_their_clients_alone(monkeypatch: Any) -> None:
     """Of three blocks two are taken; who comes again with the third is left out again."""
-    aligner, block = AlignmentServer(Limits(most_points=32)), some_block()
+    monkeypatch.setattr(server, "MOST_POINTS", 32)
+    aligner, block = AlignmentServer(), some_block()
     nodes = {1: [1], 2: [2], 3: [30, 31, 32]}
     for joining in (nodes, {3: [32]}):
         for node, clients in joining.items():

@@ -21,11 +21,11 @@ from flower_graph.secure.parties.alignment import (
     OF_KEY,
     ProvedEvaluateRequest,
     VerifiedAlignmentClient,
+    VerifiedAlignmentServer,
     block_parts,
     drawn,
     proof_context,
 )
-from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
 from flower_graph.secure.parties.identity import Identity, TrustSettings
 from flower_graph.secure.parties.proofs import prove, public_of
 from flower_graph.secure.parties.registry import RegisteredParty, Registry

@@ -23,7 +23,7 @@ from flower_graph.errors import NoClientsError
 from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.sum.round import SumResult
-from flower_graph.secure.sum.stages import SumStages
+from flower_graph.secure.sum.service import SumStages
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem.messages import Layout

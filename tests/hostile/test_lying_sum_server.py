@@ -12,6 +12,7 @@ from sum_helpers import LENGTH, TERMS
 
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
 from flower_graph.secure.channel import new_key
+from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.parties.epoch import MOST_LISTS
 from flower_graph.secure.parties.messages import (
     ListRequest,
@@ -127,7 +128,7 @@ def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
         world.server.take_binding(1000, reply)
 
 
-def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path):
+def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path, monkeypatch):
     """A key-holder multiplies all of them: its own ceiling stands, whatever the server lists."""
     world = PartyWorld.make(6, tmp_path, points=16)
     for party in world.parties.values():
@@ -137,7 +138,7 @@ def test_who_brings_more_points_than_the_ceiling_is_left_out_alone(tmp_path):
     with pytest.raises(RefusedError, match=r"party 0.*48.*32.*most-points"):
         world.begin()
     world = PartyWorld.make(6, tmp_path, points=16)
-    world.server._most_points = 32
+    monkeypatch.setattr(party_server, "MOST_POINTS", 32)
     world.parties[1000].points = {0: 16, 1: 32}
     with pytest.raises(MalformedReplyError, match=r"party 0.*48"):
         world.server.take_binding(1000, world.parties.pop(1000).bind())

@@ -30,6 +30,8 @@ FAST = (
     ("sum", "ListRequest.list-parties", "one", 1),
     ("sum", "EpochRequest.epoch-seeds", "run", 0),
     ("sum", "MaskRequest.word", AGREED, 0),
+    ("sum", "MaskRequest.limit", "one", 0),
+    ("sum", "RevealRequest.reveal-limit", "one", 0),
     ("sum, trusted", "PrepareRequest.prepare-threshold", "one", 0),
     ("sum, trusted", "UnmaskRequest.unmask-kinds", "replayed", 0),
     ("sum, trusted", "MaskRequest.limit", AGREED, 0),

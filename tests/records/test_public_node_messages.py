@@ -111,16 +111,6 @@ def test_a_request_for_other_nodes_or_clients_is_refused() -> None:
         PublicRequest.from_numpy(parameters, config, public={3: HELLO.nodes[0], 1: HELLO.nodes[1]})
 
 
-def test_a_reply() -> None:
-    found = PublicReply.from_record(answer(good_reply()), REQUEST)
-    assert [None if x is None else x.tolist() for x in found.embeddings] == [
-        [[0.5, 0.5], [0.5, 0.5]],
-        [[6, 7]],
-    ]
-    assert (found.loss, found.judged, found.left_out) == ([1, 2], {"val": [0.6, 0.7]}, {})
-    assert found.disagreement[0] == 0.1
-
-
 def test_who_is_left_out_is_named_and_never_read_as_zeros() -> None:
     reply = good_reply()
     reply.embeddings[1], reply.left_out = None, {1: "its embeddings are not finite"}

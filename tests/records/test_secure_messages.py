@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.align import blinded as align
-from flower_graph.secure.align import plaintext
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
@@ -37,17 +35,6 @@ def keys_of(*kinds: type) -> set[str]:
         for kind in kinds
         for key in (*(field.key for field in fields_of(kind).values()), *kind.fixed)  # type: ignore[attr-defined]
     }
-
-
-def test_the_alignments_keys_are_nobody_elses() -> None:
-    kinds = [one for module in (align, plaintext) for one in vars(module).values()]
-    messages = [one for one in kinds if getattr(one, "down", ()) or getattr(one, "up", ())]
-    assert len(messages) > 7
-    assert all(key.startswith("align-") for key in keys_of(*messages))
-    others = {value for name, value in vars(keys).items() if name.isupper()}
-    others -= {value for name, value in vars(keys).items() if name.startswith("ALIGN_")}
-    others |= keys_of(PrepareRequest, MaskRequest, UnmaskRequest, PrepareReply, UnmaskReply)
-    assert not [key for key in others if str(key).startswith("align-")]
 
 
 def test_stages_of_the_sum_share_no_key() -> None:

@@ -13,8 +13,7 @@ from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
-from flower_graph.secure.sum.service import SecureSum
-from flower_graph.secure.sum.stages import as_record
+from flower_graph.secure.sum.service import SecureSum, as_record
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import RING_WORD

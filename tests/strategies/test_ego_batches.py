@@ -33,24 +33,6 @@ def everyone(settings: EgoSettings) -> ChosenEgos:
     return EgoCohort(egos, settings).choose([ego.client for ego in egos])
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_batch_of_all_nodes_is_the_full_step(epochs: int) -> None:
-    shared = toy_shared(toy_egos())
-    whole, batched = (
-        everyone(SETTINGS._replace(local_epochs=epochs, batch_size=size)) for size in (None, 15)
-    )
-    for number in (1, 2):
-        pairs = [
-            (whole.train(number), batched.train(number)),
-            (whole.fuse(shared, number), batched.fuse(shared, number)),
-            (whole.embed(), batched.embed()),
-        ]
-        for one, other in pairs:
-            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-    for one, other in zip(whole.weights(), batched.weights(), strict=True):
-        assert torch.equal(one, other)
-
-
 def test_iter_by_batches_of_all_nodes_is_one_step_of_each_loss_in_turn() -> None:
     shared = toy_shared(toy_egos())
     whole, batched = everyone(SETTINGS), everyone(SETTINGS._replace(batch_size=15))

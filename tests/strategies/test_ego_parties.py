@@ -164,23 +164,6 @@ def test_clients_without_keys_take_no_part(parties):
 # Who comes and goes -------------------------------------------------------------------------------
 
 
-def test_a_supernode_that_is_gone_for_a_round_is_missing_in_its_sum_alone(parties):
-    script = {(5, "gone", 2): "gone"}
-    done = run(**parties, rounds=3, make_grid=faulty(script))
-    # From then on one other is left out, as twelve clients would be one SuperNode more.
-    assert done.answered == [11, 11, 11] and not any(report.skipped for report in done.reports)
-
-
-@pytest.mark.parametrize(
-    ("stage", "missed"), [("train", 0), pytest.param("both", 1, marks=pytest.mark.slow)]
-)
-def test_a_supernode_that_vanishes_in_a_round(parties, stage, missed):
-    """Of six SuperNodes none may be missing: sums differ by two, and five must be in each."""
-    script = {(3, stage, 2): "silent"}
-    done = run(**parties, rounds=3, make_grid=faulty(script))
-    assert [bool(report.skipped) for report in done.reports] == [n == missed for n in range(3)]
-
-
 def test_who_joins_later_is_aligned_with_all(parties):
     script = {(5, "gone", 1): "gone"}
     done = run(**parties, rounds=3, make_grid=faulty(script))

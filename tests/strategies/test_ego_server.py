@@ -70,19 +70,6 @@ def keys_of(session: EgoSession, clients: list[int], handled: int | None = None)
 HOSTED = {71: [1, 5, 9], 72: [2, 4], 73: [3, 8, 6, 7]}
 
 
-@pytest.mark.parametrize(("aggregation", "fewest"), [("masked", 2), ("plain", 1)])
-def test_who_is_drawn_depends_on_the_round_alone(aggregation: str, fewest: int) -> None:
-    other = {5: [9, 8, 7, 6, 5], 6: [4, 3, 2, 1]}
-    for share, count in ((1.0, 9), (0.5, 4), (0.01, fewest)):
-        options = {"participation": share, "aggregation": aggregation}
-        both = [session_of(hosted, **options) for hosted in (HOSTED, other)]
-        one, same = ([session.sample(number) for number in range(1, 9)] for session in both)
-        assert one == same
-        assert {len(clients) for clients in one} == {count}
-        assert all(clients == sorted(clients) for clients in one)
-        assert share == 1 or len({tuple(clients) for clients in one}) > 4
-
-
 def test_only_connected_and_honest_clients_are_drawn() -> None:
     session = session_of(HOSTED)
     session.exchange.grid.get_node_ids = lambda: [72, 73]  # type: ignore[method-assign]

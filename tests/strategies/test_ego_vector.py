@@ -157,12 +157,6 @@ def test_a_client_that_does_not_fit_is_left_out_alone(
     assert left_out[2] == "a measurement is outside the range of -8 to 8"
 
 
-def test_nobody_fits() -> None:
-    words, present, left_out = written(torch.full((5, HIDDEN), math.inf))
-    assert (present, sorted(left_out)) == ([], [0, 1, 2])
-    assert not words.any()
-
-
 def test_pads_hide_the_sum_and_change_with_the_round() -> None:
     h = torch.ones(5, HIDDEN)
     first = written(h)[0]

@@ -86,15 +86,16 @@ def test_who_asks_for_a_snapshot_does_not_judge_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
-    real = GraphJudge.again
+    real = GraphJudge.judge
 
-    def again(judge: GraphJudge, embeddings: Any) -> Any:
-        asked.append(len(embeddings))
-        return real(judge, embeddings)
+    def judge(self: GraphJudge, embeddings: Any, *more: Any) -> Any:
+        asked.extend([len(embeddings)] if more != ((),) else [])
+        return real(self, embeddings, *more)
 
-    monkeypatch.setattr(GraphJudge, "again", again)
+    monkeypatch.setattr(GraphJudge, "judge", judge)
     left("deepwalk", tmp_path / "one")
-    assert not asked
+    assert len(asked) == 2 * 2, "two clients in two rounds, and nobody at the end"
+    asked.clear()
     state = RecordDict()
     host, _ = host_of("deepwalk", tmp_path / "other", state, every=5)
     keep(host, BEGIN, 0)

@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch_geometric.nn import GATConv
 
 from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
-from flower_graph.strategies.ppfl.gat import GATWeights, PublicGAT, embedding_loss
+from flower_graph.strategies.ppfl.gat import GATWeights, PublicGAT
 
 N, F, D, C = 12, 9, 6, 3
 ROWS = np.array([1, 4, 5, 11])
@@ -86,38 +86,6 @@ def pyg_layers(weights: GATWeights) -> tuple[GATConv, GATConv]:
             layer.att_dst.copy_(state["target" + end][None])
             layer.bias.copy_(state["bias" + end])
     return first, second
-
-
-def test_embedding_loss_by_hand():
-    public = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
-    targets = torch.tensor([[4.0, 3.0], [-5.0, 0.0], [0.0, 0.5]])
-    # The cosines are 24 / 25, -1 and 1.
-    assert embedding_loss(public, targets).item() == pytest.approx((0.04 + 2 + 0) / 3, abs=1e-6)
-
-
-def test_first_loss_by_hand():
-    """Three nodes in a line; attention is even, as its vectors are zero."""
-    graph = Client(
-        client=0,
-        x=torch.eye(3),
-        y=torch.tensor([0, 1, 0]),
-        train_y=torch.tensor([0, 0, -1]),
-        edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]),
-        train_mask=torch.tensor([False, True, True]),  # the last one has no label
-        val_mask=torch.zeros(3, dtype=torch.bool),
-        test_mask=torch.zeros(3, dtype=torch.bool),
-    )
-    gat = GATConfig(epochs=1, learning_rate=1e-9, dropout=0, beta=1)
-    model = PublicGAT(graph, PPFLConfig(model=ModelConfig("gat", 2), gat=gat), 2)  # type: ignore[arg-type]
-    state = model.state_dict()
-    # linear_1 [3, 2], two attention halves, bias; linear_2 [2, 2], two halves, bias.
-    flat = [1.0, 0, 0, 2, 3, 0] + [0.0] * 6 + [1.0, 0, 0, 1] + [0.0] * 6
-    model.load_state_dict(state | {"weight": torch.tensor(flat)[:, None]})
-    hidden = [[1 / 2, 1], [4 / 3, 2 / 3], [3 / 2, 1]]
-    np.testing.assert_allclose(model.embed(), hidden, rtol=1e-6)
-    # Node 1 sees the mean of all: logits (10 / 9, 8 / 9), and its label is 0.
-    loss = model.learn(np.array([0]), np.array([[1.0, 1.0]], np.float32), 1)
-    assert loss == pytest.approx(math.log(1 + math.exp(8 / 9 - 10 / 9)), abs=1e-6)
 
 
 def test_layers_losses_and_steps_are_pygs():
@@ -203,16 +171,6 @@ def test_features_that_a_client_never_sees_change_nothing():
     # Only the bound of the draws depends on the number of features.
     ratio = weights[1][: F * D] / weights[0][: F * D]
     assert torch.allclose(ratio, torch.tensor(math.sqrt((F + D) / (F + 4 + D))))
-
-
-def test_isolated_nodes_and_a_graph_without_edges():
-    graph = make_client()
-    bare = dataclasses.replace(graph, edge_index=torch.empty(2, 0, dtype=torch.int64))
-    full, empty = model_of(graph), model_of(bare)
-    # An isolated node attends to itself alone, whatever the other edges.
-    np.testing.assert_allclose(full.embed()[-2:], empty.embed()[-2:], rtol=1e-6)
-    assert np.isfinite(empty.learn(ROWS, make_targets(), 1))
-    assert np.isfinite(empty.embed()).all() and empty.embed().std(0).min() > 0
 
 
 def test_labels_are_needed():

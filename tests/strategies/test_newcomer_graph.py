@@ -49,14 +49,6 @@ def test_a_turned_space_is_turned_back_and_private_nodes_with_it(words: bool) ->
     assert join_space(truth[10:][::-1] @ turn, new, space).precision == {}
 
 
-def test_embeddings_that_have_nothing_to_do_with_the_space_are_as_near_as_chance() -> None:
-    truth, _ = planted(400)
-    other, _ = planted(400, seed=1)
-    space, held = PublicSpace(np.arange(400), truth).split(np.arange(400), 0.5, seed=0)
-    precision = join_space(other, np.arange(400), space, held).precision
-    assert precision[1] < 0.05 and precision[10] < 0.15
-
-
 def test_a_graph_without_a_public_node_is_refused() -> None:
     truth, _ = planted()
     with pytest.raises(DataError, match=r"3.*40 public"):

@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -47,18 +46,6 @@ sys.path[:] = given.pop("path")
 from flower_graph.client.resident.worker import main
 main(given)
 """
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """The settings that a worker gets at its start."""
-
-    reference: str  # of the ClientApp
-    folder: str  # of its socket
-    name: str  # of its socket
-    listener: int  # its socket, which it inherits
-    owner: int  # the process of the SuperNode without which it ends
-    idle: float  # seconds without a message after which it ends
 
 
 class WorkerHome:
@@ -150,14 +137,19 @@ class WorkerHome:
             listener.bind(where)
             os.chmod(where, 0o600)
             listener.listen(BACKLOG)
-            number = listener.fileno()
-            given = WorkerSettings(
-                self._reference, str(folder), name, number, self._owner, self._idle
-            )
+            given = {
+                "path": sys.path,
+                "reference": self._reference,
+                "folder": str(folder),
+                "name": name,
+                "listener": listener.fileno(),
+                "owner": self._owner,
+                "idle": self._idle,
+            }
             subprocess.Popen(
-                [sys.executable, "-c", BOOT, json.dumps({**asdict(given), "path": sys.path})],
+                [sys.executable, "-c", BOOT, json.dumps(given)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[number],
+                pass_fds=[listener.fileno()],
                 start_new_session=True,  # a Ctrl-C is for the SuperNode, with which it ends
             )
 

@@ -27,7 +27,6 @@ from flower_graph.client.resident.launch import (
     ERROR,
     HELLO,
     REPLY,
-    WorkerSettings,
     is_own,
     locked,
     receive,
@@ -56,28 +55,40 @@ LINGER = 20.0
 
 
 class Worker:
-    """Answers messages, one after another, until nothing needs it any more."""
+    """Answers messages, one after another, until nothing needs it any more.
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-        self._folder = Path(settings.folder)
-        self._listener = socket.socket(fileno=settings.listener)
+    Parameters
+    ----------
+    reference : str
+        The ClientApp.
+    folder, name : str
+        Where its socket is.
+    listener : int
+        The socket, which it inherits.
+    owner : int
+        The process of the SuperNode without which it ends.
+    idle : float
+        Seconds without a message after which it ends.
+    """
+
+    def __init__(
+        self, reference: str, folder: str, name: str, listener: int, owner: int, idle: float
+    ) -> None:
+        self._reference, self._idle = reference, idle
+        self._folder, self._socket = Path(folder), Path(folder, name)
+        self._listener = socket.socket(fileno=listener)
         self._inode = self._socket.stat().st_ino
-        self._watch = Watch(_owners(settings.owner), self.leave)
+        self._watch = Watch(_owners(owner), self.leave)
 
     @cached_property
     def _app(self) -> ClientApp:
-        return load_app(self._settings.reference)
-
-    @property
-    def _socket(self) -> Path:
-        return self._folder / self._settings.name
+        return load_app(self._reference)
 
     @counted_warnings()
     def serve(self) -> None:
         self._watch.start()
         _remove_dead(self._folder.parent)
-        self._listener.settimeout(self._settings.idle)
+        self._listener.settimeout(self._idle)
         is_over = False
         while not is_over:
             try:
@@ -104,8 +115,8 @@ class Worker:
         before = bool(context.state)
         with self._watch.caller(connection):
             answer = self._answer(message, context)
-        idle = self._settings.idle
-        self._listener.settimeout(min(idle, LINGER) if _writes_outputs(message) else idle)
+        is_late = _writes_outputs(message)
+        self._listener.settimeout(min(self._idle, LINGER) if is_late else self._idle)
         is_over = before and not context.state  # clients forget what they kept of a run
         if is_over:
             self._end()
@@ -223,7 +234,7 @@ def _remove_dead(base: Path) -> None:
 
 def main(given: Mapping[str, object]) -> None:
     """Run the worker that these settings describe."""
-    worker = Worker(WorkerSettings(**given))  # type: ignore[arg-type]
+    worker = Worker(**given)  # type: ignore[arg-type]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: worker.leave())
     worker.serve()

@@ -79,8 +79,7 @@ def client_graphs(
             raise DataError(f"file {file}: {why}")
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
             raise DataError(
-                f"folder {file}: has {', '.join(found)}, but no {NODES}: a graph in tables has "
-                f"{NODES} and {EDGES}"
+                f"folder {file}: has {', '.join(found)}, but no {NODES}, beside {EDGES}"
             )
     if not files:
         there = ", ".join(file.name for file in others) or "nothing"

@@ -168,8 +168,7 @@ def _read_clients(
 def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
     if gaps.no_features == ONE_HOT:
         raise DataError(
-            f"data.no_features='one-hot' with data.name={str(path)!r}: numbers of nodes mean "
-            "nothing to other clients; set data.no_features=degree"
+            "data.no_features='one-hot': of one graph alone; set data.no_features=degree"
         )
     files = []
     for where, content in client_graphs(path, gaps):
@@ -183,8 +182,7 @@ def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) 
     for each in files:
         if each.found.x.size(1) != width:
             raise DataError(
-                f"{each.where}: x has {each.found.x.size(1)} features, but that of "
-                f"{files[0].where} has {width}: all clients need the same features"
+                f"{each.where}: x has {each.found.x.size(1)} features, {files[0].where} has {width}"
             )
     return files
 
@@ -368,8 +366,7 @@ def identities_in(values: Mapping[str, Any], count: int) -> Named:
     given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
     if given is None:
         raise DataError(
-            "has no identities of nodes: give it n_id, int64 [n], or identity, n words or "
-            "numbers, the same for a node at all clients"
+            "has no identities of nodes: give it n_id, int64 [n], or identity, n words or numbers"
         )
     return named_by(given, count)
 
@@ -400,8 +397,7 @@ def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
             if (result[-1][1] is None) != (result[0][1] is None):
                 kinds = ("numbers", "words") if result[0][1] else ("words", "numbers")
                 raise DataError(
-                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}: all "
-                    "clients need the same kind"
+                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}"
                 )
     return result
 
@@ -561,8 +557,7 @@ def _publics(
         publics.append(shared if public is None else public)
         if not (publics[-1] & shared).any():
             raise DataError(
-                f"{holder.where}: no public nodes: of its {holder.ids.numel()} nodes (identities) "
-                "none is public at another client too"
+                f"{holder.where}: no node of {holder.ids.numel()} is public elsewhere too"
             )
     return publics
 
@@ -594,9 +589,6 @@ def _note_roles(role: Tensor, rows: Tensor, holder: _Holder[G]) -> None:
         if clash.any():
             row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
             node = (holder.graph.called or holder.ids.tolist())[row]
-            raise DataError(
-                f"{holder.where}: node {node!r} is for {ROLE_WORDS[number]}, but at an earlier "
-                f"client for {ROLE_WORDS[other]}; a node must have one role everywhere, or a label "
-                "that is learnt at one client is judged at another"
-            )
+            both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
+            raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
         role[rows[mask]] = number

@@ -99,8 +99,7 @@ class Manifest:
         """Read the entries of ``to_json``; any error if they are unfit."""
         if record["format"] != FORMAT:
             raise DataError(
-                f"format {record['format']!r:.20}: this version reads format {FORMAT}; make the "
-                "folders anew with the version of flower-graph that runs"
+                f"format {record['format']!r:.20}: must be {FORMAT}; make the folders anew"
             )
         if fingerprint(record["settings"]) != record["fingerprint"]:
             raise ValueError("fingerprint: does not fit the settings")
@@ -463,7 +462,6 @@ def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where:
                 values[one.name] = local[one.name] if needed else local.get(one.name)
     except KeyError as error:
         raise DataError(
-            f"{where}: client {client}: {error} is missing; make the folder anew with "
-            "`flower-graph partition`"
+            f"{where}: client {client}: {error} is missing; make the folder anew"
         ) from error
     return kind(**values)

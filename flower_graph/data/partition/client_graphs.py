@@ -31,9 +31,8 @@ from flower_graph.data.graph import (
     Neighbours,
     Treatment,
     WholeGraph,
-    names_in,
+    cut_parts,
     take_rows,
-    to_undirected,
 )
 from flower_graph.data.partition import communities
 from flower_graph.data.partition.ego_networks import partition_egos
@@ -153,8 +152,7 @@ def partition_graph(
             check_client_graph(graph, getattr(data, "treatment", None))
         except DataError as error:
             raise DataError(
-                f"{error}; use fewer than partition.clients = {partition.clients}, another "
-                "partition.method or another partition.seed"
+                f"{error}; use fewer partition.clients than {partition.clients}, or another method"
             ) from error
         graphs.append(graph)
     return graphs
@@ -193,14 +191,8 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
 
     Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
-    n = int(data.y.numel())
-    neighbours, graphs = Neighbours.of(to_undirected(data.edge_index, n), n), []
-    for client, nodes in enumerate(parts):
-        x, y, edges = take_rows(data.x, nodes), data.y[nodes], neighbours.among(nodes)
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        masks, names = (nobody, nobody, nobody), names_in(data, nodes)
-        graphs.append(ClientGraph(client, nodes, x, y, edges, None, *masks, names))
-    return graphs
+    cut = cut_parts(data, Neighbours.of(data), parts)
+    return [ClientGraph(**part, hidden_edges=None) for part in cut]
 
 
 def split_nodes(
@@ -257,8 +249,7 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
         how = ", ".join(CHANGES.get(treatment.how, ())) if treatment is not None else ""
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(
-            f"client {graph.client}: it has no edges, and all its {nodes} nodes have the same "
-            f"features{now}: no graph can be learnt"
+            f"client {graph.client}: no edges, and its {nodes} nodes have the same features{now}"
         )
 
 
@@ -268,8 +259,7 @@ def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
         nodes = graph.y.numel()
         if graph.is_graphless and k >= nodes:
             raise DataError(
-                f"client {graph.client} has {nodes} nodes, so each has at most {nodes - 1} "
-                f"neighbours: graph.neighbours = {k} must be smaller than the number of nodes"
+                f"client {graph.client}: graph.neighbours = {k}: must be below its {nodes} nodes"
             )
 
 
@@ -303,9 +293,7 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
         draws = partition.draws
         return communities.metis_overlapping(edges, n, clients=clients, draws=draws, seed=seed)
     if how == OVERLAPPING:
-        return [
-            nodes for nodes, _ in overlapping_parts(to_undirected(edges, n), n, partition, seed)
-        ]
+        return [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
     raise DataError(f"partition.method = {how!r}: must be one of {', '.join(PARTITIONS)}")
 
 

@@ -137,8 +137,7 @@ def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor
     if not sizes.all():
         empty = int((sizes == 0).sum())
         raise DataError(
-            f"partition.clients = {clients}: METIS left {empty} of them without a node of the "
-            f"{n}; use fewer clients"
+            f"partition.clients = {clients}: METIS left {empty} of them without any of {n} nodes"
         )
     return _parts(part, clients)
 

@@ -7,7 +7,7 @@ whole graph, so that clients recognise common nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flower_graph.config.partition import EGO_SPLITS, GLOBAL, PER_CLIENT
 from flower_graph.config.rules import RATIOS
-from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, cut_parts
 from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
@@ -93,8 +93,7 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
     for key, value in (("clients", clients), ("hops", hops), ("min_nodes", min_nodes)):
         if value < 1:
             raise DataError(f"partition.{key} = {value}: must be at least 1")
-    nodes = int(data.y.numel())
-    neighbours = Neighbours.of(to_undirected(data.edge_index, nodes), nodes)
+    nodes, neighbours = int(data.y.numel()), Neighbours.of(data)
     if clients > nodes:
         raise DataError(
             f"partition.clients = {clients}: the graph has {nodes} nodes to choose from"
@@ -120,17 +119,10 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     """
     if hops < 1:
         raise DataError(f"partition.hops = {hops}: must be at least 1")
-    n = int(data.y.numel())
-    neighbours, egos = Neighbours.of(to_undirected(data.edge_index, n), n), _checked_egos(egos, n)
-    parts = (part for chunk in egos.split(CHUNK) for part in _subgraphs(neighbours, chunk, hops))
-    networks = []
-    for client, (ego, (nodes, edge_index)) in enumerate(zip(egos.tolist(), parts, strict=True)):
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        x, y = take_rows(data.x, nodes), data.y[nodes]
-        masks, names = (nobody, nobody, nobody), names_in(data, nodes)
-        network = EgoNetwork(client, ego, nodes, edge_index, x, y, *masks, called=names)
-        networks.append(network)
-    return networks
+    neighbours, egos = Neighbours.of(data), _checked_egos(egos, int(data.y.numel()))
+    nodes = (nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops))
+    cut = zip(egos.tolist(), cut_parts(data, neighbours, nodes), strict=True)
+    return [EgoNetwork(ego=ego, **part) for ego, part in cut]
 
 
 def split_per_client(
@@ -170,13 +162,13 @@ def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
     return result
 
 
-def _subgraphs(neighbours: Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
+    """Return the nodes within reach of each ego, ascending."""
     nodes = neighbours.num_nodes
     members = _members(neighbours, egos, hops)
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
-    held = (local.clone() for local in (members % nodes).split(sizes))
-    return ((local, neighbours.among(local)) for local in held)
+    return [local.clone() for local in (members % nodes).split(sizes)]
 
 
 def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.partition import PUBLIC
-from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
-from flower_graph.data.splits import Masks, check_roles, stratified_split
+from flower_graph.data.graph import Neighbours, WholeGraph, cut_parts
+from flower_graph.data.splits import Masks, check_roles, stratified_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -58,38 +58,37 @@ def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[Over
         in a role whose share is not 0, which names the client.
     """
     seed = seed if partition.seed is None else partition.seed
-    n = int(data.y.numel())
-    edges = to_undirected(data.edge_index, n)
-    parts = overlapping_parts(edges, n, partition, seed)
+    neighbours = Neighbours.of(data)
+    parts = overlapping_parts(neighbours, partition, seed)
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
-    graphs, neighbours = [], Neighbours.of(edges, n)
-    for client, (nodes, public) in enumerate(parts):
-        local = neighbours.among(nodes)
-        y, masks = data.y[nodes], Masks(*(mask[nodes] for mask in roles))
-        check_roles(client, masks, partition.ratios)
-        rng = generator(seed, "label-noise", client)
-        noisy = noisy_labels(y, masks.train, classes, partition.label_noise, generator=rng)
-        x, names = take_rows(data.x, nodes), names_in(data, nodes)
-        graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, local, *masks, names))
+    graphs, cut = [], cut_parts(data, neighbours, [nodes for nodes, _ in parts])
+    for (nodes, public), part in zip(parts, cut, strict=True):
+        masks = Masks(*(mask[nodes] for mask in roles))
+        check_roles(part["client"], masks, partition.ratios)
+        rng = generator(seed, "label-noise", part["client"])
+        noisy = noisy_labels(part["y"], masks.train, classes, partition.label_noise, generator=rng)
+        graph = OverlappingGraph(**part, public=public, train_y=noisy)
+        graphs.append(with_masks(graph, masks))
     return graphs
 
 
 def overlapping_parts(
-    edge_index: Tensor, n: int, partition: Any, seed: int
+    neighbours: Neighbours, partition: Any, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Return each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
-    owner = deal_nodes(edge_index, n, partition, seed)
+    owner = deal_nodes(neighbours, partition, seed)
     held = [(owner == EVERYBODY) | (owner == client) for client in range(partition.clients)]
     parts = [mask.nonzero().flatten() for mask in held]
     return [(nodes, owner[nodes] == EVERYBODY) for nodes in parts]
 
 
-def deal_nodes(edge_index: Tensor, n: int, partition: Any, seed: int) -> Tensor:
+def deal_nodes(neighbours: Neighbours, partition: Any, seed: int) -> Tensor:
     """Return the holder of each node: everybody, one client, or nobody."""
     # Private nodes are assigned from one random order of all nodes, whichever way public ones are
     # chosen: client after client takes the next that are not public.
-    if not edge_index.numel():
+    n = neighbours.num_nodes
+    if not neighbours.other.numel():
         raise DataError(f"the graph has {n} nodes and no edges: clients need some to embed nodes")
     clients, public, private = partition.clients, partition.public_share, partition.private_share
     if clients < 1:
@@ -106,7 +105,7 @@ def deal_nodes(edge_index: Tensor, n: int, partition: Any, seed: int) -> Tensor:
             least = f", and {1 / n:.2g} for one of the graph's {n} nodes"
             raise DataError(f"partition.{key} = {share}: must be {allowed}{least}")
     owner = torch.full((n,), NOBODY)
-    owner[choose_public(edge_index, n, counts[0], partition.public, seed)] = EVERYBODY
+    owner[choose_public(neighbours, counts[0], partition.public, seed)] = EVERYBODY
     order = torch.randperm(n, generator=generator(seed, "private-nodes"))
     rest = order[owner[order] == NOBODY][: counts[1] * clients]
     owner[rest] = torch.arange(clients).repeat_interleave(counts[1])
@@ -133,28 +132,27 @@ def noisy_labels(
     return y.index_put((chosen,), classes[wrong])
 
 
-def choose_public(edge_index: Tensor, n: int, count: int, how: str, seed: int) -> Tensor:
+def choose_public(neighbours: Neighbours, count: int, how: str, seed: int) -> Tensor:
     """Choose the public nodes; a smaller number with the same seed are the first of a larger."""
-    order = torch.randperm(n, generator=generator(seed, "public-nodes"))
+    order = torch.randperm(neighbours.num_nodes, generator=generator(seed, "public-nodes"))
     if how == "random":
         return order[:count]
-    degree = torch.bincount(edge_index[0], minlength=n)
-    order = order[degree[order].argsort(descending=True, stable=True)]
+    order = order[neighbours.start.diff()[order].argsort(descending=True, stable=True)]
     if how == "degree":
         return order[:count]
     if how == "cover":
-        return greedy_cover(edge_index, order, count)
+        return greedy_cover(neighbours, order, count)
     raise DataError(f"partition.public = {how!r}: must be one of {', '.join(PUBLIC)}")
 
 
-def greedy_cover(edge_index: Tensor, order: Tensor, count: int) -> Tensor:
+def greedy_cover(neighbours: Neighbours, order: Tensor, count: int) -> Tensor:
     """Choose nodes one by one so that as many others as possible have a chosen neighbour."""
     # Each choice is the node that settles most: itself and its neighbours, as far as they are not
     # chosen and have no chosen neighbour. What a choice settles only shrinks as others are chosen,
     # so with the same number of nodes no choice settles more than 1 / (1 - 1/e) as many (Nemhauser
     # et al., 1978). Once all are settled the same begins anew for a second chosen neighbour, and so
     # on; a node that has fewer neighbours than that is settled when all of them are chosen.
-    cover = _Cover(edge_index, order)
+    cover = _Cover(neighbours, order)
     while len(cover.chosen) < count and cover.next_level():
         cover.settle(count)
     left = [node for node in order.tolist() if not cover.is_chosen[node]]
@@ -166,10 +164,9 @@ class _Cover:
 
     # Lists rather than tensors: nearly all steps touch a few numbers.
 
-    def __init__(self, edge_index: Tensor, order: Tensor) -> None:
-        n = order.numel()
-        counts = torch.bincount(edge_index[0], minlength=n).tolist()
-        self.neighbours = [part.tolist() for part in edge_index[1].split(counts)]
+    def __init__(self, neighbours: Neighbours, order: Tensor) -> None:
+        n, counts = order.numel(), neighbours.start.diff().tolist()
+        self.neighbours = [part.tolist() for part in neighbours.other.split(counts)]
         self.rank: list[int] = order.argsort().tolist()
         self.order: list[int] = order.tolist()
         self.is_chosen = [False] * n

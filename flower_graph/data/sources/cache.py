@@ -62,8 +62,7 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
         temporary = temporary_folder(".making-", folder.parent)
     except OSError as error:
         raise DataError(
-            f"the cache {folder.parent} cannot be written ({error}); "
-            f"set {CACHE_VARIABLE} to a folder that can"
+            f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
         ) from error
     try:
         fill(temporary)

@@ -135,16 +135,12 @@ def _split(
     if masks is not None:
         return masks
     if config.split != "auto":
-        raise DataError(
-            f"data set {config.name!r} has no public split: use data.split=random "
-            "data.ratios=[0.6,0.2,0.2] (or, of a large graph, data.train_per_class, data.num_val "
-            "and data.num_test), or data.split=auto"
-        )
+        advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
+        raise DataError(f"data set {config.name!r} has no public split: {advice}")
     if given := [part for part in PARTS if getattr(graph, part) is not None]:
         missing = ", ".join(part for part in PARTS if part not in given)
         raise DataError(
-            f"data {config.name}: has {', '.join(given)}, but not {missing}: give it all three, or "
-            "set data.split=random, which draws all of them"
+            f"data {config.name}: has {', '.join(given)}, not {missing}; or set data.split=random"
         )
     ratios = DRAWN if ratios is None else ratios
     shares = "/".join(f"{100 * share:g}" for share in ratios)
@@ -184,10 +180,7 @@ def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Gr
             f"sets of {', '.join(GEOM_GCN_CLASSES)}. Use data.split=public or random"
         )
     if path is None and uses.targets:
-        raise DataError(
-            f"data.name = {config.name!r}: task=values needs a graph of your own with a number for "
-            "each node (`flower-graph docs own-data`)"
-        )
+        raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
     if path is not None:
         graph = load_file(path, Gaps.of(config), uses)
     elif name == LINQS:
@@ -210,8 +203,7 @@ def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
         return csbm(config.nodes, config.classes, **how)
     if config.features != AS_IS:
         raise DataError(
-            f"data.features = {config.features!r}: the features of {config.nodes} generated "
-            f"nodes are sparse and stay as they are: set data.features={AS_IS}"
+            f"data.features = {config.features!r}: must be {AS_IS} of so many generated nodes"
         )
     return graph_of_rows(csbm_sparse(config.nodes, config.classes, **how))
 

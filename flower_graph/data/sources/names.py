@@ -170,8 +170,7 @@ def pyg_name(name: str) -> PygName:
     folder, lower = folder_path(name), name.lower()
     if folder is not None and folder.is_dir():
         raise DataError(
-            f"data.name = {name!r}: is a folder without {NODES}; one graph in tables has {NODES} "
-            f"and {EDGES} there, and a folder with clients' own graphs is not for this method"
+            f"data.name = {name!r}: is a folder without {NODES} and {EDGES} of one graph"
         )
     if folder is not None or name.startswith(("/", ".", "~")):
         raise absent(name, "folder" if name.endswith("/") else "file")

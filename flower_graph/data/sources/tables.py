@@ -76,8 +76,7 @@ def roles_of(
         chosen = gaps.label if gaps.label in columns else lower.get(gaps.label.lower())
         if chosen is None and needs_labels:
             raise DataError(
-                f"file {path}: data.label = {gaps.label!r}: there is no such column, but "
-                f"{', '.join(columns)}"
+                f"file {path}: data.label = {gaps.label!r}: must be one of {', '.join(columns)}"
             )
         own = {key: one for key, one in own.items() if one != chosen}
         out |= {own.pop(LABEL)} if LABEL in own else set()
@@ -247,8 +246,7 @@ class Edges(_Entries):
         self.weight = wanted if wanted in columns else lower.get(wanted.lower())
         if self.gaps.weight is not None and self.weight is None:
             raise DataError(
-                f"file {path}: data.weight = {wanted!r}: edges have no such column, but "
-                f"{', '.join(columns) or 'no other'}"
+                f"file {path}: data.weight = {wanted!r}: must be one of {', '.join(columns)}"
             )
         self.unused = [key for key in columns if key != self.weight]
 
@@ -306,10 +304,9 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
             raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
         roles = roles_of(path, header, gaps, needs_labels=needs_labels)
         if len(roles.names) != 1:
-            present = " and ".join(roles.names) or "neither"
+            present = f"has {' and '.join(roles.names) or 'neither'}"
             raise DataError(
-                f"file {path}: one column must name the nodes, {' or '.join(NAMES[:2])}; {present} "
-                f"there among {', '.join(header)}"
+                f"file {path}: one column must name the nodes: {' or '.join(NAMES[:2])}; {present}"
             )
         name, *others = (header.index(key) for key in (roles.names[0], *roles.features))
         own = [None if key is None else header.index(key) for key in roles.own]
@@ -320,10 +317,7 @@ def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, objec
     nodes.check(needs_labels=needs_labels)
     path = table_in(folder, EDGES)
     if not path.is_file():
-        raise DataError(
-            f"file {path}: there is no such file; a graph in tables has its edges there, with the "
-            f"columns {' and '.join(ENDS)} (of a graph without edges, these alone)"
-        )
+        raise DataError(f"file {path}: there is no such file; its columns are {' and '.join(ENDS)}")
     with _table(path) as (header, rows):
         lower = [key.lower() for key in header]
         ends = next((pair for pair in (ENDS, ENDS_OF_R) if {*pair} <= {*lower}), ENDS)
@@ -358,8 +352,7 @@ def read_node_link(
     links = max(given, key=len, default=None)
     if not isinstance(listed.get("nodes"), list) or links is None:
         raise DataError(
-            f"file {path}: must be a table with the lists `nodes` and `links` (or `edges`), as "
-            "networkx.node_link_data gives it"
+            f"file {path}: must be networkx.node_link_data, with the lists `nodes` and `links`"
         )
     if all(given) and len(given) > 1 and given[0] != given[1]:
         raise DataError(f"file {path}: has `links` and `edges`, which differ: leave one out")
@@ -397,8 +390,7 @@ def of_entries(
     most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
     if len(columns) * len(given) > most:
         raise DataError(
-            f"file {path}: {len(columns):,} attributes at {len(given):,} nodes, of which few have "
-            f"each; with what is missing these are more than {most:,} entries"
+            f"file {path}: {len(columns):,} attributes at all nodes: more than {most:,} entries"
         )
     nodes = Nodes(path, "node", columns, gaps, roles.notes)
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
@@ -478,12 +470,11 @@ def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tupl
         if not any(row[width:]):  # commas that end the line
             row = row[:width]
         if len(row) != width:
-            why = "the line is cut short, or a comma needs quotes"
+            why = "it is cut short, or a comma needs quotes"
             if len(row) == width + 1:
                 why = "a comma needs quotes, or R has written row.names, which line 1 does not name"
             raise DataError(
-                f"file {path}, line {reader.line_num}: {len(row)} cells, but line 1 names {width} "
-                f"columns; {why}"
+                f"file {path}, line {reader.line_num}: {len(row)} cells, line 1 {width}; {why}"
             )
         yield reader.line_num, row
 

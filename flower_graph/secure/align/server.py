@@ -49,7 +49,7 @@ from flower_graph.secure.align.blinded import (
     order_tokens,
     peel,
 )
-from flower_graph.secure.node_config import Limits
+from flower_graph.secure.node_config import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS
 from flower_graph.wire.fields import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.
@@ -112,10 +112,10 @@ class AnyAlignmentServer(ABC, Generic[Request]):
 class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     """Leads all clients to one order of the identities that at least two of them hold."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, least_holders: int = LEAST_HOLDERS) -> None:
         super().__init__()
         self.epoch = 1
-        self._limits = limits or Limits()
+        self._least_holders = least_holders  # clients that hold an identity with a slot
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
         self._blinded: dict[int, Bytes2D] = {}  # clients that wait for the key-holders
         self._evaluated: dict[int, Bytes2D] = {}  # clients that wait for the union
@@ -199,7 +199,7 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._sizes[client] = len(block)
             elif block is not None:
                 self._leave_out(client, NO_PART)
-        self._order = order_tokens(self._order, *union, self._limits.least_holders)
+        self._order = order_tokens(self._order, *union, self._least_holders)
         self._doublings = 0
         self._absent.clear()
         return True
@@ -277,14 +277,19 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
             node = self._node[client]
-            if why := self._limits.fault(len(block), self._points[node]):
+            points = self._points[node] + len(block)  # of its SuperNode
+            if len(block) > MOST_BLOCK:
+                why = f"its block has {len(block)} points, at most {MOST_BLOCK} are taken"
+                self._leave_out(client, why)
+            elif points > MOST_POINTS:
+                why = f"its SuperNode's clients bring {points} points, at most {MOST_POINTS}"
                 self._leave_out(client, why)
             elif wrong := invalid_points(block):
                 self._leave_out(client, f"its point {wrong[0]} is not in the group")
             else:
                 del self._pending[client]
                 self._blinded[client] = block
-                self._points[node] += len(block)
+                self._points[node] = points
 
     def _brought(self) -> Counter[int]:
         brought = Counter[int]()

@@ -260,11 +260,15 @@ def check_partners(
             raise RefusedError(str(error)) from error
 
 
+HEAD = {"whole": ("number", "minimum", "differ_by"), "real": ("dropout", "corrupt", "limit")}
+
+
 def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.generic]]:
     """Write the common part of a list of commitments and an epoch."""
+    numbers = {kind: [getattr(head, one) for one in of_kind] for kind, of_kind in HEAD.items()}
     return {
-        f"{name}/whole": np.array([head.number, head.minimum, head.differ_by], np.int64),
-        f"{name}/real": np.array([head.dropout, head.corrupt, head.limit]),
+        f"{name}/whole": np.array(numbers["whole"], np.int64),
+        f"{name}/real": np.array(numbers["real"]),
         f"{name}/parties": np.ascontiguousarray(head.parties),
         f"{name}/declared": np.ascontiguousarray(head.declared),
     }
@@ -273,15 +277,7 @@ def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.g
 # Left open: the fields of two dataclasses, by name
 def read_head(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, Any]:
     """Read the output of ``write_head``."""
-    number, minimum, differ_by = arrays[f"{name}/whole"].tolist()
-    dropout, corrupt, limit = arrays[f"{name}/real"].tolist()
-    return {
-        "number": number,
-        "minimum": minimum,
-        "differ_by": differ_by,
-        "dropout": dropout,
-        "corrupt": corrupt,
-        "limit": limit,
-        "parties": arrays[f"{name}/parties"],
-        "declared": arrays[f"{name}/declared"],
-    }
+    found = {one: arrays[f"{name}/{one}"] for one in ("parties", "declared")}
+    for kind, of_kind in HEAD.items():
+        found |= zip(of_kind, arrays[f"{name}/{kind}"].tolist(), strict=True)
+    return found

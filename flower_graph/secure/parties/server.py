@@ -169,10 +169,6 @@ class PartySums(SumServer):
         The registry's file, which is read again before each sum.
     dropout, corrupt : float
         Shares of the parties that may vanish during a sum, and that may collude with the server.
-    block_cap : int
-        Most points that a client may declare for an alignment, where the caller has one.
-    most_points : int
-        Most points that the clients of one SuperNode may declare together.
     differ_by : int
         SuperNodes that two sums of a purpose differ by at least, unless they have the same; the
         server leaves out more to comply. No party takes less than its own ``differ-by``.
@@ -194,8 +190,6 @@ class PartySums(SumServer):
         *,
         dropout: float = 0.3,
         corrupt: float = 0.1,
-        block_cap: int = MOST_BLOCK,
-        most_points: int = MOST_POINTS,
         differ_by: int = USUAL_DIFFERENCE,
     ) -> None:
         super().__init__(dropout=dropout, corrupt=corrupt)
@@ -207,8 +201,6 @@ class PartySums(SumServer):
         self._registry_file, self.registry = registry, Registry.read(registry)
         if (active := len(self.registry.active)) < self.fewest_nodes:
             raise ValueError(f"the registry has {active} parties, a sum needs {self.fewest_nodes}")
-        # As TrustSettings has them, unless all have others
-        self._block_cap, self._most_points = block_cap, most_points
         self._differ_by = differ_by
         self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self._cheating: set[int] = set()  # parties
@@ -285,14 +277,11 @@ class PartySums(SumServer):
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
-            binding.verify(self.registry, reply.signature.tobytes(), self._block_cap)
+            binding.verify(self.registry, reply.signature.tobytes(), MOST_BLOCK)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
-        if sum(blocks) > self._most_points:
-            most = self._most_points
-            raise MalformedReplyError(
-                f"party {reply.party}: {sum(blocks)} points in all, above {most}"
-            )
+        if (points := sum(blocks)) > MOST_POINTS:
+            raise MalformedReplyError(f"party {reply.party}: {points} points, above {MOST_POINTS}")
         return binding
 
     def knows(self, old: int, reply: BindReply) -> bool:
