@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
-from statistics import fmean
 from typing import TypeVar
 
 from flower_graph.config.common import RunConfig
@@ -32,19 +29,16 @@ def in_parallel(
 ) -> Iterator[tuple[T, R, float]]:
     """Call a function with each tuple of arguments, as many at a time as there are cores.
 
-    As each call ends, yields its arguments, its result, and the seconds until all have ended.
+    As each call ends, yields its arguments, its result, and the seconds that the others may take.
     ``apps`` are files with methods of the user's own.
     """
-    workers = workers_for(tasks)
-    pace = Pace(len(tasks), workers)
-    with worker_pool(workers, apps) as pool:
-        running = {pool.submit(_timed, work, task): task for task in tasks}
+    began = time.perf_counter()
+    with worker_pool(workers_for(tasks), apps) as pool:
+        running = {pool.submit(work, *task): task for task in tasks}
         try:
-            for future in as_completed(running):
-                result, process, seconds = future.result()
-                now = time.perf_counter()
-                pace.saw(process, seconds, now)
-                yield running[future], result, pace.left(now)
+            for number, future in enumerate(as_completed(running), start=1):
+                each = (time.perf_counter() - began) / number
+                yield running[future], future.result(), each * (len(tasks) - number)
         except KeyboardInterrupt:
             for worker in active_children():
                 worker.terminate()
@@ -53,39 +47,6 @@ def in_parallel(
             # What has not begun would run on for minutes before anybody saw the error.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-def _timed(work: Callable[..., R], task: tuple[object, ...]) -> tuple[R, int, float]:
-    started = time.perf_counter()
-    result = work(*task)
-    return result, os.getpid(), time.perf_counter() - started
-
-
-@dataclass
-class Pace:
-    """The pace of tasks, by tasks that have ended; a process's first includes its start."""
-
-    count: int  # of all tasks
-    workers: int
-    began: float = math.inf
-    ended: dict[int, float] = field(default_factory=dict)  # when each process ended its last task
-    first: list[float] = field(default_factory=list)  # seconds of each process's first task
-    later: list[float] = field(default_factory=list)
-
-    def saw(self, process: int, seconds: float, now: float) -> None:
-        (self.later if process in self.ended else self.first).append(seconds)
-        self.began = min(self.began, now - seconds)
-        self.ended[process] = now
-
-    def left(self, now: float) -> float:
-        mean = fmean(self.later or self.first)
-        count = self.count - len(self.first) - len(self.later)
-        running = min(self.workers, count)
-        # Those that run are in the processes that have ended nothing for longest.
-        others = [self.began] * (self.workers - len(self.ended))
-        since = sorted([*others, *self.ended.values()])[:running]
-        done = sum(min(mean, now - one) for one in since)
-        return (mean * count - done) / max(1, running)
 
 
 def worker_pool(workers: int, apps: Sequence[Path] = ()) -> ProcessPoolExecutor:

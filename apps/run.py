@@ -16,11 +16,9 @@ from flwr.serverapp import Grid
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties
-from flower_graph.config.common import CHECKPOINTS, RunConfig
-from flower_graph.config.track import require_trackers
+from flower_graph.config.common import CHECKPOINTS, RunConfig, require_trackers
 from flower_graph.data.folders.members import read_members
-from flower_graph.data.folders.party import assigned, client_folder
-from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
+from flower_graph.data.folders.party import DATA_FORM, RunFolder, assigned, client_folder
 from flower_graph.data.new_graph import DataForm
 from flower_graph.engine.machine import refuse_too_large, resolve_device
 from flower_graph.errors import ConfigError
@@ -28,17 +26,17 @@ from flower_graph.flower_compat import ClientAppCallable, NumPyClient
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.client import own_outputs
+from flower_graph.outputs.figures import merge_clients
 from flower_graph.outputs.messages import FINISH, KeepRequest
 from flower_graph.outputs.messages import TYPE as KEEP
-from flower_graph.outputs.tables import merge_clients
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings
 from flower_graph.report.result import describe_baselines
-from flower_graph.report.trackers.base import Trackers
+from flower_graph.report.trackers import Trackers
 from flower_graph.report.writer import RunWriter, write_config, write_data_form
-from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER
-from flower_graph.server.admission import Admission
+from flower_graph.secure.node_config import FEWEST_PARTIES, MALICIOUS_SERVER
+from flower_graph.server.membership import Admission
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint

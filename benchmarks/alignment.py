@@ -28,8 +28,7 @@ from flower_graph.ops import align_pairs, consensus
 from flower_graph.rng import generator
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
-from flower_graph.secure.parties.alignment_server import VerifiedAlignmentServer
+from flower_graph.secure.parties.alignment import VerifiedAlignmentClient, VerifiedAlignmentServer
 
 RUN, SEED = b"run", b"the epoch's seed"
 # SuperNodes, clients of each, identities of each client

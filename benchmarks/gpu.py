@@ -42,7 +42,8 @@ from flower_graph.strategies.fedscem.cohort import (
 )
 from flower_graph.strategies.nfedgnn.server_model import RelayServer
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
-from flower_graph.strategies.ppfl.gat import PublicGAT, PublicGATSettings
+from flower_graph.strategies.ppfl.config import GATConfig, PPFLConfig
+from flower_graph.strategies.ppfl.gat import PublicGAT
 
 HIDDEN, CLASSES, DEGREE, RATE = 16, 7, 10, 0.01
 FEATURES, ACTIVE, EGO_DEGREE, RATIOS = 500, 20, 5.0, [0.6, 0.2, 0.2]
@@ -184,8 +185,9 @@ def communities(device: torch.device, clients: int, nodes: int) -> Program:
 
 def attention(device: torch.device, clients: int, nodes: int) -> Program:
     """PPFL-GNN with a GAT: each client is pulled towards its own public embeddings."""
-    settings = PublicGATSettings(classes=CLASSES, dropout=0.0)
-    models = [PublicGAT(_to(_member(i, nodes), device), settings) for i in range(clients)]
+    config = PPFLConfig(gat=GATConfig(dropout=0.0))
+    members = [_to(_member(i, nodes), device) for i in range(clients)]
+    models = [PublicGAT(member, config, CLASSES) for member in members]
     public = torch.arange(nodes // 2).numpy()
 
     def round_(number: int) -> float:

@@ -11,10 +11,9 @@ import numpy as np
 from benchmarks.measure import Table, say, spread, table
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.messages import MaskedReply, SumTerms
+from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.secure.sum.terms import SumTerms
 
 TERMS = SumTerms("benchmark", None)
 LIMIT = 64.0

@@ -40,16 +40,17 @@ from flower_graph.secure.parties.party import LIST, ROUND_KEY
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
+    SECURE_SUM,
     SEED,
     KeyReply,
     KeyRequest,
     MaskRequest,
     PrepareRequest,
+    SumTerms,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.stages import merged
-from flower_graph.secure.sum.terms import SECURE_SUM, SumTerms
+from flower_graph.secure.sum.service import merged
 from flower_graph.wire.ledger import count_bytes
 
 SIZES, QUICK_SIZES = (100, 1_000, 10_000), (30, 60)

@@ -18,15 +18,15 @@ import numpy as np
 from benchmarks import parties
 from benchmarks.measure import Table, duration, say, table
 from benchmarks.secure import TERMS
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.differences import STATE_BYTES
 from flower_graph.secure.parties.messages import EpochRequest, RevealReply
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.server import PartyServer
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import WORDS
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.partners import plan
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
 
 LENGTH, DROPOUT, LIMIT = 16, 0.3, 1.0
@@ -73,7 +73,9 @@ class Untrusted:
 
     def __init__(self, clients: int, corrupt: float, folder: Path) -> None:
         trusts = parties.make([range(i, i + 1) for i in range(clients)], folder, corrupt, 1)
-        server = self.server = PartyServer(trusts[0].registry, dropout=DROPOUT, corrupt=corrupt)
+        trusts[0].registry.write(folder / "registry.json")
+        file = folder / "registry.json"
+        server = self.server = PartySums(file, dropout=DROPOUT, corrupt=corrupt)
         self.hosts = {i: PartyClient(server.run_id, [i], trust) for i, trust in enumerate(trusts)}
         for i, party in self.hosts.items():
             server.take_binding(i, party.bind())
@@ -89,7 +91,7 @@ class Untrusted:
                 server.take_epoch(i, self.hosts[i].begin(request))
             else:
                 self._adopt(self.hosts[i], request)
-        self.vanishing = clients - server.minimum
+        self.vanishing = clients - server.fewest_nodes
 
     def _adopt(self, party: PartyClient, request: EpochRequest) -> None:
         """Let a party adopt the epoch of the first parties: it would check the very same."""
@@ -100,7 +102,7 @@ class Untrusted:
 
     def requests(self, stage: str, number: int) -> dict[int, Any]:
         if stage == "prepare":
-            return dict(self.server.open_round(number))
+            return dict(self.server.open_round(number, self.server.clients))
         if stage == "mask":
             return dict(self.server.mask_requests(number, LENGTH, 64, TERMS))
         ask = self.server.list_requests if stage == "list" else self.server.unmask_requests
@@ -118,13 +120,11 @@ class Untrusted:
     def take(self, stage: str, node: int, reply: Any) -> None:
         server = self.server
         if stage == "prepare":
-            server.take_prepared(node, *reply)
-        elif stage == "mask":
-            server.take_masked(node, reply)
+            server.take(node, *reply)
         elif stage == "list":
             server.take_list(node, reply)
         else:
-            server.take_shares(node, reply)
+            server.take(node, reply)
 
 
 def play(world: Trusted | Untrusted, number: int, lost: dict[str, Collection[int]]) -> list[float]:

@@ -10,6 +10,7 @@ from importlib import import_module
 
 import flower_graph
 from flower_graph.apps.cli.main import make_parser
+from flower_graph.lazy import declared
 
 
 def commands(name: str) -> str:
@@ -37,7 +38,8 @@ def names(where: str) -> str:
     module, _, chosen = where.partition(": ")
     if chosen:
         return _described(f"flower_graph.{module}.{one}" for one in chosen.split())
-    found = (one for one in flower_graph.__all__ if _module(one).startswith(tuple(where.split())))
+    public = sorted(declared("flower_graph"))
+    found = (one for one in public if _module(one).startswith(tuple(where.split())))
     return _described(f"flower_graph.{one}" for one in found)
 
 

@@ -26,165 +26,88 @@ if (above := Path(__file__).resolve().parent.parent).joinpath("pyproject.toml").
 
 TYPE_CHECKING = False  # type checkers know this name; `typing` itself takes as long as the rest
 if TYPE_CHECKING:
-    from flower_graph.apps.in_python import run
-    from flower_graph.client.adaptor import make_client_app
-    from flower_graph.client.module_client import ModuleClient, ModuleSettings
-    from flower_graph.client.resident.app import ResidentClientApp
-    from flower_graph.data import Graph, load_data, load_graph
-    from flower_graph.data.folders.client_folder import client_graph_from_data, ego_from_data
-    from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
-    from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
-    from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
-    from flower_graph.method import load_config
-    from flower_graph.method.compare import compare
-    from flower_graph.method.module_method import ModuleFedAvg
-    from flower_graph.method.run import Run, load_run
-    from flower_graph.models import SplitGCN
-    from flower_graph.ops import (
-        Consensus,
-        align_pairs,
-        alignment_precision,
-        consensus,
-        orthogonal_procrustes,
-        procrustes,
+    from flower_graph.apps.in_python import run as run
+    from flower_graph.client.adaptor import make_client_app as make_client_app
+    from flower_graph.client.module_client import ModuleClient as ModuleClient
+    from flower_graph.client.module_client import ModuleSettings as ModuleSettings
+    from flower_graph.client.resident.app import ResidentClientApp as ResidentClientApp
+    from flower_graph.data import Graph as Graph
+    from flower_graph.data import load_data as load_data
+    from flower_graph.data import load_graph as load_graph
+    from flower_graph.data.folders.client_folder import (
+        client_graph_from_data as client_graph_from_data,
     )
-    from flower_graph.secure.client import SecureSumClient
-    from flower_graph.secure.parties.service import PartySums
-    from flower_graph.secure.sum import service as secure_sum
-    from flower_graph.secure.sum.server import SumServer
-    from flower_graph.secure.sum.service import SecureSum
-    from flower_graph.server.averaging import ReportedFedAvg
-    from flower_graph.simulation import InProcessGrid
-    from flower_graph.strategies import (
-        CommonLayerClient,
-        EgoFedAvg,
-        EgoFedProx,
-        EgoModelClient,
-        EgoNetworkClient,
-        EgoSettings,
-        EmbeddingClient,
-        FedGTA,
-        FedGTAClient,
-        FedGTASection,
-        FedProto,
-        FedPUB,
-        FedPUBClient,
-        FedPUBSection,
-        FedSage,
-        LearnerSettings,
-        LocalClient,
-        LocalEmbedding,
-        LocalSage,
-        LocalTraining,
-        MaskedEmbeddingAveraging,
-        NodeClient,
-        ProcrustesAlignment,
-        PrototypeClient,
-        PublicNodeClient,
-        PublicSpace,
-        SageClient,
-        SecureConsensus,
-        SecureConsensusClient,
-        SelfTraining,
-        SharewiseFedAvg,
-        SplitGradientRelay,
-        StructureClient,
-        StructureFedAvg,
-        StructureSettings,
-        SummedGradientRelay,
-        UserSettings,
-        initial_arrays,
-        join_graph,
-        join_space,
-        judge_embeddings,
-        learn_beside,
-        public_rows,
-    )
-    from flower_graph.wire.averaging import client_means
-    from flower_graph.wire.exchange import Exchange
-
-__all__ = [
-    "ClientGraph",
-    "CommonLayerClient",
-    "Consensus",
-    "EgoFedAvg",
-    "EgoFedProx",
-    "EgoModelClient",
-    "EgoNetwork",
-    "EgoNetworkClient",
-    "EgoSettings",
-    "EmbeddingClient",
-    "Exchange",
-    "FedGTA",
-    "FedGTAClient",
-    "FedGTASection",
-    "FedPUB",
-    "FedPUBClient",
-    "FedPUBSection",
-    "FedProto",
-    "FedSage",
-    "Graph",
-    "InProcessGrid",
-    "LearnerSettings",
-    "LocalClient",
-    "LocalEmbedding",
-    "LocalSage",
-    "LocalTraining",
-    "MaskedEmbeddingAveraging",
-    "ModuleClient",
-    "ModuleFedAvg",
-    "ModuleSettings",
-    "NodeClient",
-    "OverlappingGraph",
-    "PartySums",
-    "ProcrustesAlignment",
-    "PrototypeClient",
-    "PublicNodeClient",
-    "PublicSpace",
-    "ReportedFedAvg",
-    "ResidentClientApp",
-    "Run",
-    "SageClient",
-    "SecureConsensus",
-    "SecureConsensusClient",
-    "SecureSum",
-    "SecureSumClient",
-    "SelfTraining",
-    "SharewiseFedAvg",
-    "SplitGCN",
-    "SplitGradientRelay",
-    "StructureClient",
-    "StructureFedAvg",
-    "StructureSettings",
-    "SumServer",
-    "SummedGradientRelay",
-    "UserSettings",
-    "align_pairs",
-    "alignment_precision",
-    "client_graph_from_data",
-    "client_means",
-    "compare",
-    "consensus",
-    "ego_from_data",
-    "initial_arrays",
-    "join_graph",
-    "join_space",
-    "judge_embeddings",
-    "learn_beside",
-    "load_config",
-    "load_data",
-    "load_graph",
-    "load_run",
-    "make_client_app",
-    "orthogonal_procrustes",
-    "overlapping_graphs",
-    "partition_egos",
-    "partition_graph",
-    "procrustes",
-    "public_rows",
-    "run",
-    "secure_sum",
-]
+    from flower_graph.data.folders.client_folder import ego_from_data as ego_from_data
+    from flower_graph.data.partition.client_graphs import ClientGraph as ClientGraph
+    from flower_graph.data.partition.client_graphs import partition_graph as partition_graph
+    from flower_graph.data.partition.ego_networks import EgoNetwork as EgoNetwork
+    from flower_graph.data.partition.ego_networks import partition_egos as partition_egos
+    from flower_graph.data.partition.overlapping import OverlappingGraph as OverlappingGraph
+    from flower_graph.data.partition.overlapping import overlapping_graphs as overlapping_graphs
+    from flower_graph.method import load_config as load_config
+    from flower_graph.method.compare import compare as compare
+    from flower_graph.method.module_method import ModuleFedAvg as ModuleFedAvg
+    from flower_graph.method.run import Run as Run
+    from flower_graph.method.run import load_run as load_run
+    from flower_graph.models import SplitGCN as SplitGCN
+    from flower_graph.ops import Consensus as Consensus
+    from flower_graph.ops import align_pairs as align_pairs
+    from flower_graph.ops import alignment_precision as alignment_precision
+    from flower_graph.ops import consensus as consensus
+    from flower_graph.ops import orthogonal_procrustes as orthogonal_procrustes
+    from flower_graph.ops import procrustes as procrustes
+    from flower_graph.secure.client import SecureSumClient as SecureSumClient
+    from flower_graph.secure.parties.server import PartySums as PartySums
+    from flower_graph.secure.sum import service as secure_sum  # noqa: F401
+    from flower_graph.secure.sum.server import SumServer as SumServer
+    from flower_graph.secure.sum.service import SecureSum as SecureSum
+    from flower_graph.server.averaging import ReportedFedAvg as ReportedFedAvg
+    from flower_graph.simulation import InProcessGrid as InProcessGrid
+    from flower_graph.strategies import CommonLayerClient as CommonLayerClient
+    from flower_graph.strategies import EgoFedAvg as EgoFedAvg
+    from flower_graph.strategies import EgoFedProx as EgoFedProx
+    from flower_graph.strategies import EgoModelClient as EgoModelClient
+    from flower_graph.strategies import EgoNetworkClient as EgoNetworkClient
+    from flower_graph.strategies import EgoSettings as EgoSettings
+    from flower_graph.strategies import EmbeddingClient as EmbeddingClient
+    from flower_graph.strategies import FedGTA as FedGTA
+    from flower_graph.strategies import FedGTAClient as FedGTAClient
+    from flower_graph.strategies import FedGTASection as FedGTASection
+    from flower_graph.strategies import FedProto as FedProto
+    from flower_graph.strategies import FedPUB as FedPUB
+    from flower_graph.strategies import FedPUBClient as FedPUBClient
+    from flower_graph.strategies import FedPUBSection as FedPUBSection
+    from flower_graph.strategies import FedSage as FedSage
+    from flower_graph.strategies import LearnerSettings as LearnerSettings
+    from flower_graph.strategies import LocalClient as LocalClient
+    from flower_graph.strategies import LocalEmbedding as LocalEmbedding
+    from flower_graph.strategies import LocalSage as LocalSage
+    from flower_graph.strategies import LocalTraining as LocalTraining
+    from flower_graph.strategies import MaskedEmbeddingAveraging as MaskedEmbeddingAveraging
+    from flower_graph.strategies import NodeClient as NodeClient
+    from flower_graph.strategies import ProcrustesAlignment as ProcrustesAlignment
+    from flower_graph.strategies import PrototypeClient as PrototypeClient
+    from flower_graph.strategies import PublicNodeClient as PublicNodeClient
+    from flower_graph.strategies import PublicSpace as PublicSpace
+    from flower_graph.strategies import SageClient as SageClient
+    from flower_graph.strategies import SecureConsensus as SecureConsensus
+    from flower_graph.strategies import SecureConsensusClient as SecureConsensusClient
+    from flower_graph.strategies import SelfTraining as SelfTraining
+    from flower_graph.strategies import SharewiseFedAvg as SharewiseFedAvg
+    from flower_graph.strategies import SplitGradientRelay as SplitGradientRelay
+    from flower_graph.strategies import StructureClient as StructureClient
+    from flower_graph.strategies import StructureFedAvg as StructureFedAvg
+    from flower_graph.strategies import StructureSettings as StructureSettings
+    from flower_graph.strategies import SummedGradientRelay as SummedGradientRelay
+    from flower_graph.strategies import UserSettings as UserSettings
+    from flower_graph.strategies import initial_arrays as initial_arrays
+    from flower_graph.strategies import join_graph as join_graph
+    from flower_graph.strategies import join_space as join_space
+    from flower_graph.strategies import judge_embeddings as judge_embeddings
+    from flower_graph.strategies import learn_beside as learn_beside
+    from flower_graph.strategies import public_rows as public_rows
+    from flower_graph.wire.averaging import client_means as client_means
+    from flower_graph.wire.exchange import Exchange as Exchange
 
 
 def __getattr__(name: str) -> object:
@@ -194,4 +117,6 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from flower_graph.lazy import declared
+
+    return sorted({*globals(), *declared(__name__)})

@@ -58,6 +58,10 @@ class ClientBugError(NoClientsError):
     """
 
 
+class EngineFailedError(RuntimeError):
+    """Flower's engine ended without a result; the message has the end of its log."""
+
+
 class StateLostError(RuntimeError):
     """A client's state from earlier rounds is gone, or belongs to another round."""
 

@@ -6,7 +6,7 @@ The names below are imported on first use. A comment beside each says which Flow
 first, and a comment above each group what to do if a later version moves it.
 """
 
-# ruff: noqa: E501, I001  one name a line with its version, in groups
+# ruff: noqa: E501, F401, I001  one name a line with its version, in groups
 
 from __future__ import annotations
 
@@ -65,73 +65,16 @@ if TYPE_CHECKING:
     from flwr.server.superlink.fleet.vce.backend.raybackend import RayBackend  # 1.22
     from flwr.simulation.ray_transport.ray_actor import BasicActorPool  # 1.22
 
-    # For tests and benchmarks alone: Flower's clock, its run config, its grids and the SuperLink's store without a
-    # SuperLink. Gone: leave out what is measured or tested with them.
+    # For tests and benchmarks alone: Flower's clock, its run config and its grid. Gone: leave out
+    # what is measured or tested with them.
     from flwr.app.message import message as flower_message  # 1.31
     from flwr.cli.build import build_fab_from_disk  # 1.25
     from flwr.common.config import fuse_dicts  # 1.22
     from flwr.common.config import parse_config_args  # 1.22
-    from flwr.proto.task_pb2 import Task  # 1.30
     from flwr.server.superlink.fleet.vce.vce_api import _register_nodes as register_nodes  # 1.22
-    from flwr.server.superlink.linkstate import InMemoryLinkState  # 1.22
-    from flwr.server.superlink.linkstate import LinkStateFactory  # 1.22
-    from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord  # 1.22
     from flwr.server.utils.validator import validate_message  # 1.22
-    from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME  # 1.25
-    from flwr.supercore.constant import NOOP_FEDERATION_ID  # 1.33
-    from flwr.supercore.object_store import ObjectStoreFactory  # 1.22
     from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign  # 1.24
-    from flwr.superlink.federation import NoOpFederationManager  # 1.25
     from flwr.superlink.grid.http_grid import HttpGrid  # 1.35
-    from flwr.superlink.grid.inmemory_grid import InMemoryGrid  # 1.31
-
-__all__ = [
-    "FLWR_IN_MEMORY_DB_NAME",
-    "NOOP_FEDERATION_ID",
-    "SUPERLINK_NODE_ID",
-    "BasicActorPool",
-    "ClientAppCallable",
-    "ContextProto",
-    "ErrorCode",
-    "HttpGrid",
-    "InMemoryGrid",
-    "InMemoryLinkState",
-    "LinkStateFactory",
-    "MessageProto",
-    "Mod",
-    "NoOpFederationManager",
-    "NumPyClient",
-    "ObjectStoreFactory",
-    "RayBackend",
-    "RecordDictProto",
-    "Run",
-    "RunRecord",
-    "SType",
-    "Task",
-    "TaskIdentity",
-    "add_gaussian_noise_inplace",
-    "build_fab_from_disk",
-    "clip_inputs_inplace",
-    "context_from_proto",
-    "context_to_proto",
-    "create_message_to_sign",
-    "flower_message",
-    "fuse_dicts",
-    "identify",
-    "is_simulation",
-    "message_from_proto",
-    "message_to_proto",
-    "owner_of_message",
-    "parse_config_args",
-    "pull",
-    "recorddict_from_proto",
-    "recorddict_to_proto",
-    "register_nodes",
-    "replace_dead_actors",
-    "stamp",
-    "validate_message",
-    "warn_if_newer",
-]
 
 LOG = logging.getLogger(__name__)
 # Where a name is in versions that lack the place above

@@ -17,12 +17,14 @@ from pathlib import Path
 def attach(package: str) -> Callable[[str], object]:
     """Make the ``__getattr__`` of a package: it imports the names under ``TYPE_CHECKING``.
 
-    ``dir`` of the package lists these names too, for completion in notebooks.
+    ``__all__`` and ``dir`` of the package list these names.
     """
     names = vars(sys.modules[package])
     names.setdefault("__dir__", lambda: sorted({*names, *declared(package)}))
 
     def getattr_(name: str) -> object:
+        if name == "__all__":
+            return sorted(declared(package))
         if name not in declared(package):
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, own = declared(package)[name]

@@ -149,7 +149,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     kept: list[Any] = []
     for module in (base, compared, plots):
-        monkeypatch.setattr(module, "save", lambda figure, path: kept.extend(figure.axes))
+        monkeypatch.setattr(module, "save", lambda figure, *_: kept.extend(figure.axes))
     return kept
 
 

@@ -8,17 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from plain_structure import PlainNet
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_geometric.nn import GCNConv
 
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.strategies.fedscem.cohort import (
-    EgoSettings,
-    Shared,
-    split_rest,
-)
+from flower_graph.strategies.fedscem.cohort import EgoSettings, Shared
 
 NODES, FEATURES, CLASSES, HIDDEN, PROJECTION = 40, 7, 3, 5, 4
 SETTINGS = EgoSettings(
@@ -86,7 +83,7 @@ def slow_nt_xent(z: Tensor, shared: Tensor, rows: Tensor, tau: float) -> Tensor:
     return torch.stack(losses) if losses else z.new_zeros(0)
 
 
-class PlainClient(nn.Module):
+class PlainClient(PlainNet):
     """One client as anybody would write it with PyG: dense weights, autograd, PyTorch's Adam."""
 
     def __init__(self, ego: EgoNetwork, start: ModelWeights, settings: EgoSettings) -> None:
@@ -107,25 +104,9 @@ class PlainClient(nn.Module):
         tail = [second.lin.weight, second.bias, *self.classifier.parameters()]
         return [first.lin.weight, first.bias, *tail, *self.head.parameters()]
 
-    def load(self, model: ModelWeights) -> None:
-        """Take over a model; the optimiser stays."""
-        self.start = model
-        with torch.no_grad():
-            for slot, value in zip(self.slots(), self._start_slots(), strict=True):
-                slot.copy_(value)
-
-    def model(self) -> ModelWeights:
-        """Return the weights as the engine has them; rows without a feature here as they came."""
-        first, *rest = [
-            (slot.T if slot.dim() == 2 else slot).detach().contiguous() for slot in self.slots()
-        ]
-        has = (self.ego.x.to_dense() != 0).any(0)
-        first = torch.where(has[:, None], first, self.start.first)
-        return ModelWeights(first, torch.cat([part.reshape(-1) for part in rest]))
-
     def active(self) -> Tensor:
         """Return all weights as a client's state has them: rows with a feature, and the rest."""
-        model, has = self.model(), (self.ego.x != 0).any(0)
+        model, has = self.model(self.ego.x), (self.ego.x != 0).any(0)
         return torch.cat([model.first[has].reshape(-1), model.rest])
 
     def embed(self) -> Tensor:
@@ -158,20 +139,15 @@ class PlainClient(nn.Module):
         """Take a step of ``train`` (without shared means) or of ``fuse``, on all or some nodes."""
         nc, ct = self.losses(shared, nodes)
         loss = self.settings.mu * ct + (nc if classify else 0)
-        for slot, value in zip(self.slots(), self._start_slots(), strict=True):
+        for slot, value in zip(self.slots(), self.start_slots(), strict=True):
             loss = loss + self.settings.proximal / 2 * ((slot - value) ** 2).sum()
         self.optimizer.zero_grad()
         (loss + sum(0 * slot.sum() for slot in self.slots())).backward()
         self.optimizer.step()
 
-    def _start_slots(self) -> list[Tensor]:
-        rest = split_rest(self.start.rest[None], self.settings).values()
-        values = self.start.first, *(part[0] for part in rest)
-        return [value.T if value.dim() == 2 else value for value in values]
-
 
 def average(clients: Sequence[PlainClient]) -> ModelWeights:
     """Average the clients' full models, as FedAvg does."""
-    models = [client.model() for client in clients]
+    models = [client.model(client.ego.x.to_dense()) for client in clients]
     first, rest = (torch.stack([getattr(m, part) for m in models]) for part in ("first", "rest"))
     return ModelWeights(first.mean(0), rest.mean(0))

@@ -24,7 +24,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
 from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
@@ -114,7 +114,7 @@ VARIANTS = {
         "strategy.share=summed", "strategy.reg_weight=null", final="train.add_up"
     ),
     "fedscem, plain": METHODS["fedscem"].with_(*PLAIN, final="train"),
-    "fedscem, blinded": METHODS["fedscem"].with_("strategy.alignment=polynomial"),
+    "fedscem, aligned in the clear": METHODS["fedscem"].with_("strategy.alignment=plain"),
     "fedscem, secure, untrusted": METHODS["fedscem"].with_("strategy.trust=malicious-server"),
     "fedscem, minus": METHODS["fedscem"].with_("strategy.variant=minus"),
     "fedscem, batches": METHODS["fedscem"].with_(
@@ -423,9 +423,9 @@ def round_of(message: Message) -> int:
 
 def forget_live(*key: int) -> None:
     """Forget what this process keeps of a run's clients, or of one node: run id, node id."""
-    kept_by = [state._LIVE, state._TOKENS, state._FIXED, state._MAPS]
+    kept_by: list[dict[Any, Any]] = [state._LIVE, state._FIXED]
     if len(key) == 2:  # a SuperNode that ends takes its secrets with it
-        kept_by.append(ego_secrets._LIVE)  # type: ignore[arg-type]
+        kept_by.append(ego_secrets._LIVE)
     for kept in kept_by:
         for one in [one for one in kept if one[: len(key)] == key]:
             del kept[one]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from flwr.app import Context
 from torch import Tensor
+
+from flower_graph.client.adaptor import make_client_app
 
 
 @dataclass(frozen=True)
@@ -47,3 +51,17 @@ def random_toy(client: int, nodes: int, features: int, seed: int) -> Toy:
     everyone = torch.ones(nodes, dtype=torch.bool)
     edges = (upper | upper.T).nonzero().T
     return Toy(client, x, y, edges, everyone, ~everyone, ~everyone)
+
+
+def dealt(make: Any, graphs: Sequence[Any], deal: Any = None, **mods: Any) -> Any:
+    """Make an app whose SuperNodes host some clients each: as ``deal`` says by place, or in turn.
+
+    ``make`` takes a context and a SuperNode's graphs.
+    """
+
+    def client_fn(context: Context) -> Any:
+        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
+        places = range(part, len(graphs), parts) if deal is None else deal[part]
+        return make(context, [graphs[place] for place in places])
+
+    return make_client_app(client_fn, **mods)

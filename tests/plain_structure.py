@@ -30,6 +30,35 @@ from flower_graph.strategies.fedgls.networks import (
 )
 
 
+class PlainNet(nn.Module):
+    """A model that takes over the engine's weights: its slots are the first layer and the rest."""
+
+    start: ModelWeights  # the model that was taken over last
+
+    def slots(self) -> list[nn.Parameter]:
+        raise NotImplementedError
+
+    def load(self, model: ModelWeights) -> None:
+        """Take over a model; the optimiser stays."""
+        self.start = model
+        with torch.no_grad():
+            for slot, value in zip(self.slots(), self.start_slots(), strict=True):
+                slot.copy_(value)
+
+    def start_slots(self) -> list[Tensor]:
+        shapes = [slot.t().shape for slot in self.slots()[1:]]
+        parts = self.start.rest.split([shape.numel() for shape in shapes])
+        rest = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        return [value.t() for value in (self.start.first, *rest)]
+
+    def model(self, x: Tensor) -> ModelWeights:
+        """The weights; a row whose feature is nowhere in ``x`` as it came."""
+        first, *rest = (slot.detach().t().clone() for slot in self.slots())
+        has = (x != 0).any(0)[:, None]
+        flat = torch.cat([part.reshape(-1) for part in rest])
+        return ModelWeights(torch.where(has, first, self.start.first), flat)
+
+
 @dataclass
 class Drops:
     """What dropout leaves of one model in each step of a round: ``[E, n, f]`` and ``[E, n, h]``."""
@@ -42,7 +71,7 @@ NoDrops = Drops(torch.ones(1, 1, 1), torch.ones(1, 1, 1))
 MakeDrops = Callable[[int, int, int], Drops]  # of client, number of the model, round
 
 
-class Net(nn.Module):
+class Net(PlainNet):
     """Two layers, of a GCN or, without a graph, of an MLP, and its own Adam."""
 
     def __init__(self, start: ModelWeights, settings: StructureSettings, *, is_gnn: bool) -> None:
@@ -63,23 +92,6 @@ class Net(nn.Module):
         linear = [layer.lin if self.is_gnn else layer for layer in self.layers]
         pairs = zip(linear, self.layers, strict=True)
         return [slot for one, layer in pairs for slot in (one.weight, layer.bias)]
-
-    def load(self, model: ModelWeights) -> None:
-        """Take over a model; the optimiser stays."""
-        h, k = self.settings.hidden, self.settings.num_classes
-        bias, weight, last = model.rest.split([h, h * k, k])
-        with torch.no_grad():
-            values = (model.first.T, bias, weight.view(h, k).T, last)
-            for slot, value in zip(self.slots(), values, strict=True):
-                slot.copy_(value)
-        self.start = model
-
-    def model(self, x: Tensor) -> ModelWeights:
-        """The weights; a row whose feature is nowhere in ``x`` as it came."""
-        first, bias, weight, last = (slot.detach().clone() for slot in self.slots())
-        has = (x != 0).any(0)[:, None]
-        rest = torch.cat([bias, weight.T.reshape(-1), last])
-        return ModelWeights(torch.where(has, first.T, self.start.first), rest)
 
     def forward(self, x: Tensor, adjacency: Tensor | None, dropped: Tensor | float = 1.0):
         """Hidden numbers, before dropout, and logits."""

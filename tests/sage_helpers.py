@@ -4,21 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from flwr.app import Context, RecordDict
+from graph_helpers import dealt
 
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fed_sage import client as client_module
+from flower_graph.strategies.fed_sage import strategy as strategy_module
 from flower_graph.strategies.fed_sage.client import SageClient
 from flower_graph.strategies.fed_sage.strategy import LocalSage
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 
+
+@pytest.fixture(autouse=True)
+def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let generators take three steps, alone and together, where this is imported."""
+    monkeypatch.setattr(client_module, "GENERATOR_EPOCHS", 3)
+    monkeypatch.setattr(strategy_module, "GENERATOR_EPOCHS", 3)
+
+
 CLASSES, FEATURES = 3, 8
-EPOCHS = 3  # of the generators, alone and together
 SETTINGS = EgoSettings(FEATURES, CLASSES, hidden=6, learning_rate=0.02, seed=5)
 
 
@@ -63,20 +74,12 @@ def client_app(
     client: Callable[..., Any] = SageClient,
     settings: EgoSettings = SETTINGS,
 ) -> Any:
-    how: dict[str, Any] = {"averages": strategy.averages, "generator_epochs": EPOCHS}
-
-    def client_fn(context: Context) -> Any:
-        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        return client(context, egos[part::parts], settings, **how)
-
-    return make_client_app(client_fn)
+    return dealt(partial(client, settings=settings, averages=strategy.averages), egos)
 
 
 def new_client(egos: list[EgoNetwork], settings: EgoSettings = SETTINGS, **how: Any) -> SageClient:
     context = Context(1, 1, {}, RecordDict(), {})
-    return SageClient(
-        context, egos, settings, **{"averages": True, "generator_epochs": EPOCHS, **how}
-    )
+    return SageClient(context, egos, settings, **{"averages": True, **how})
 
 
 def learners_of(client: SageClient) -> list[Any]:
@@ -101,17 +104,10 @@ def run_sage(
     supernodes: int = 2,
     egos: list[EgoNetwork] | None = None,
     client: Callable[..., Any] = SageClient,
-    make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     settings: EgoSettings = SETTINGS,
-    resume: bool = False,
-    **options: Any,
 ) -> SageOutcome:
-    """Run a strategy; `options` are its arguments."""
-    outcome = SageOutcome(strategy(settings, **{"generator_epochs": EPOCHS, **options}))
-    grid = make_grid(
-        client_app(egos or networks(), strategy, client, settings), num_supernodes=supernodes
-    )
-    outcome.strategy.start(
-        grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append, resume=resume
-    )
+    outcome = SageOutcome(strategy(settings))
+    app = client_app(egos or networks(), strategy, client, settings)
+    grid = InProcessGrid(app, num_supernodes=supernodes)
+    outcome.strategy.start(grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append)
     return outcome

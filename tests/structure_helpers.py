@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import torch
 from flwr.app import Context
-from flwr.serverapp.strategy import Result
+from graph_helpers import dealt
 from plain_structure import FEDGLS, PlainClient, PlainFederation
-from torch import Tensor, nn
+from torch import Tensor
 
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.outputs.files import SavedModels
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.method import KINDS
 from flower_graph.strategies.fedgls.networks import LearnerSettings, StructureSettings
-from flower_graph.strategies.fedgls.strategy import StructureClient, StructureFedAvg
+from flower_graph.strategies.fedgls.strategy import StructureFedAvg
 
 FEATURES, CLASSES = 8, 4
 MODEL_KEYS = (("gnn-first", "gnn-rest"), ("encoder-first", "encoder-rest"))
@@ -127,14 +123,6 @@ def learners_of(cohort: StructureCohort, what: str = "weight") -> dict[int, list
     return found
 
 
-def built(saved: SavedModels, client: int) -> nn.Module:
-    """Build a saved model as anybody does who has PyTorch and PyTorch Geometric."""
-    place, _, name = saved.module.rpartition(".")
-    model: nn.Module = getattr(import_module(place), name)(**saved.arguments)
-    model.load_state_dict(saved.state_dict(client))
-    return model.eval()
-
-
 # Runs --------------------------------------------------------------------------------------------
 
 
@@ -150,20 +138,12 @@ def client_app(
     graphs: Sequence[ClientGraph] | None = None,
     deal: Sequence[Sequence[int]] | None = None,
     settings: StructureSettings | None = None,
-    checkpoint_dir: Path | None = None,
-    **more: Any,
+    **mods: Any,
 ) -> Any:
-    """Deal clients out by place: as ``deal`` says, or in turn; ``more`` are the app's arguments."""
+    """Deal clients out as `dealt` does."""
+    kind, own = KINDS[method].client, settings or settings_of(method)
     everyone = toy_clients() if graphs is None else graphs
-
-    def client_fn(context: Context) -> StructureClient:
-        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        places = range(part, len(everyone), parts) if deal is None else deal[part]
-        own = [everyone[place] for place in places]
-        kind, mine = KINDS[method].client, settings or settings_of(method)
-        return kind(context, own, mine, checkpoint_dir=checkpoint_dir)
-
-    return make_client_app(client_fn, **more)
+    return dealt(lambda context, local: kind(context, local, own), everyone, deal, **mods)
 
 
 @dataclass
@@ -173,7 +153,6 @@ class Outcome:
     strategy: StructureFedAvg
     grid: InProcessGrid
     reports: list[RoundReport] = field(default_factory=list)
-    result: Result | None = None
 
     @property
     def figures(self) -> Tensor:
@@ -215,20 +194,13 @@ def run(
     graphs: Sequence[ClientGraph] | None = None,
     deal: Sequence[Sequence[int]] | None = None,
     app: Any = None,
-    make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     settings: StructureSettings | None = None,
-    strategy: type[StructureFedAvg] | None = None,
-    resume: bool = False,
-    **options: Any,
 ) -> Outcome:
-    """Run a method in process; ``options`` are the strategy's arguments."""
+    """Run a method in process."""
     own = settings or settings_of(method)
-    app = app or client_app(method, graphs, deal, own, options.get("checkpoint_dir"))
-    grid = make_grid(app, num_supernodes=supernodes)
-    outcome = Outcome((strategy or KINDS[method].server)(own, **options), grid)
-    outcome.result = outcome.strategy.start(
-        grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append, resume=resume
-    )
+    grid = InProcessGrid(app or client_app(method, graphs, deal, own), num_supernodes=supernodes)
+    outcome = Outcome(KINDS[method].server(own), grid)
+    outcome.strategy.start(grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append)
     return outcome
 
 

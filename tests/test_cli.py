@@ -15,11 +15,11 @@ import pytest
 
 from flower_graph import errors
 from flower_graph.apps.cli import main as cli
-from flower_graph.apps.cli.progress import EngineLines, RoundPrinter, Shown
+from flower_graph.apps.cli.progress import EngineLines, RoundPrinter
 from flower_graph.apps.cli.run import default_folder
 from flower_graph.config.common import RunConfig
 from flower_graph.config.schema import settings_of
-from flower_graph.data.sources.presence import ABSENT, HERE, OWN
+from flower_graph.data.sources.cache import ABSENT, HERE, OWN
 from flower_graph.method.load import data_name_of, list_configs, load_config, to_dict, to_yaml
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.writer import RunWriter
@@ -137,7 +137,8 @@ def test_every_named_error_is_told_in_a_line(
 ) -> None:
     assert kind.__module__ == errors.__name__
     runner.fail = failing(kind("what was wrong"))
-    assert cli.main(["run", "quickstart", "--quiet"]) == (1 if kind is errors.ClientBugError else 2)
+    failed = kind in (errors.ClientBugError, errors.EngineFailedError)
+    assert cli.main(["run", "quickstart", "--quiet"]) == (1 if failed else 2)
     assert capsys.readouterr().err == "error: what was wrong\n"
 
 
@@ -203,7 +204,7 @@ def test_flwr_engine_gets_paths_in_full(
         calls.append((given, rest))
         rest["echo"]("a line of the log")
         if len(calls) == 2:
-            raise RuntimeError("`flwr run` ended without a result")
+            raise errors.EngineFailedError("`flwr run` ended without a result")
         writer = RunWriter(given[2], {"seed": rest["seed"]})
         writer.write_round(report(1))
         return writer.finish({"clients": 2, "engine": "flwr"})
@@ -341,7 +342,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: Captured
 
 
 def test_lines_every_so_many_rounds_and_where_something_is_unusual(capsys: Captured) -> None:
-    printer = RoundPrinter(7, seed=0, shown=Shown(log_every=3))
+    printer = RoundPrinter(7, seed=0, log_every=3)
     for number in range(1, 8):
         printer(replace(report(number), skipped="too few" if number == 5 else ""))
     shown = capsys.readouterr().err.splitlines()

@@ -1,11 +1,31 @@
-"""All pages: what they name is there."""
+"""All pages: what they name is there; their tables say what declarations and results say."""
 
 from __future__ import annotations
 
+import ast
+import importlib
+import json
 import re
+from collections.abc import Iterator
+from email.message import Message
+from inspect import ismodule
+from itertools import chain
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from doc_helpers import DOCS
+
+import flower_graph
+from benchmarks import reliability
+from benchmarks import run as benchmarks
+from flower_graph.apps.cli import documentation
+from flower_graph.apps.cli.main import _COMMANDS, main
+from flower_graph.config.schema import known_keys, settings_of
+from flower_graph.errors import ConfigError
+from flower_graph.lazy import declared
+from flower_graph.method.registry import known_apps, schema_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([page for page in ROOT.glob("docs/**/*.md") if "results" not in page.parts])
@@ -77,3 +97,248 @@ def test_every_guide_is_in_the_contents_of_the_site() -> None:
             listed |= {(page.parent / f"{name}.md").resolve() for name in names}
     assert {page.resolve() for page in PAGES} - listed == {ROOT / "docs" / "index.md"}
     assert all(page.is_file() for page in listed)
+
+
+# `flower-graph docs` ------------------------------------------------------------------------------
+
+
+CODE = ("flower_graph", "strategies", "apps")
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Give all texts in the code that a person may read, without docstrings."""
+    for folder in CODE:
+        for path in (DOCS.parent / folder).rglob("*.py"):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            own = {
+                id(node.value)
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+            }
+            for node in ast.walk(tree):
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+                if is_text and id(node) not in own:
+                    yield path.name, node.value
+
+
+@pytest.fixture
+def guides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documentation, "SITE", Path("nowhere"))
+
+
+@pytest.mark.usefixtures("guides")
+def test_each_page_that_a_text_names_is_there_and_none_is_named_as_a_file() -> None:
+    named: list[str] = []
+    for file, text in _texts():
+        assert not re.search(r"\bdocs/[\w/-]+\.md", text), (file, text)
+        named += re.findall(r"flower-graph docs ([\w/#-]+)", text)
+    assert len(named) >= 12
+    for page in named:
+        address, _, anchor = documentation.address_of(page).partition("#")
+        text = Path(address.removeprefix("file://")).read_text(encoding="utf-8")
+        assert not anchor or anchor in anchors(text), page
+
+
+def test_a_page_is_found_in_the_site_by_its_name_or_the_end_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(documentation, "SITE", tmp_path)
+    for name in ("index", "own-data", "reference/configuration", "results/heat-map/README"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.html").touch()
+    opened: list[str] = []
+    monkeypatch.setattr(documentation.webbrowser, "open", opened.append)
+    for asked, file in (
+        ([], "index.html"),
+        (["own-data#splits"], "own-data.html#splits"),
+        (["configuration"], "reference/configuration.html"),
+        (["results/heat-map"], "results/heat-map/README.html"),
+    ):
+        assert main(["docs", *asked]) == 0
+        assert opened[-1] == capsys.readouterr().out.strip() == f"{tmp_path.as_uri()}/{file}"
+    assert main(["docs", "own-data", "--path"]) == 0 and len(opened) == 4
+    with pytest.raises(ConfigError, match="own-data"):
+        documentation.address_of("own-dta")
+
+
+def test_without_pages_the_projects_address_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SITE", "GUIDES"):
+        monkeypatch.setattr(documentation, name, tmp_path)
+    said = Message()
+    monkeypatch.setattr(documentation, "metadata", lambda name: said)
+    with pytest.raises(ConfigError, match="address"):
+        documentation.address_of("own-data")
+    said["Project-URL"] = "Documentation, https://git.example/x/tree/v1/docs"
+    found = documentation.address_of("own-data#splits")
+    assert found == "https://git.example/x/tree/v1/docs/own-data.md#splits"
+
+
+@pytest.mark.usefixtures("guides")
+def test_without_a_site_a_page_is_printed_with_the_tables_that_code_declares(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(documentation.webbrowser, "open", None)  # nothing is opened
+    for page, words in (
+        ("own-data", "# Graphs of your own"),
+        ("configuration", "| `strategy.learning_rate` |"),
+        ("command-line", "--overwrite"),
+        ("api", "\n- `fg.errors.ConfigError`: "),
+        ("promises", "| words | tests |"),
+    ):
+        assert main(["docs", page]) == 0
+        text = capsys.readouterr().out
+        assert words in text and "eval-rst" not in text, page
+    assert main(["docs", "outputs#checkpoints"]) == 0
+    assert capsys.readouterr().out.startswith("### Checkpoints\n")
+
+
+def test_commands_that_the_page_lists_are_all() -> None:
+    text = (DOCS / "reference" / "command-line.md").read_text(encoding="utf-8")
+    listed = text.partition("whole: ")[2].partition(".")[0]
+    assert re.findall(r"`([\w-]+)`", listed) == list(_COMMANDS)
+
+
+# Tables that are made -----------------------------------------------------------------------------
+
+
+FAULTS: dict[str, dict[str, Any]] = json.loads(reliability.RESULTS.read_text(encoding="utf-8"))
+# Only these have sums that nobody can take apart
+SECURE = {"a client is killed between the stages of a secure sum": {"FedSCem", "PPFL-GNN"}}
+
+
+@pytest.fixture(scope="module")
+def generator() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(DOCS)
+        yield importlib.import_module("generate")
+
+
+def test_tables_can_be_made_and_are_not_committed(generator: ModuleType) -> None:
+    for page in generator.PAGES:
+        text = (DOCS / "reference" / f"{page}.md").read_text(encoding="utf-8")
+        made = generator.generate(page)
+        assert text == generator.MARKED.sub(r"\1\3", made)
+        assert len(made) > len(text) + 1000
+
+
+def test_every_public_name_and_command_is_on_its_page(generator: ModuleType) -> None:
+    names, commands = generator.generate("api"), generator.generate("command-line")
+    found = re.findall(r"^\.\. auto\w+:: flower_graph\.(\w+)$", names, re.MULTILINE)
+    modules = {name for name in declared("flower_graph") if ismodule(getattr(flower_graph, name))}
+    assert sorted([*found, *modules]) == sorted(declared("flower_graph"))
+    assert names.count(".. automodule:: ") == len(modules)
+    shown = set(re.findall(r"^## flower-graph ([\w-]+)", commands, re.MULTILINE))
+    assert shown == set(_COMMANDS)
+
+
+def test_the_configuration_page_has_every_key_of_every_method_and_no_other(
+    generator: ModuleType,
+) -> None:
+    text = generator.generate("configuration")
+    parts = text.split("<!-- generated: ")
+    _, _, shared, several, *own = (part.partition("<!-- end -->")[0] for part in parts)
+    for app, table in zip(known_apps(), own, strict=True):
+        ours = [row for row in several.splitlines() if re.search(f"`{app}`[,:]", row)]
+        rows = [*shared.splitlines(), *ours, *table.splitlines()]
+        named = [row.split("|")[1].strip(" `") for row in rows if row.startswith("| `")]
+        assert set(named) == set(known_keys(schema_of(app)))
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for app in known_apps():
+        assert [setting.key for setting in settings_of(schema_of(app)) if not setting.help] == []
+
+
+def test_the_page_on_performance_is_made_of_the_results() -> None:
+    results = json.loads(benchmarks.RESULTS.read_text(encoding="utf-8"))
+    assert benchmarks.PAGE.read_text(encoding="utf-8") == benchmarks.page(results)
+
+
+# Faults that tests noted -------------------------------------------------------------------------
+
+
+def test_the_page_on_reliability_has_the_table_of_the_results() -> None:
+    page = reliability.PAGE.read_text(encoding="utf-8")
+    written = page.partition(reliability.BEGIN)[2].partition(reliability.END)[0]
+    assert written.strip() == reliability.table(FAULTS)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_method_was_tried(fault: str) -> None:
+    assert set(FAULTS[fault]) >= SECURE.get(fault, set(reliability.METHODS))
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    named = {one["test"] for methods in FAULTS.values() for one in methods.values()}
+    for test in named:
+        file, _, name = test.partition("::")
+        tree = ast.parse((DOCS.parent / file).read_text(encoding="utf-8"))
+        assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no marks")
+    with pytest.raises(ValueError, match="marks"):
+        reliability.write_page(page, FAULTS)
+
+
+def test_methods_to_which_the_same_happened_share_a_row_in_their_order() -> None:
+    one = {"happened": "nothing", "test": "tests/contracts/test_x.py::test_y"}
+    other = {"happened": "something", "test": "tests/contracts/test_x.py::test_y"}
+    text = reliability.table({"a fault": {"PPFL-GNN": one, "FedSCem": other, "nFedGNN": one}})
+    assert text.splitlines() == [
+        "## A fault",
+        "",
+        "| methods | what happened | test |",
+        "| --- | --- | --- |",
+        "| nFedGNN; PPFL-GNN | nothing | `test_x.py::test_y` |",
+        "| FedSCem | something | `test_x.py::test_y` |",
+    ]
+
+
+# docs/security.md ---------------------------------------------------------------------------------
+
+
+SECURITY = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
+HOSTILE = (ROOT / "docs" / "results" / "hostile.md").read_text(encoding="utf-8")
+LIARS = json.loads((ROOT / "tests" / "hostile" / "liars.json").read_text("utf-8"))
+TOTALS = json.loads((ROOT / "docs" / "results" / "hostile.json").read_text("utf-8"))["totals"]
+FORMS = json.loads((ROOT / "docs" / "results" / "hostile.json").read_text("utf-8"))["methods"]
+
+
+def test_the_table_is_the_result() -> None:
+    for name, found in TOTALS.items():
+        assert f"| {name} | {' | '.join(f'{count:,}' for count in found.values())} |" in HOSTILE
+
+
+def test_every_case_has_one_verdict() -> None:
+    kinds = [kind for kinds in FORMS.values() for kind in kinds.values()]
+    for kind in kinds:
+        verdicts = [kind.get(one, []) for one in ("refused", "harmless", "taken", "crashed")]
+        names = [name for found in verdicts for name in found]
+        assert len(names) == len(set(names)) == kind["counts"]["tried"]
+    assert sum(kind["counts"]["tried"] for kind in kinds) == TOTALS["all"]["tried"]
+
+
+def test_the_corpus_is_large_and_none_of_it_does_harm() -> None:
+    found = TOTALS["all"]
+    assert found["tried"] >= 1500
+    assert all(TOTALS[name]["tried"] >= 150 for name in TOTALS)
+    assert {found[one] for one in ("crashed", "differs", "evicted", "costly")} == {0}
+
+
+def test_each_row_of_the_table_of_liars_has_tests_that_are_there() -> None:
+    table = SECURITY.partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    assert [row[:2] for row in rows] == [
+        [who, setting] for who, settings in LIARS.items() for setting in settings
+    ]
+    assert all(learn and stays for *_, learn, stays in rows)
+    shown = {who: [*chain(*settings.values())] for who, settings in LIARS.items()}
+    # Of a server that more collude with than is assumed there is nothing to show.
+    assert [who for who, tests in shown.items() if not tests] == ["a server and more than *k*"]
+    assert [name for name in chain(*shown.values()) if not (ROOT / name).is_file()] == []
+    assert "(docs/security.md#who-lies-and-what-follows)" in (ROOT / "SECURITY.md").read_text()

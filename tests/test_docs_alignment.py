@@ -10,7 +10,7 @@ from doc_helpers import DOCS, run_blocks
 
 from flower_graph.ops import consensus
 
-PAGE = DOCS / "alignment.md"
+PAGE = DOCS / "reference" / "alignment.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 

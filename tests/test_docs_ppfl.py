@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 import runpy
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from doc_helpers import DOCS, run_blocks
 
-from flower_graph.apps.run import run
-from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 
 PAGE, BLOCKS = DOCS / "ppfl.md", 3
 TEXT = PAGE.read_text(encoding="utf-8")
-OUTPUTS = (DOCS / "outputs.md").read_text(encoding="utf-8")
 
 
 @cache
@@ -68,50 +62,3 @@ def test_a_module_of_pytorch_is_a_model_as_it_stands(capsys: pytest.CaptureFixtu
     metrics = space["result"].train_metrics_clientapp
     assert [metrics[number]["answered"] for number in range(1, 6)] == [4] * 5
     assert metrics[5]["loss"] < 0.5 * metrics[1]["loss"]
-
-
-def save_clients(folder: Path) -> None:
-    """Save three rings of 150 nodes, of which 90 are the same people."""
-    folder.mkdir()
-    for place, name in enumerate(("bern", "genf", "zug")):
-        draw = torch.Generator().manual_seed(place)
-        ids = torch.cat([torch.arange(90), 1000 * (place + 1) + torch.arange(60)])
-        y, node = ids % 3, torch.arange(150)
-        x = (
-            torch.rand(150, 9, generator=draw) < 0.2 + 0.3 * (torch.arange(9) // 3 == y[:, None])
-        ).float()
-        ring = torch.stack([node, (node + 3) % 150])
-        torch.save({"x": x, "edge_index": ring, "y": y, "n_id": ids}, folder / f"{name}.pt")
-
-
-@pytest.mark.usefixtures("pictures")
-def test_clients_of_a_folder_write_what_the_page_on_outputs_says(tmp_path: Path) -> None:
-    save_clients(tmp_path / "clients")
-    quick = ["rounds=2", "device=cpu", "gat.epochs=2", "judge.folds=2"]
-    config = load_config("ppfl/cora-gat", [f"data.name={tmp_path / 'clients'}/", *quick])
-    result = run(config, tmp_path / "run")
-    assert (result["clients"], result["rejected"]) == (3, 0)
-    check_outputs(tmp_path / "run", result)
-
-
-def check_outputs(folder: Path, result: dict[str, Any]) -> None:
-    """Compare what a run wrote with what the page on outputs says."""
-    saved = sorted(path.name for path in (folder / "embeddings").iterdir())
-    assert saved == ["client-0.npz", "client-1.npz", "client-2.npz"]
-    (table,) = re.findall(r"^### embeddings\n(.*?)^#", OUTPUTS, re.MULTILINE | re.DOTALL)
-    rows = re.findall(r"^\| `(\w+)` \| (\w+) `\[(.*?)\]`", table, re.MULTILINE)
-    sizes = {"n": 150, "d": 16}
-    for file in saved:
-        with np.load(folder / "embeddings" / file) as arrays:
-            found = {key: (array.dtype.name, array.shape) for key, array in arrays.items()}
-        assert found == {
-            key: (kind, tuple(sizes[letter] for letter in shape.split(", ")))
-            for key, kind, shape in rows
-        }
-    assert (folder / "alignment.png").read_bytes().startswith(b"\x89PNG")
-    keys = re.findall(r"^\| `alignment` \|(.*?)\|", OUTPUTS, re.MULTILINE)[0]
-    assert set(result["alignment"]) == set(re.findall(r"`(precision-\d+)`", keys))
-    (judged,) = re.findall(r"^\| `judged` \| (.*?);", OUTPUTS, re.MULTILINE)
-    assert re.findall(r"`(\w+)`", judged) == [*result["judged"], *result["judged"]["svc"]]
-    for roles in result["judged"].values():
-        assert {role: len(values) for role, values in roles.items()} == {"val": 3, "test": 3}

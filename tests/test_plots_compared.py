@@ -43,7 +43,7 @@ def test_curves_are_a_picture_even_of_bad_runs(tmp_path: Path, count: int) -> No
 
 def test_baselines_are_grey_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     axes: list[Axes] = []
-    monkeypatch.setattr(base, "save", lambda figure, path: axes.extend(figure.axes))
+    monkeypatch.setattr(base, "save", lambda figure, *_: axes.extend(figure.axes))
     one = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10)
     given = {"majority": 0.3, "logistic regression": 0.5}
     save_curves(tmp_path / "curves.png", [one], title="test", baselines=given)
@@ -57,7 +57,7 @@ def test_metrics_are_curves_and_mistakes_a_map_of_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     axes: list[Axes] = []
-    monkeypatch.setattr(base, "save", lambda figure, path: axes.extend(figure.axes))
+    monkeypatch.setattr(base, "save", lambda figure, *_: axes.extend(figure.axes))
     one = RoundReport(1, 1.0, 1.0, 0.0, 0.9, 0.1, 0.2, 10, 10)
     one.scores = {"macro-f1": {"train": 0.9, "val": 0.2, "test": 0.3}}
     one.confusion = [[3, 1], [0, 0]]  # of the second class there is no node
@@ -90,9 +90,9 @@ def test_points_have_their_intervals_and_the_papers_marks(drawn: list[Axes]) -> 
     panels = {"Cora": ours, "PubMed": {}, "CiteSeer": marks}
     plot_intervals(Path("x.png"), panels, label="accuracy")
     axes, _, other = drawn
-    first, second = axes.containers
-    assert [tuple(one.lines[0].get_xydata()[0]) for one in (first, second)] == [(0.8, 0), (0.6, 1)]  # type: ignore[index,union-attr]
-    interval = first.lines[2][0].get_segments()[0]  # type: ignore[index,union-attr]
+    (points,) = axes.containers
+    assert [tuple(one) for one in points.lines[0].get_xydata()] == [(0.8, 0), (0.6, 1)]  # type: ignore[index,union-attr]
+    interval = points.lines[2][0].get_segments()[0]  # type: ignore[index,union-attr]
     assert interval[:, 0].tolist() == pytest.approx([0.78, 0.82])
     assert not axes.patches, "no bars, whose lengths a cut axis would make wrong"
     assert [text.get_text() for text in axes.get_yticklabels()] == ["a", "b", "c"]
@@ -190,7 +190,7 @@ def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
             plot_matrices,
             {},
             {"rows": ("a", ()), "columns": ("b", ()), "label": "c"},
-            "matrix",
+            "panels",
         ),
         (plot_points, {}, {}, "panels"),
         (plot_spent, {}, {}, "panels"),
@@ -198,8 +198,8 @@ def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
         (plot_budgets, {}, {}, "panels"),
         (plot_budgets, {"t": Panel({}, LEVELS)}, {}, "t"),
         (plot_budgets, {"t": Panel({1.0: []}, LEVELS)}, {}, "t"),
-        (plot_counts, {}, {"title": "t"}, "distribution"),
-        (plot_grid, {}, {}, "least"),
+        (plot_counts, {}, {"title": "t"}, "panels"),
+        (plot_grid, {}, {}, "panels"),
         (plot_grid, {"Cora": {"A": CurveSet([[]], [[1.0]])}}, {}, "curve"),
     ],
 )

@@ -22,7 +22,6 @@ ROOT = Path(__file__).resolve().parents[1]
 TEXT = {".py", ".toml", ".yaml", ".md", ".txt", ".json", ".in", ".cfg", ""}
 # Folders that only one machine has. `/tmp` is common to all, so code may name it on its own.
 MACHINE_PATH = re.compile(r"(?<![\w./-])/(home|root|work|Users|mnt|tmp)/(?!\*)[\w.-]+")
-MOST_ANY = 400  # words "Any" in the package, comments about it among them
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -50,54 +49,6 @@ def test_no_tracked_file_names_a_path_of_one_machine() -> None:
         assert MACHINE_PATH.search(text)
     for text in ("network/mnt/x", "https://a.org/home/x", "apps/root/x", "/tmp", "./tmp/x"):
         assert not MACHINE_PATH.search(text)
-
-
-def _package() -> dict[str, str]:
-    folders = ("flower_graph", "strategies", "apps")
-    paths = sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
-    return {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in paths}
-
-
-def test_the_package_is_typed() -> None:
-    texts = _package()
-    assert sum(len(re.findall(r"\bAny\b", text)) for text in texts.values()) <= MOST_ANY
-    bare = [f"{name}:{one}" for name, text in texts.items() for one in _unexplained(text)]
-    assert bare == [], "say beside the signature, or above it, why no type can be written"
-
-
-def test_the_check_of_types_finds_what_it_looks_for() -> None:
-    head = "class A:\n    def f(self, x: {}) -> {}:{}\n        pass\n"
-    assert _unexplained(head.format("list[Any]", "int", "")) == ["2 f"]
-    assert _unexplained(head.format("int", "Any", "")) == ["2 f"]
-    assert not _unexplained(head.format("int", "Any", "  # as it came"))
-    assert not _unexplained("# as it came\n@cache\ndef f() -> Any:\n    pass\n")
-    assert not _unexplained("def _f() -> Any:\n    pass\n")
-
-
-def _unexplained(text: str) -> list[str]:
-    """Return the public signatures that have ``Any`` and no comment: the line and the name."""
-    lines, result = text.splitlines(), []
-    inside = [ast.parse(text)] if "Any" in text else []
-    while inside:
-        for one in inside.pop().body:
-            if isinstance(one, ast.ClassDef) and not one.name.startswith("_"):
-                inside.append(one)
-            is_public = isinstance(one, ast.FunctionDef) and not re.match("_(?!_init_)", one.name)
-            if not is_public or "Any" not in _annotated(one):
-                continue
-            above = min([one.lineno, *(each.lineno for each in one.decorator_list)]) - 2
-            signature = lines[one.lineno - 1 : one.body[0].lineno - 1]
-            if not any("#" in line for line in (lines[above], *signature)):
-                result.append(f"{one.lineno} {one.name}")
-    return result
-
-
-def _annotated(function: ast.FunctionDef) -> set[str]:
-    """Return the names in a function's annotations."""
-    every = [one for one in ast.walk(function.args) if isinstance(one, ast.arg)]
-    annotations = [*(one.annotation for one in every), function.returns]
-    inner = (ast.walk(one) for one in annotations if one is not None)
-    return {node.id for one in inner for node in one if isinstance(node, ast.Name)}
 
 
 def test_version_is_the_same_wherever_it_stands() -> None:

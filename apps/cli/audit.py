@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
+from flower_graph.apps.cli.say import say
 from flower_graph.apps.run import check_run, client_app, with_registry
 from flower_graph.audit.attacks import Audit, RecordingGrid
 from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
@@ -120,7 +121,7 @@ def audit_command(args: argparse.Namespace) -> int:
     if args.page is not None:
         if args.config is not None:
             raise ConfigError(f"--page {args.page}: runs nothing, so leave {args.config} out")
-        print(write_index(args.page))
+        say(write_index(args.page))
         return 0
     if args.config is None:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
@@ -131,7 +132,7 @@ def audit_command(args: argparse.Namespace) -> int:
         check_run(one.config)
     with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
         _write(out, _audit(args, plans))
-        print(read_text(out / PAGE, MOST_RECORD), f"written to {out}", sep="\n", flush=True)
+        say(read_text(out / PAGE, MOST_RECORD), f"written to {out}")
     return 0
 
 
@@ -191,7 +192,7 @@ def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict
             result.append(findings)
             seconds.append(spent)
             seed = one.config.seed
-            print(f"{one.name}, seed {seed}: {spent:.0f} s", file=sys.stderr, flush=True)
+            say(f"{one.name}, seed {seed}: {spent:.0f} s", to=sys.stderr)
         joined += findings_of(same[0].name, result)
         mean = sum(seconds) / len(seconds)
         settings.append({"name": same[0].name, "seconds": mean, "config": to_dict(same[0].config)})

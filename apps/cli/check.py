@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from logging.handlers import BufferingHandler
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 
@@ -17,7 +15,7 @@ import torch
 from click import ClickException
 from flwr.app import UserConfigValue
 
-from flower_graph.apps.cli.say import say
+from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, first_rounds
 from flower_graph.config.common import RunConfig
 from flower_graph.data.survey import Survey, is_heterophilous, lines, survey, survey_graph
@@ -49,7 +47,11 @@ def check_command(args: argparse.Namespace) -> int:
     with new_folder(args.out) if args.out else nullcontext() as out:
         say(args.target, *_shown(description))
         tried = {name: _tried(name, config, description) for name, config in configs.items()}
-        for why, names in _refusals(tried).items():
+        refusals: dict[str, list[str]] = {}  # each reason once, with its configs
+        for name, result in tried.items():
+            if "refused" in result:
+                refusals.setdefault(str(result["refused"]), []).append(name)
+        for why, names in refusals.items():
             say(f"{', '.join(names)}\n  cannot     {why}")
         if out is not None:
             _write(out, args.target, description, configs, tried)
@@ -119,31 +121,6 @@ def _configs(target: str, overrides: Sequence[str]) -> dict[str, RunConfig]:
     return result
 
 
-def _refusals(tried: Mapping[str, Tree]) -> dict[str, list[str]]:
-    """Return why methods cannot run: each reason once, with its configs."""
-    refusals: dict[str, list[str]] = {}
-    for name, result in tried.items():
-        if "refused" in result:
-            refusals.setdefault(result["refused"], []).append(name)
-    return refusals
-
-
-@contextmanager
-def _warned() -> Iterator[list[str]]:
-    """Collect the library's warnings, so that each is printed with its method."""
-    log, handler = logging.getLogger("flower_graph"), BufferingHandler(sys.maxsize)
-    handler.setLevel(logging.WARNING)
-    before, log.propagate = log.propagate, False
-    log.addHandler(handler)
-    messages: list[str] = []
-    try:
-        yield messages
-    finally:
-        log.removeHandler(handler)
-        log.propagate = before
-        messages += [record.getMessage() for record in handler.buffer]
-
-
 def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, object]:
     method = method_of(config)
     try:
@@ -151,7 +128,7 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
         notes = [note for note in method.as_graph(config).notes if note not in description.notes]
         cut = method.partition(config)
         memory = _Memory()
-        with memory, _warned() as warnings:
+        with memory, withheld("flower_graph", logging.WARNING) as warnings:
             seconds = [report.seconds for report in first_rounds(config)]
     except (ConfigError, DataError) as error:
         return {"refused": str(error)}
@@ -160,7 +137,11 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
         "notes": notes,
         "clients": method.num_clients(config),
         "holdings": method.holdings(config),
-        "warnings": [*_warnings(config, description), *([caveat] if caveat else []), *warnings],
+        "warnings": [
+            *_warnings(config, description),
+            *([caveat] if caveat else []),
+            *(record.getMessage() for record in warnings),
+        ],
         "figures": cut.statistics.figures,
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,
@@ -214,19 +195,18 @@ def _write(
 
 
 class _Memory:
-    def __init__(self) -> None:
-        self.peak = 0
-        self._process, self._is_over = psutil.Process(), threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def _look(self) -> None:
-        while True:
-            self.peak = max(self.peak, self._process.memory_info().rss)
-            if self._is_over.wait(LOOK):
-                return
+    """Measures the memory that this process has at most while a block runs."""
 
     def __enter__(self) -> None:
+        self.peak, self._is_over = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
+
+    def _look(self) -> None:
+        process, is_over = psutil.Process(), False
+        while not is_over:
+            self.peak = max(self.peak, process.memory_info().rss)
+            is_over = self._is_over.wait(LOOK)
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()

@@ -19,6 +19,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 import flower_graph
+from flower_graph.apps.cli.say import say
 from flower_graph.config.rules import suggest
 from flower_graph.errors import ConfigError
 from flower_graph.storage.reading import MOST_RECORD, read_text
@@ -40,9 +41,9 @@ def docs_command(args: argparse.Namespace) -> int:
     path, _, anchor = address.partition("#")
     is_text = path.startswith("file:") and path.endswith(".md")
     if is_text and not args.path:
-        print(text_of(Path(unquote(urlparse(path).path)), anchor))
+        say(text_of(Path(unquote(urlparse(path).path)), anchor))
         return 0
-    print(address)
+    say(address)
     if not args.path:
         webbrowser.open(address)
     return 0
@@ -92,18 +93,14 @@ def address_of(page: str) -> str:
 
 def _in_folder(folder: Path, ending: str, name: str) -> Path:
     found = folder.rglob(f"*{ending}")
-    pages = {_name(path.relative_to(folder).with_suffix("").as_posix()): path for path in found}
+    names = {path: path.relative_to(folder).with_suffix("").as_posix() for path in found}
+    pages = {
+        one.removesuffix("/README").removesuffix("/index"): path for path, one in names.items()
+    }
     exact = [page for page in pages if page == name or page.endswith(f"/{name}")]
     if name in pages or len(exact) == 1:
         return pages[name if name in pages else exact[0]]
     near = suggest(name, sorted(pages), "/")
-    hint = f"did you mean {near}?" if near else f"there are {', '.join(sorted(_guides(pages)))}"
+    guides = ", ".join(sorted(page for page in pages if "/" not in page))
+    hint = f"did you mean {near}?" if near else f"there are {guides}"
     raise ConfigError(f"docs {name}: no such page; {hint}")
-
-
-def _name(page: str) -> str:
-    return page.removesuffix("/README").removesuffix("/index")
-
-
-def _guides(pages: dict[str, Path]) -> list[str]:
-    return [page for page in pages if "/" not in page]

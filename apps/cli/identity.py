@@ -3,56 +3,52 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
+from flower_graph.apps.cli.say import say
 from flower_graph.errors import ConfigError
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.identity import new_identity, public_file, read_public
 from flower_graph.secure.parties.registry import Registry, read_numbers, write_numbers
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
 
 
 def identity_command(args: argparse.Namespace) -> int:
     """Make a key pair and print where it is."""
     public = new_identity(args.file)
-    print(f"secret key  {args.file}: show it to nobody")
-    print(f"public key  {public_file(args.file)}: {public.hex()}", flush=True)
+    say(
+        f"secret key  {args.file}: show it to nobody",
+        f"public key  {public_file(args.file)}: {public.hex()}",
+    )
     return 0
 
 
 def registry_command(args: argparse.Namespace) -> int:
     """Show a registry, or write a new version of it."""
     if args.action == "show":
-        print(*_lines(Registry.read(args.registry)), sep="\n", flush=True)
+        say(*_lines(Registry.read(args.registry)))
         return 0
-    registry = _changed(args)
+    if args.action == "add":
+        registry = _opened(args.registry, args.most_clients)
+        registry = registry.with_party(read_public(args.key), read_numbers(args.clients))
+    elif args.action == "rotate":
+        registry = Registry.read(args.registry).rotated(args.party, read_public(args.key))
+    else:
+        registry = Registry.read(args.registry).without(args.party)
     registry.write(args.registry)
-    print(*_lines(registry), sep="\n")
-    print(
-        "copy this file to all SuperNodes: those with different versions refuse each other",
-        flush=True,
-    )
+    copy = "copy this file to all SuperNodes: those with different versions refuse each other"
+    say(*_lines(registry), copy)
     return 0
 
 
-def _changed(args: argparse.Namespace) -> Registry:
-    if args.action == "add":
-        new = _opened(args)
-        return new.with_party(read_public(args.key), read_numbers(args.clients))
-    registry = Registry.read(args.registry)
-    if args.action == "rotate":
-        return registry.rotated(args.party, read_public(args.key))
-    return registry.without(args.party)
-
-
-def _opened(args: argparse.Namespace) -> Registry:
-    most = args.most_clients
-    if not args.registry.exists():
+def _opened(path: Path, most: int | None) -> Registry:
+    if not path.exists():
         if most is None:
             raise ConfigError(
-                f"registry {args.registry}: is not there; for a new one give --most-clients, the "
-                "most clients that any SuperNode is granted"
+                f"registry {path}: is not there; for a new one give --most-clients, the most "
+                "clients that any SuperNode is granted"
             )
         return Registry({}, most)
-    registry = Registry.read(args.registry)
+    registry = Registry.read(path)
     if most not in (None, registry.most_clients):
         raise ConfigError(
             f"--most-clients {most}: the registry has {registry.most_clients}, which stays"

@@ -20,7 +20,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import flower_graph
@@ -31,7 +30,7 @@ from flower_graph.apps.cli.processes import (
     without_interrupts,
 )
 from flower_graph.config.app_keys import RUN_CONFIG
-from flower_graph.errors import OutputError
+from flower_graph.errors import EngineFailedError, OutputError
 from flower_graph.storage.files import STATE_VARIABLE, default_folder, write_text
 from flower_graph.storage.reading import MOST_LINES, read_bytes, read_json, reading
 from flower_graph.storage.writing import append, make_folder, remove_folder, temporary_folder
@@ -75,16 +74,7 @@ clean_up(Path(sys.argv[2]))
 APP_MODULE = 'from flower_graph.apps.{name} import app\n\n__all__ = ["app"]\n'
 
 
-@dataclass(frozen=True)
-class _Run:
-    settings: dict[str, str | bool]  # the run config
-    supernodes: int
-    echo: Callable[[str], None]
-    ray_address: str | None = None
-    meanwhile: Callable[[], None] | None = None
-
-
-class _NotStartedError(RuntimeError):
+class _NotStartedError(EngineFailedError):
     """The local SuperLink did not come up; another attempt takes other ports."""
 
 
@@ -110,11 +100,25 @@ def flwr_run(
     result = out.resolve() / "result.json"
     before = _stamp(result)
     settings = _settings(config, overrides, out, seed, resume)
-    run = _Run(settings, supernodes, echo, ray_address, meanwhile)
-    log = _launch(run, out)
+    for attempt in range(1, ATTEMPTS + 1):
+        home = temporary_folder("fg-", Path(_short_temporary_folder()))
+        with adopted_orphans(), _guarded(home):
+            try:
+                with termination_as_exit():
+                    app = _write_app(home / "app", settings)
+                    log = _run_in(home, app, supernodes, echo, ray_address, meanwhile)
+                    break
+            except _NotStartedError:
+                if attempt == ATTEMPTS:
+                    raise
+                meanwhile = None  # it is done
+            finally:
+                with without_interrupts():
+                    _keep_log(home / LOG, out)
+                    clean_up(home)
     # `flwr run` itself ends with code 0 when the app fails.
     if _stamp(result) == before or any("Exit Code:" in line for line in log):
-        raise RuntimeError(_failure("the run failed", log))
+        raise EngineFailedError(_failure("the run failed", log))
     with reading(result, OutputError):
         payload: dict[str, object] = read_json(result)
     return payload
@@ -131,25 +135,6 @@ def _settings(
         "resume": bool(resume),
         "seed": "" if seed is None else str(seed),
     }
-
-
-def _launch(run: _Run, out: Path) -> list[str]:
-    """Run the app, again with other ports if the SuperLink does not start; return its log."""
-    for attempt in range(ATTEMPTS):
-        home = temporary_folder("fg-", Path(_short_temporary_folder()))
-        with adopted_orphans(), _guarded(home):
-            try:
-                with termination_as_exit():
-                    return _run_in(home, run)
-            except _NotStartedError:
-                if attempt + 1 == ATTEMPTS:
-                    raise
-                run = replace(run, meanwhile=None)  # it is done
-            finally:
-                with without_interrupts():
-                    _keep_log(home / LOG, out)
-                    clean_up(home)
-    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def clean_up(home: Path) -> None:
@@ -177,11 +162,17 @@ def _guarded(home: Path) -> Iterator[None]:
         guard.communicate()
 
 
-def _run_in(home: Path, run: _Run) -> list[str]:
-    app = _write_app(home / "app", run.settings)
-    environment = engine_environment(home, run.ray_address)
+def _run_in(
+    home: Path,
+    app: Path,
+    supernodes: int,
+    echo: Callable[[str], None],
+    ray_address: str | None,
+    meanwhile: Callable[[], None] | None,
+) -> list[str]:
+    environment = engine_environment(home, ray_address)
     process = subprocess.Popen(
-        engine_command(app, run.supernodes, environment),
+        engine_command(app, supernodes, environment),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -190,13 +181,13 @@ def _run_in(home: Path, run: _Run) -> list[str]:
         errors="replace",
         start_new_session=True,  # Ctrl-C reaches this process alone, which ends the others
     )
-    with _beside(process, run.meanwhile):
-        tail = _follow(process, run.echo, home / LOG)
+    with _beside(process, meanwhile):
+        tail = _follow(process, echo, home / LOG)
     if process.wait() != 0:
         what = f"`flwr run` ended with code {process.returncode}"
         if any("Failed to start local SuperLink" in line for line in tail):
             raise _NotStartedError(_failure(what, tail + _superlink_log(home)))
-        raise RuntimeError(_failure(what, tail))
+        raise EngineFailedError(_failure(what, tail))
     return tail
 
 
@@ -274,9 +265,10 @@ def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, 
     environment.setdefault("OMP_WAIT_POLICY", "passive")  # actors share the cores
     root = str(Path(flower_graph.__file__).resolve().parents[1])
     if Path(root).name not in ("site-packages", "dist-packages"):
-        environment["PYTHONPATH"] = _paths(root, environment.get("PYTHONPATH"))
+        paths = [root, environment.get("PYTHONPATH", "")]
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     environment.update(
-        PATH=_paths(str(Path(sys.executable).parent), environment.get("PATH")),
+        PATH=f"{Path(sys.executable).parent}{os.pathsep}{environment.get('PATH', os.defpath)}",
         FLWR_HOME=str(home),
         **{STATE_VARIABLE: str(_state_folder(home))},
         FLWR_LOCAL_SUPERLINK_HTTP_API_PORT=str(http),
@@ -296,11 +288,6 @@ def engine_environment(home: Path, ray_address: str | None = None) -> dict[str, 
 def _state_folder(home: Path) -> Path:
     usual = default_folder()
     return usual.with_name(f"{usual.name}-{home.name}")
-
-
-def _paths(*parts: str | None) -> str:
-    """Join search paths; an empty path would stand for the working directory."""
-    return os.pathsep.join(filter(None, parts))
 
 
 def free_ports(count: int) -> list[int]:

@@ -10,7 +10,7 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -42,10 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.seeds = None if given is None else parse_seeds(given)
         for file in getattr(args, "app", None) or ():
             give_file(file.expanduser())
-        module, _, function = _COMMANDS[args.command].partition(":")
-        status: int = getattr(import_module(module), function)(args)
+        module = import_module(_COMMANDS[args.command][2], __package__)
+        status: int = getattr(module, f"{args.command.replace('-', '_')}_command")(args)
         return status
-    except errors.ClientBugError as error:
+    except (errors.ClientBugError, errors.EngineFailedError) as error:
         say(f"error: {error}", to=sys.stderr)
         return 1
     except OUR_ERRORS as error:
@@ -97,40 +97,23 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"flower-graph {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_run(commands.add_parser("run", help="train with a config", allow_abbrev=False))
-    _add_predict(
-        commands.add_parser("predict", help="predict the classes of nodes with the models of a run")
-    )
-    _add_sweep(commands.add_parser("sweep", help="try settings, and choose the best by validation"))
-    _add_compare(commands.add_parser("compare", help="compare runs: settings, figures, costs"))
-    _add_report(commands.add_parser("report", help="write a page about runs, with pictures"))
-    commands.add_parser("list", help="list methods, configs and data sets")
-    _add_docs(
-        commands.add_parser("docs", help="open or print the documentation, or one page of it")
-    )
-    _add_show(commands.add_parser("show", help="print all settings of a config"))
-    completion = commands.add_parser("completion", help="print a script that completes commands")
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
-    completion.set_defaults(parser=parser)
-    _add_new_method(
-        commands.add_parser("new-method", help="write a method of your own to start from")
-    )
-    _add_check(commands.add_parser("check", help="describe a graph, and try the methods on it"))
-    _add_partition(commands.add_parser("partition", help="show which nodes each client gets"))
-    _add_reproduce(commands.add_parser("reproduce", help="run the experiments of a paper's tables"))
-    _add_audit(commands.add_parser("audit", help="measure what the server of a run can find out"))
-    _add_identity(commands.add_parser("identity", help="make a key pair for a SuperNode"))
-    _add_registry(
-        commands.add_parser("registry", help="list the SuperNodes that take part in secure sums")
-    )
+    for name, (text, add_options, _) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, allow_abbrev=name != "run")
+        add_options(command)
+        if name == "completion":
+            command.set_defaults(parser=parser)
     return parser
 
 
-def _add_config(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+def _add_config(
+    parser: argparse.ArgumentParser,
+    nargs: str | None = None,
+    overrides: str = "settings that differ, such as rounds=100 model.name=gat",
+    values: str = "KEY=VALUE",
+) -> None:
     help_config = "shipped config (see `flower-graph list`) or path of a YAML file"
     parser.add_argument("config", metavar="CONFIG", nargs=nargs, help=help_config)
-    help_overrides = "settings that differ, such as rounds=100 model.name=gat"
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help=help_overrides)
+    parser.add_argument("overrides", nargs="*", metavar=values, help=overrides)
 
 
 def _add_app(parser: argparse.ArgumentParser, *, trusts: bool = False) -> None:
@@ -144,6 +127,10 @@ def _add_app(parser: argparse.ArgumentParser, *, trusts: bool = False) -> None:
 def _add_out(parser: argparse._ActionsContainer, name: str) -> None:
     text = f"output folder; default: runs/{name}-TIME"
     parser.add_argument("--out", type=Path, metavar="DIR", help=text)
+
+
+def _add_completion(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"))
 
 
 def _add_report(parser: argparse.ArgumentParser) -> None:
@@ -223,10 +210,8 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_sweep(parser: argparse.ArgumentParser) -> None:
-    help_config = "shipped config (see `flower-graph list`) or path of a YAML file"
-    parser.add_argument("config", metavar="CONFIG", help=help_config)
     help_values = "settings and their values, such as model.hidden=16,64 rounds=100"
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE,VALUE", help=help_values)
+    _add_config(parser, overrides=help_values, values="KEY=VALUE,VALUE")
     help_seeds = "each choice with these seeds, such as 0,1,2; default: the config's"
     parser.add_argument("--seeds", metavar="N,N", help=help_seeds)
     text = "output folder; default: runs/sweep-CONFIG. What is in it is not run again"
@@ -344,7 +329,8 @@ def _add_registry(parser: argparse.ArgumentParser) -> None:
             action.add_argument("--most-clients", type=int, metavar="N", help=help_most)
 
 
-def _reproduce(args: argparse.Namespace) -> int:
+def reproduce_command(args: argparse.Namespace) -> int:
+    """Run the experiments of a paper, or a table's rows again."""
     if args.rounds is not None and args.rounds < 1:
         raise ConfigError(f"--rounds {args.rounds}: at least 1 is needed")
     only: dict[str, list[str]] = {}
@@ -368,24 +354,36 @@ def _reproduce(args: argparse.Namespace) -> int:
     return 0
 
 
-# Modules are imported by the command that needs them.
-_COMMANDS = {
-    "run": "flower_graph.apps.cli.run:run_command",
-    "predict": "flower_graph.apps.cli.predict:predict_command",
-    "sweep": "flower_graph.apps.sweep.command:sweep_command",
-    "compare": "flower_graph.apps.cli.compare:compare_command",
-    "report": "flower_graph.apps.cli.report:report_command",
-    "list": "flower_graph.apps.cli.overview:list_command",
-    "docs": "flower_graph.apps.cli.documentation:docs_command",
-    "show": "flower_graph.apps.cli.overview:show_command",
-    "completion": "flower_graph.apps.cli.overview:completion_command",
-    "new-method": "flower_graph.apps.cli.new_method:new_method_command",
-    "check": "flower_graph.apps.cli.check:check_command",
-    "partition": "flower_graph.apps.cli.partition:partition_command",
-    "reproduce": f"{__name__}:_reproduce",
-    "audit": "flower_graph.apps.cli.audit:audit_command",
-    "identity": "flower_graph.apps.cli.identity:identity_command",
-    "registry": "flower_graph.apps.cli.identity:registry_command",
+# In the order of the help; the modules are imported by the command that needs them.
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], object], str]] = {
+    "run": ("train with a config", _add_run, ".run"),
+    "predict": (
+        "predict the classes of nodes with the models of a run",
+        _add_predict,
+        ".predict",
+    ),
+    "sweep": (
+        "try settings, and choose the best by validation",
+        _add_sweep,
+        "..sweep.command",
+    ),
+    "compare": ("compare runs: settings, figures, costs", _add_compare, ".compare"),
+    "report": ("write a page about runs, with pictures", _add_report, ".compare"),
+    "list": ("list methods, configs and data sets", lambda _: None, ".overview"),
+    "docs": ("open or print the documentation, or one page of it", _add_docs, ".documentation"),
+    "show": ("print all settings of a config", _add_show, ".overview"),
+    "completion": ("print a script that completes commands", _add_completion, ".overview"),
+    "new-method": ("write a method of your own to start from", _add_new_method, ".new_method"),
+    "check": ("describe a graph, and try the methods on it", _add_check, ".check"),
+    "partition": ("show which nodes each client gets", _add_partition, ".partition"),
+    "reproduce": ("run the experiments of a paper's tables", _add_reproduce, ".main"),
+    "audit": ("measure what the server of a run can find out", _add_audit, ".audit"),
+    "identity": ("make a key pair for a SuperNode", _add_identity, ".identity"),
+    "registry": (
+        "list the SuperNodes that take part in secure sums",
+        _add_registry,
+        ".identity",
+    ),
 }
 
 

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from string import Template
 
-from flower_graph.config.known import SHIPPED
+from flower_graph.apps.cli.say import say
+from flower_graph.config.foreign import SHIPPED
 from flower_graph.errors import ConfigError
 from flower_graph.storage.files import write_text
 from flower_graph.storage.writing import make_folder, named
@@ -133,7 +134,9 @@ def new_method_command(args: argparse.Namespace) -> int:
     make_folder(named(out))
     for file, text in texts.items():
         write_text(named(out / file), Template(text).substitute(name=name))
-        print(out / file)
-    print(f"try    flower-graph run {out / name}.yaml --app {out / name}.py")
-    print(f"test   pytest {out / f'test_{name}.py'}")
+        say(out / file)
+    say(
+        f"try    flower-graph run {out / name}.yaml --app {out / name}.py",
+        f"test   pytest {out / f'test_{name}.py'}",
+    )
     return 0

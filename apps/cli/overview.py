@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from textwrap import wrap
+from textwrap import TextWrapper
 from typing import Any
 
+from flower_graph.apps.cli.say import hand_over, say
 from flower_graph.config.common import RunConfig
 from flower_graph.config.rules import Choice
 from flower_graph.config.schema import Setting, settings_of
+from flower_graph.data.sources.cache import HERE, presence
 from flower_graph.data.sources.names import known_names
-from flower_graph.data.sources.presence import HERE, presence
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import (
     data_name_of,
@@ -36,14 +37,13 @@ def list_command(args: argparse.Namespace) -> int:
     """Print methods, data sets, and configs with whether their data are there."""
     apps, configs = known_apps(), list_configs()
     width = max(map(len, (*apps, *configs)))
-    print("methods (app):", *(_row(name, width, describe_app(name)) for name in apps), sep="\n")
-    print("configs (CONFIG), and where their data are if they do not come with the package:")
+    say("methods (app):", *(_row(name, width, describe_app(name)) for name in apps))
+    say("configs (CONFIG), and where their data are if they do not come with the package:")
     for name in configs:
         where = presence(data_name_of(name))
         note = "" if where == HERE else f" [{where}]"
-        print(_row(name, width, describe_config(name) + note))
-    print("data sets (data.name):", *(f"  {name}" for name in known_names()), sep="\n")
-    print(*(f"  {line}" for line in OTHER_DATA), sep="\n", flush=True)
+        say(_row(name, width, describe_config(name) + note))
+    say("data sets (data.name):", *(f"  {line}" for line in (*known_names(), *OTHER_DATA)))
     return 0
 
 
@@ -55,7 +55,7 @@ def show_command(args: argparse.Namespace) -> int:
     """Print all settings of a config, as YAML for ``run``."""
     config = load_config(args.config, args.overrides)
     text = to_yaml(config) if args.plain else explained(config)
-    print(text, end="", flush=True)
+    hand_over(text)
     return 0
 
 
@@ -74,30 +74,15 @@ def explained(config: RunConfig) -> str:
         if setting is None or match is None:
             result.append(line)
             continue
-        beside = f"{line}  # {_about(setting)}"
+        mark, beside = f"{match[1]}# ", f"{line}  # {_about(setting)}"
+        is_deeper = following.startswith(f"{match[1]} ")
         # A comment may not stand inside a text that goes on in the next line.
-        if len(beside) <= WIDTH and not _goes_on(match[1], following):
+        if len(beside) <= WIDTH and (not is_deeper or following.lstrip().startswith("- ")):
             result.append(beside)
         else:
-            result += _wrapped(_about(setting), f"{match[1]}# ")
-            result.append(line)
+            fill = TextWrapper(WIDTH, mark, mark, break_on_hyphens=False, break_long_words=False)
+            result += [*fill.wrap(_about(setting)), line]
     return "\n".join([*result, ""])
-
-
-def _wrapped(text: str, mark: str) -> list[str]:
-    return wrap(
-        text,
-        WIDTH,
-        initial_indent=mark,
-        subsequent_indent=mark,
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
-
-
-def _goes_on(indent: str, following: str) -> bool:
-    is_deeper = following.startswith(f"{indent} ")
-    return is_deeper and not following.lstrip().startswith("- ")
 
 
 def _about(setting: Setting) -> str:
@@ -127,7 +112,7 @@ def completion_command(args: argparse.Namespace) -> int:
     configs = " ".join(list_configs())
     words = f'compgen -W "{configs}" -- "$1"; compgen -f -X "!*.y*ml" -- "$1"'
     preamble: object = {"bash": f"_flower_graph_configs() {{ {words}; }}"}
-    print(shtab.complete(parser, shell=args.shell, preamble=preamble), flush=True)
+    say(shtab.complete(parser, shell=args.shell, preamble=preamble))
     return 0
 
 

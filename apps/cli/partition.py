@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flower_graph.apps.cli.run import default_folder
+from flower_graph.apps.cli.say import say
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config, to_dict
@@ -30,67 +31,57 @@ def partition_command(args: argparse.Namespace) -> int:
     """Partition a config's graph, print the figures and write them with a picture."""
     overrides = [[*args.overrides, f"seed={seed}"] for seed in args.seeds or ()] or [args.overrides]
     configs = [load_config(args.config, mine) for mine in overrides]
+    config, seeds = configs[0], [one.seed for one in configs]
     if args.supernodes is not None and len(configs) > 1:
         raise ConfigError(
             f"--supernodes {args.supernodes}: {len(configs)} seeds, and data folders are written "
             "for one; leave one of both out"
         )
+    method = method_of(config)
+    if args.true_edges and not method.has_true_edges:
+        raise ConfigError(f"--true-edges: app={config.app} has no clients without edges")
     # Read before the folder is made, so that a missing data set leaves no empty folder.
-    result, cut = _cut_all(configs, args.true_edges)
-    if args.supernodes is not None and cut is not None:
+    cuts = [method.partition(one, true_edges=args.true_edges) for one in configs]
+    if args.supernodes is not None:
         from flower_graph.data.folders.party import check_supernodes  # loads torch
 
-        check_supernodes(args.supernodes, cut.data.num_clients)
+        check_supernodes(args.supernodes, cuts[0].data.num_clients)
+    statistics = [_with_baselines(cut) for cut in cuts]
+    paper = method.paper_figures(config)
+    record: Tree = {
+        "config": to_dict(config),
+        "seeds": seeds,
+        "figures": join([each.figures for each in statistics]),
+        "distributions": [each.distributions for each in statistics],
+        **({"paper": paper} if paper else {}),
+    }
+    rows = _rows(record["figures"])
+    over = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        over = f"mean ± deviation over seeds {', '.join(map(str, seeds))}"
+    heading = f"Partition of {args.config}, {over}"
     folder = default_folder(args.config)
     with new_folder(args.out or folder.with_name(f"partition-{folder.name}")) as out:
-        return _write(out, configs, result, cut, args)
+        folders = _write_folders(out, config, cuts, args.supernodes)
+        # The picture first: where partition.json is, the command has done all it does.
+        from flower_graph.report.plots.base import plot_counts  # slow to import
+        from flower_graph.report.plots.page import is_drawn, plot_classes
 
-
-def _write(
-    out: Path,
-    configs: Sequence[RunConfig],
-    result: Sequence[PartitionStatistics],
-    cut: Partition | None,
-    args: argparse.Namespace,
-) -> int:
-    numbers = [config.seed for config in configs]
-    paper = method_of(configs[0]).paper_figures(configs[0])
-    record = _record(to_dict(configs[0]), numbers, result, paper)
-    rows = _rows(record["figures"])
-    folders = _write_folders(out, configs, cut, args)
-    # The picture first: where partition.json is, the command has done all it does.
-    from flower_graph.report.plots.base import plot_counts  # slow to import
-    from flower_graph.report.plots.classes import is_drawn, plot_classes
-
-    title = f"{args.config}, seed {numbers[0]}"
-    plot_counts(out / PICTURE, result[0].distributions, title=title)
-    page = _page(args.config, numbers, rows, paper)
-    if is_drawn(counts := result[0].classes):
-        names = None if cut is None else cut.data.class_names
-        plot_classes(out / CLASSES, counts, names, title=title)
-        page += f"\n![Nodes of each class at each client, seed {numbers[0]}]({CLASSES})\n"
-    write_text(out / "partition.md", page)
-    write_json(out / "partition.json", record)
-    beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
-    shown = {name: value + beside.get(name, "") for name, value in rows.items()}
-    shown |= {"data folders": folders, "outputs": str(out)}
-    width = max(len(name) for name in shown)
-    lines = [f"  {name:{width}}  {value}" for name, value in shown.items()]
-    print(_heading(args.config, numbers), *lines, sep="\n", flush=True)
+        title = f"{args.config}, seed {seeds[0]}"
+        plot_counts(out / PICTURE, statistics[0].distributions, title=title)
+        page = _page(heading, seeds[0], rows, paper)
+        if is_drawn(counts := statistics[0].classes):
+            names = cuts[0].data.class_names if len(cuts) == 1 else None
+            plot_classes(out / CLASSES, counts, names, title=title)
+            page += f"\n![Nodes of each class at each client, seed {seeds[0]}]({CLASSES})\n"
+        write_text(out / "partition.md", page)
+        write_json(out / "partition.json", record)
+        beside = {name: f"  (paper: {value:,})" for name, value in paper.items()}
+        shown = {name: value + beside.get(name, "") for name, value in rows.items()}
+        shown |= {"data folders": folders, "outputs": str(out)}
+        width = max(map(len, shown))
+        say(heading, *(f"  {name:{width}}  {value}" for name, value in shown.items()))
     return 0
-
-
-def _cut_all(
-    configs: Sequence[RunConfig], true_edges: bool
-) -> tuple[list[PartitionStatistics], Partition | None]:
-    method = method_of(configs[0])
-    if true_edges and not method.has_true_edges:
-        raise ConfigError(f"--true-edges: app={configs[0].app} has no clients without edges")
-    result: list[PartitionStatistics] = []
-    for config in configs:
-        cut = method.partition(config, true_edges=true_edges)
-        result.append(_with_baselines(cut))
-    return result, cut if len(configs) == 1 else None
 
 
 def _with_baselines(cut: Partition) -> PartitionStatistics:
@@ -100,40 +91,25 @@ def _with_baselines(cut: Partition) -> PartitionStatistics:
 
 
 def _write_folders(
-    out: Path, configs: Sequence[RunConfig], cut: Partition | None, args: argparse.Namespace
+    out: Path, config: RunConfig, cuts: Sequence[Partition], supernodes: int | None
 ) -> str:
-    from flower_graph.data.folders.party import write_run
-    from flower_graph.data.folders.run_folder import DATA_FORM, deciding_settings
+    from flower_graph.data.folders.party import DATA_FORM, deciding_settings, write_run
 
-    if cut is None:
-        return f"none: {len(configs)} seeds; they are written for one seed"
+    if len(cuts) > 1:
+        return f"none: {len(cuts)} seeds; they are written for one seed"
     # For nodes that come later; the server holds no features, and is told nothing of them.
-    form = method_of(configs[0]).data_form(configs[0])
-    told = {} if form is None else {DATA_FORM: form.to_json()}
-    data = replace(cut.data, client_details=cut.data.client_details | told)
-    count = data.num_clients if args.supernodes is None else args.supernodes
+    form, data = method_of(config).data_form(config), cuts[0].data
+    if form is not None:
+        details = data.client_details | {DATA_FORM: form.to_json()}
+        data = replace(data, client_details=details)
+    count = data.num_clients if supernodes is None else supernodes
     if count > MOST_FOLDERS:
         return (
             f"none: {count:,} are more than {MOST_FOLDERS:,}; --supernodes N deals the clients "
             "to fewer"
         )
-    write_run(out, deciding_settings(to_dict(configs[0])), data, count)
-    return f"1 for the server, {count:,} for {data.num_clients:,} clients{cut.note}"
-
-
-def _record(
-    config: Mapping[str, object],
-    seeds: list[int],
-    statistics: Sequence[PartitionStatistics],
-    paper: Mapping[str, int],
-) -> Tree:
-    return {
-        "config": config,
-        "seeds": seeds,
-        "figures": join([each.figures for each in statistics]),
-        "distributions": [each.distributions for each in statistics],
-        **({"paper": paper} if paper else {}),
-    }
+    write_run(out, deciding_settings(to_dict(config)), data, count)
+    return f"1 for the server, {count:,} for {data.num_clients:,} clients{cuts[0].note}"
 
 
 def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
@@ -151,16 +127,10 @@ def _rows(figures: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
     return rows
 
 
-def _heading(name: str, seeds: list[int]) -> str:
-    if len(seeds) == 1:
-        return f"Partition of {name}, seed {seeds[0]}"
-    return f"Partition of {name}, mean ± deviation over seeds {', '.join(map(str, seeds))}"
-
-
-def _page(name: str, seeds: list[int], rows: Mapping[str, str], paper: Mapping[str, int]) -> str:
-    cells = [["figure", "value"], ["---", "---"], *([key, value] for key, value in rows.items())]
+def _page(heading: str, seed: int, rows: Mapping[str, str], paper: Mapping[str, int]) -> str:
+    cells = [["figure", "value"], ["---", "---"], *map(list, rows.items())]
     if paper:
         beside = {"figure": "paper", "---": "---"} | {key: f"{v:,}" for key, v in paper.items()}
         cells = [[*row, beside.get(row[0], "")] for row in cells]
     table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-    return f"# {_heading(name, seeds)}\n\n{table}\n\n![Distributions, seed {seeds[0]}]({PICTURE})\n"
+    return f"# {heading}\n\n{table}\n\n![Distributions, seed {seed}]({PICTURE})\n"

@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from flower_graph.apps.cli.predict_links import HEAD, link_lines
-from flower_graph.apps.cli.say import say
+from flower_graph.apps.cli.say import hand_over, say
+from flower_graph.config.module import MLP
 from flower_graph.data.new_graph import read_new_graph
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.run import Run, latest_in, load_run
 from flower_graph.ops.counts import balanced_accuracy, confusion_of, macro_f1
-from flower_graph.outputs.files import NO_CLIENT, NODE_ROLES, Predictions, table_of, table_text
+from flower_graph.ops.links import dot_products
+from flower_graph.outputs.files import (
+    NO_CLIENT,
+    NODE_ROLES,
+    SERVER,
+    Predictions,
+    quoted,
+    table_of,
+    table_text,
+)
 from flower_graph.records.rounds import figure_text
 from flower_graph.storage.files import write_text
+from flower_graph.storage.reading import MOST_RECORD, read_text
 from flower_graph.storage.writing import named
 from flower_graph.wire.keys import BALANCED, MACRO_F1, VALUE_SCORES
 
+HEAD = ["client", "node", "other", "probability"]  # of a table of links
 OF_CONFUSION = {MACRO_F1: macro_f1, BALANCED: balanced_accuracy}
 
 
@@ -33,43 +46,34 @@ def predict_command(args: argparse.Namespace) -> int:
     run = load_run(args.run, trust=trust) if of_party is None else latest_in(of_party, trust=trust)
     if args.links != (args.node is not None or args.pairs is not None):
         raise ConfigError("--links: give --node NAME or --pairs FILE.csv with it, and only with it")
+    is_new = args.data is not None
     if args.links:
         lines = link_lines(run, args)
-        _hand_over(table_text(HEAD, lines), args.out)
-        say(f"{run.path}: {len(lines):,} pairs", to=sys.stderr)
-        return 0
-    if args.data is None:
-        predictions = run.predictions(args.client)
+        text, summary = table_text(HEAD, lines), [f"{run.path}: {len(lines):,} pairs"]
     else:
-        predictions = predict_file(run, args.data, args.client)
-    _hand_over(table_text(*table_of(predictions)), args.out)
-    say(*_summary(run, predictions, is_new=args.data is not None), to=sys.stderr)
+        found = (
+            predict_file(run, args.data, args.client) if is_new else run.predictions(args.client)
+        )
+        text, summary = table_text(*table_of(found)), _summary(run, found, is_new=is_new)
+    if args.out is None:
+        hand_over(text)
+    else:
+        write_text(named(args.out), text)
+    say(*summary, to=sys.stderr)
     return 0
-
-
-def _hand_over(text: str, out: Path | None) -> None:
-    if out is None:
-        # Another program gets the table as it is.
-        say(text, end="") if sys.stdout.isatty() else print(text, end="", flush=True)
-    else:
-        write_text(named(out), text)
 
 
 def predict_file(run: Run, path: Path, client: int | None) -> Predictions:
     """Predict the nodes of a file's graph."""
     graph = read_new_graph(path.expanduser(), run.data)
     found = run.predict_graph(graph, client)
-    who, n = _whose(run, client), len(found)
+    if client is None:
+        client = run.clients[0] if len(run.clients) == 1 else NO_CLIENT
+    n = len(found)
     names = range(n) if graph.names is None else graph.names
     if run.data.scale is not None:
-        return Predictions.of_values(found, who, names, np.zeros(n, np.int8), graph.y)
-    return Predictions.of(found.log(), who, names, [0] * n, graph.y, run.data.classes)
-
-
-def _whose(run: Run, client: int | None) -> int:
-    if client is None:
-        return run.clients[0] if len(run.clients) == 1 else NO_CLIENT
-    return client
+        return Predictions.of_values(found, client, names, np.zeros(n, np.int8), graph.y)
+    return Predictions.of(found.log(), client, names, [0] * n, graph.y, run.data.classes)
 
 
 def _summary(run: Run, predictions: Predictions, *, is_new: bool) -> list[str]:
@@ -133,3 +137,58 @@ def _how(predictions: Predictions) -> str:
     over = [f"{clients} clients"] * (clients > 1)
     over += ["the folds of each client"] * (predictions.fold is not None)
     return f" (means over {' and '.join(over)}, as the run reports them)" if over else ""
+
+
+# Links -------------------------------------------------------------------------------------------
+
+
+def link_lines(run: Run, args: argparse.Namespace) -> list[list[str]]:
+    """Return the lines of the requested table; ``OutputError`` if there is none."""
+    rows, known = run.embeddings(args.client), run.known_links(args.client)
+    pairs = None if args.pairs is None else read_pairs(args.pairs)
+    lines = []
+    for client in np.unique(rows.client).tolist():
+        local, own = rows.of_client(client), known.of_client(client)
+        place = {name: number for number, name in enumerate(local.node.astype(str).tolist())}
+        if pairs is not None:
+            asked = [pair for pair in pairs if set(pair) <= place.keys()]
+        elif args.node in place:
+            linked = own.other[own.node.astype(str) == args.node].astype(str).tolist()
+            asked = [(args.node, name) for name in place if name not in (args.node, *linked)]
+        else:
+            continue
+        ends = torch.tensor([[place[name] for name in pair] for pair in asked]).long().view(-1, 2)
+        logits = decoder_of(run, client)(torch.from_numpy(local.embeddings), ends.T)
+        order = (
+            torch.arange(len(asked))
+            if pairs is not None
+            else logits.argsort(descending=True)[: args.top]
+        )
+        who = SERVER if client == NO_CLIENT else str(client)
+        lines += [
+            [who, *map(quoted, asked[number]), f"{float(logits[number].sigmoid()):.6g}"]
+            for number in order.tolist()
+        ]
+    if not lines:
+        what = f"node {args.node!r}" if pairs is None else f"both nodes of a pair in {args.pairs}"
+        raise OutputError(f"{run.path}: no client has {what}; names are as in the run's data")
+    return lines
+
+
+def decoder_of(run: Run, client: int) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the function from rows ``[n, h]`` and pairs ``[2, m]`` to logits ``[m]``."""
+    if run.config.links.decoder != MLP:  # type: ignore[attr-defined]
+        return dot_products
+    decoder: nn.Module = run.model(client).decoder  # type: ignore[assignment]
+    return torch.no_grad()(decoder)
+
+
+def read_pairs(path: Path) -> list[tuple[str, str]]:
+    """Read a CSV file with two names a line; a first line ``node,other`` is a header."""
+    lines = [
+        line for line in csv.reader(read_text(path.expanduser(), MOST_RECORD).splitlines()) if line
+    ]
+    for number, line in enumerate(lines, start=1):
+        if len(line) != 2:
+            raise OutputError(f"{path}: line {number} has {len(line)} fields; a pair has two names")
+    return [(one, other) for one, other in lines if [one, other] != HEAD[1:3]]

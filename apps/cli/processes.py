@@ -14,6 +14,8 @@ from types import FrameType
 
 import psutil
 
+from flower_graph.errors import EngineFailedError
+
 Handler = Callable[[int, FrameType | None], object] | signal.Handlers  # of a signal
 KILL_WAIT = 15.0  # seconds until processes that were killed must be gone
 PR_SET_CHILD_SUBREAPER = 36  # from <linux/prctl.h>
@@ -30,7 +32,7 @@ def end_processes(name: str, value: str) -> None:
                 continue
         psutil.wait_procs(family, timeout=1.0)
         if time.monotonic() > deadline:
-            raise RuntimeError(f"processes that cannot be ended: {[p.pid for p in family]}")
+            raise EngineFailedError(f"processes that cannot be ended: {[p.pid for p in family]}")
 
 
 def marked_processes(name: str, value: str) -> list[psutil.Process]:

@@ -6,11 +6,12 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
-from flower_graph.errors import OutputError
+from flower_graph.apps.cli.say import say
+from flower_graph.errors import OutputError, printable
 from flower_graph.records.rounds import RoundReport, format_round
 from flower_graph.storage.files import plain
 from flower_graph.storage.reading import reading
@@ -26,48 +27,36 @@ ROUTINE = re.compile(
 ROUND = re.compile(r"^INFO :\s+round +(\d+)/\d+ ")
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a user asked to see of rounds."""
-
-    quiet: bool = False
-    log_every: int = 1  # rounds between two lines; the last and rounds with refusals have one
-    as_json: bool = False  # an object on stdout for each round, and nothing else for it
-
-
+@dataclass
 class RoundPrinter:
     """Shows rounds: as a bar in a terminal or notebook, else as one line each on stderr."""
 
-    def __init__(
-        self,
-        total: int,
-        *,
-        seed: int,
-        clients: Callable[[], str] = lambda: "clients",  # the method's word, when it is needed
-        shown: Shown = Shown(),
-        metric: str = ACCURACY,
-    ) -> None:
-        self._total, self._seed, self._clients = total, seed, clients
-        self._shown, self._metric = shown, metric
-        self._bar: Any = None
+    total: int
+    _: KW_ONLY
+    seed: int
+    clients: str = "clients"  # the method's word
+    metric: str = ACCURACY
+    quiet: bool = False
+    log_every: int = 1  # rounds between two lines; the last and rounds with refusals have one
+    as_json: bool = False  # an object on stdout for each round, and nothing else for it
+    _bar: Any = None
 
     def __call__(self, report: RoundReport) -> None:
-        if self._shown.as_json:
-            record = plain({"seed": self._seed, **report.to_record()})
+        if self.as_json:
+            record = plain({"seed": self.seed, **report.to_record()})
             print(json.dumps(record), flush=True)
-        elif self._shown.quiet:
+        elif self.quiet:
             return
         elif sys.stderr.isatty() or in_notebook():
             self._advance(report)
         elif self._is_due(report):
-            line = format_round(report, self._total, self._clients())
-            print(line, file=sys.stderr, flush=True)
+            say(format_round(report, self.total, self.clients), to=sys.stderr)
 
     def wait(self, work: str) -> None:
         if self._bar is not None:
-            self._bar.write(work, file=sys.stderr)
-        elif not self._shown.quiet:
-            print(work, file=sys.stderr, flush=True)
+            self._bar.write(printable(work), file=sys.stderr)
+        elif not self.quiet:
+            say(work, to=sys.stderr)
 
     def close(self) -> None:
         if self._bar is not None:
@@ -75,18 +64,18 @@ class RoundPrinter:
 
     def _is_due(self, report: RoundReport) -> bool:
         is_unusual = bool(report.skipped or report.rejected)
-        every = report.round % self._shown.log_every == 0
-        return every or is_unusual or report.round == self._total
+        every = report.round % self.log_every == 0
+        return every or is_unusual or report.round == self.total
 
     def _advance(self, report: RoundReport) -> None:
         if self._bar is None:
             from tqdm.auto import tqdm
 
             # A resumed run does not start at round 1; its speed counts from where it starts.
-            before, label = report.round - 1, f"seed {self._seed}"
-            self._bar = tqdm(total=self._total, initial=before, desc=label, unit="round")
-        named = "" if self._metric == ACCURACY else f"{self._metric} "
-        val, test = (report.score(self._metric, role) for role in ("val", "test"))
+            before, label = report.round - 1, f"seed {self.seed}"
+            self._bar = tqdm(total=self.total, initial=before, desc=label, unit="round")
+        named = "" if self.metric == ACCURACY else f"{self.metric} "
+        val, test = (report.score(self.metric, role) for role in ("val", "test"))
         figures = f"loss {report.loss:.4g}, {named}val {val:.3f}, test {test:.3f}"
         self._bar.set_postfix_str(figures, refresh=False)
         self._bar.update(report.round - self._bar.n)

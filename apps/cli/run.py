@@ -5,31 +5,47 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
+from fnmatch import fnmatch
 from functools import partial
 from itertools import chain, count
-from logging.handlers import BufferingHandler
 from pathlib import Path
 
-from flower_graph.apps.cli.progress import EngineLines, RoundPrinter, Shown
-from flower_graph.apps.cli.say import say
-from flower_graph.config.common import RunConfig
-from flower_graph.config.foreign import Trust, seed_folders
+from flower_graph.apps.cli.progress import EngineLines, RoundPrinter
+from flower_graph.apps.cli.say import say, withheld
+from flower_graph.config.common import CHECKPOINTS, RunConfig
+from flower_graph.config.foreign import CONFIG, DATA, RUN_OF, Trust, is_of_run, seed_folders
 from flower_graph.errors import CheckpointError, ConfigError, OutputError
 from flower_graph.method.load import is_file_name, load_config, title_of, to_dict
 from flower_graph.method.registry import method_of
-from flower_graph.outputs.old_run import clear_runs, runs_to_clear
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report.result import describe_result, summarise
-from flower_graph.storage.files import holds_something, new_folder, remove_all_empty
-from flower_graph.storage.reading import read_json, reading
-from flower_graph.storage.writing import make_folder, named
+from flower_graph.storage.files import FolderLock, holds_something, new_folder, remove_all_empty
+from flower_graph.storage.reading import MOST_SETTINGS, read_json, read_text, reading
+from flower_graph.storage.writing import (
+    make_folder,
+    named,
+    remove,
+    remove_empty,
+    remove_folder,
+    saying,
+)
 
+# What a run leaves in its folder, and what it had begun to write when it was killed
+WRITTEN = (
+    *(CONFIG, DATA, "metrics.jsonl", "result.json", "weights.safetensors", "outputs.json"),
+    *("predictions.*", "embeddings.npz", "links.npz", "model.*", "models.*", "measured.bin"),
+    *("clients.csv", "curves.csv", "*.png", "flower.log", "trackers.json", ".*.[0-9]*"),
+    *(".running", ".probe", ".partial-*", CHECKPOINTS, "clients", "embeddings", "rows"),
+    *("snapshots", "tensorboard", "wandb"),
+)
+SUMMARY = "summary.json"  # of several seeds
 ENGINE_STARTS = (
     "Flower's engine starts, with processes of its own: half a minute until round 1, or more"
 )
@@ -57,10 +73,6 @@ class Options:
     on_round: Callable[[RoundReport], None] | None = None  # of Python alone
 
 
-class EngineFailedError(RuntimeError):
-    """Flower's engine ended without a result; the message has the end of its log."""
-
-
 @dataclass
 class Job:
     """One run: what to do and where."""
@@ -79,9 +91,6 @@ def run_command(args: argparse.Namespace) -> int:
     except KeyboardInterrupt as stop:
         say(*getattr(stop, "__notes__", ["interrupted"]), to=sys.stderr)
         return 130
-    except EngineFailedError as error:
-        say(f"error: {error}", to=sys.stderr)
-        return 1
     method = method_of(jobs[0].config)
     called = (method.client, method.clients)
     if not (args.json and args.quiet):
@@ -206,7 +215,7 @@ def check_all(jobs: Sequence[Job], args: Options) -> None:
     from flower_graph.apps.cli.check import short_form
     from flower_graph.apps.run import check_run
 
-    with _notes() as notes:
+    with withheld("flower_graph.data", logging.INFO) as notes:  # a refusal prints its reason only
         for job in jobs:
             check_run(job.config, args.supernodes)
     facts, warnings = short_form(jobs[0].config) if jobs else ([], [])
@@ -224,26 +233,56 @@ def check_all(jobs: Sequence[Job], args: Options) -> None:
         say(*(f"data  {line}" for line in shown), to=sys.stderr)
 
 
-@contextmanager
-def _notes() -> Iterator[list[logging.LogRecord]]:
-    """Collect log messages about the data, so that a refusal prints its reason only."""
-    log, handler = logging.getLogger("flower_graph.data"), BufferingHandler(sys.maxsize)
-    before, log.propagate = log.level, False
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield handler.buffer
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(before)
-        log.propagate = True
-
-
 def _run(job: Job, args: Options, check: Callable[[], None] | None) -> dict[str, object]:
+    method, is_file = method_of(job.config), is_file_name(job.name)
+    supernodes = args.supernodes or method.default_supernodes(job.config)
     resume = args.resume is not None and job.out.is_dir() and holds_something(job.out)
-    if args.engine == "flwr":
-        return _run_flwr(job, args, resume, check)
-    return _run_here(job, args, resume)
+    printer = RoundPrinter(
+        job.config.rounds,
+        seed=job.config.seed,
+        clients=method.clients,
+        metric=job.config.metrics[0],
+        quiet=args.quiet,
+        log_every=args.log_every,
+        as_json=args.json,
+    )
+
+    def on_round(report: RoundReport) -> None:
+        printer(report)
+        if args.on_round is not None:
+            args.on_round(report)
+
+    def meanwhile() -> None:
+        if check is not None:
+            check()
+        printer.wait(ENGINE_STARTS)  # after what the check may have to say
+
+    with closing(printer):
+        if args.engine == "flwr":
+            from flower_graph.apps.cli.launch import flwr_run
+
+            return flwr_run(
+                str(Path(job.name).absolute()) if is_file else job.name,
+                [*job.overrides, *_paths(job.config)],
+                job.out,
+                supernodes=supernodes or 2,
+                seed=job.config.seed,
+                resume=resume,
+                echo=EngineLines(job.out, printer, on_round),
+                ray_address=args.ray_address,
+                meanwhile=meanwhile,
+            )
+        from flower_graph.apps.run import run
+
+        return run(
+            job.config,
+            job.out,
+            supernodes=supernodes or 1,
+            resume=resume,
+            progress=on_round,
+            on_wait=printer.wait,
+            title=title_of(job.name),
+        )
 
 
 def _done(job: Job) -> dict[str, object] | None:
@@ -260,75 +299,6 @@ def _done(job: Job) -> dict[str, object] | None:
     return result
 
 
-def _run_here(job: Job, args: Options, resume: bool) -> dict[str, object]:
-    from flower_graph.apps.run import run
-
-    with closing(_printer(job, args)) as printer:
-        result: dict[str, object] = run(
-            job.config,
-            job.out,
-            supernodes=_supernodes(job, args, 1),
-            resume=resume,
-            progress=_shown_to(printer, args),
-            on_wait=printer.wait,
-            title=title_of(job.name),
-        )
-    return result
-
-
-def _printer(job: Job, args: Options) -> RoundPrinter:
-    return RoundPrinter(
-        job.config.rounds,
-        seed=job.config.seed,
-        clients=lambda: method_of(job.config).clients,
-        shown=Shown(args.quiet, args.log_every, args.json),
-        metric=job.config.metrics[0],
-    )
-
-
-def _shown_to(printer: RoundPrinter, args: Options) -> Callable[[RoundReport], None]:
-    def on_round(report: RoundReport) -> None:
-        printer(report)
-        if args.on_round is not None:
-            args.on_round(report)
-
-    return on_round
-
-
-def _run_flwr(
-    job: Job, args: Options, resume: bool, check: Callable[[], None] | None
-) -> dict[str, object]:
-    from flower_graph.apps.cli.launch import flwr_run
-
-    with closing(_printer(job, args)) as printer:
-
-        def meanwhile() -> None:
-            if check is not None:
-                check()
-            printer.wait(ENGINE_STARTS)  # after what the check may have to say
-
-        try:
-            result: dict[str, object] = flwr_run(
-                str(Path(job.name).absolute()) if is_file_name(job.name) else job.name,
-                [*job.overrides, *_paths(job.config)],
-                job.out,
-                supernodes=_supernodes(job, args, 2),
-                seed=job.config.seed,
-                resume=resume,
-                echo=EngineLines(job.out, printer, _shown_to(printer, args)),
-                ray_address=args.ray_address,
-                meanwhile=meanwhile,
-            )
-        except RuntimeError as error:
-            raise EngineFailedError(str(error)) from error
-    return result
-
-
-def _supernodes(job: Job, args: Options, otherwise: int) -> int:
-    asked: int | None = args.supernodes
-    return asked or method_of(job.config).default_supernodes(job.config) or otherwise
-
-
 def _paths(config: RunConfig) -> list[str]:
     """Return absolute paths as overrides: Flower runs the app in another working directory."""
     given = {key: value for key, value in asdict(config.data).items() if isinstance(value, str)}
@@ -338,7 +308,7 @@ def _paths(config: RunConfig) -> list[str]:
 
 def _interrupted(job: Job, top: Path) -> str:
     # As storage.checkpoint lays them out; to import that (and torch) now would take seconds.
-    result = sorted(path.parent for path in job.out.rglob("round-*/server.pt"))
+    result = sorted(path.parent for path in job.out.rglob("round-*/server.safetensors"))
     if not (job.out / "metrics.jsonl").exists():
         return "interrupted before the end of the first round; nothing is kept of it"
     if not result:
@@ -346,3 +316,55 @@ def _interrupted(job: Job, top: Path) -> str:
         return f"interrupted; no checkpoint (checkpoint_every={every}); rounds so far: {job.out}"
     again = f"flower-graph run --resume {shlex.quote(str(top))}"
     return f"interrupted; the last checkpoint is {result[-1]}; go on with: {again}"
+
+
+# An old run in the folder -------------------------------------------------------------------------
+
+
+def runs_to_clear(folder: Path) -> list[Path]:
+    """Return the folders of the runs in a folder: itself, or one for each seed, or none.
+
+    ``OutputError`` if the folder is no run's, or contains a file that no run writes.
+    """
+    if not folder.is_dir():
+        return []
+    seeds = sorted(one for one in folder.glob("seed-*") if re.fullmatch(r"seed-\d+", one.name))
+    for run in seeds or [folder]:
+        if run.is_symlink() or not run.is_dir() or (holds_something(run) and not _is_run(run)):
+            raise _kept(folder, f"{run.name} is not a run's")
+        _refuse_others(run, WRITTEN)
+    if seeds:
+        _refuse_others(folder, [SUMMARY, *(one.name for one in seeds)])
+    return seeds or [folder]
+
+
+def clear_runs(folder: Path) -> None:
+    """Delete the runs in a folder, but not the folder; raises as ``runs_to_clear`` does."""
+    for run in runs_to_clear(folder):
+        with saying(run):
+            lock = FolderLock(run)
+            try:
+                for path in run.iterdir():
+                    is_folder = path.is_dir() and not path.is_symlink()
+                    remove_folder(path) if is_folder else remove(path)
+            finally:
+                lock.release()
+            if run != folder:
+                remove_empty(run)
+    remove(folder / SUMMARY)
+
+
+def _is_run(folder: Path) -> bool:
+    file = folder / CONFIG
+    with reading(file, OutputError):
+        return is_of_run(str(file)) and read_text(file, MOST_SETTINGS).startswith(RUN_OF)
+
+
+def _refuse_others(folder: Path, known: Sequence[str]) -> None:
+    for path in folder.iterdir():
+        if not any(fnmatch(path.name, name) for name in known):
+            raise _kept(folder, f"no run writes {path.name!r}")
+
+
+def _kept(folder: Path, why: str) -> OutputError:
+    return OutputError(f"output folder {folder}: {why}, so it is not overwritten; choose another")

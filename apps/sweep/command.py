@@ -12,9 +12,10 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import loaded
 from flower_graph.apps.sweep.optuna_search import search
-from flower_graph.apps.sweep.trials import Sweep, Trial, say
+from flower_graph.apps.sweep.trials import Sweep, Trial
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method.compare import compare
 from flower_graph.method.load import PARENT, is_file_name, read_override
@@ -46,7 +47,7 @@ def sweep_command(args: argparse.Namespace) -> int:
                 trials = search(sweep, varied, args.optuna)
             return finish(trials, sweep)
         except KeyboardInterrupt:
-            say("interrupted; the same command goes on")
+            say("interrupted; the same command goes on", to=sys.stderr)
             return 130
         finally:
             lock.release()
@@ -98,15 +99,15 @@ def finish(trials: Sequence[Trial], sweep: Sweep) -> int:
     best = max(whole.values(), key=lambda one: one[0])[1]
     value = best.validation(seeds)
     compared = compare(*sorted(whole, key=lambda folder: -whole[folder][0]))
-    print(compared.to_text())
+    say(compared.to_text())
     write_text(best.out / "table.csv", compared.to_csv())
     write_best(
         best, f"best validation, {value:.4f} on average over seeds {', '.join(map(str, seeds))}"
     )
     for folder in figures.keys() - whole.keys():
-        print(f"left out: {folder.name}: not all seeds have a validation figure", file=sys.stderr)
-    print(f"\nbest by validation ({value:.3f}): {best.words or 'as it is'}")
-    print(f"  flower-graph run {os.path.relpath(best.out / BEST)}{apps}")
+        say(f"left out: {folder.name}: not all seeds have a validation figure", to=sys.stderr)
+    say(f"\nbest by validation ({value:.3f}): {best.words or 'as it is'}")
+    say(f"  flower-graph run {os.path.relpath(best.out / BEST)}{apps}")
     return 0
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from flower_graph.apps.cli.run import Job, Options, check_all
+from flower_graph.apps.cli.say import say
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
 from flower_graph.apps.run import first_rounds, run
 from flower_graph.config.common import CHECKPOINTS, RunConfig
@@ -98,13 +99,13 @@ class Sweep:
         runs, missing = count * len(self.seeds), self.missing(trials)
         done = len({trial.folder for trial in trials}) * len(self.seeds) - len(missing)
         seeds = f"{len(self.seeds)} seed" + "s" * (len(self.seeds) > 1)
-        say(f"{runs} runs ({count} settings × {seeds}), {done} done before")
+        say(f"{runs} runs ({count} settings × {seeds}), {done} done before", to=sys.stderr)
         if missing:
             workers = workers_for(missing)
             start, each = self._seconds(trials, missing)
             seconds = time_left(start + each * (runs - done) / workers)
             ends = "at most about" if missing[0][0].loaded(missing[0][1]).patience else "about"
-            say(f"{ends} {seconds}, {workers} runs at a time, in {self.out}")
+            say(f"{ends} {seconds}, {workers} runs at a time, in {self.out}", to=sys.stderr)
 
     def missing(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
         runs = {one.run_folder(seed): (one, seed) for seed in self.seeds for one in trials}
@@ -115,7 +116,7 @@ class Sweep:
         done = in_parallel(do_run, missing, self.apps)
         for number, ((trial, seed), words, left) in enumerate(done, 1):
             end = f"; {time_left(left)} left" if number < len(missing) else ""
-            say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}")
+            say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
 
     def _seconds(
         self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]
@@ -151,7 +152,7 @@ def do_run(trial: Trial, seed: int) -> str:
     """Do one run, and return a line about its result."""
     out, config = trial.run_folder(seed), trial.loaded(seed)
     # Of a run that was killed only checkpoints are of use
-    resume = any((out / CHECKPOINTS).glob("round-*/server.pt"))
+    resume = any((out / CHECKPOINTS).glob("round-*/server.safetensors"))
     if not resume:
         remove_folder(out)
     try:
@@ -162,8 +163,3 @@ def do_run(trial: Trial, seed: int) -> str:
     value = result.get(f"best-val-{config.metrics[0]}")
     what = f"validation {config.metrics[0]}"
     return f"no {what}" if value is None else f"{what} {value:.3f}"
-
-
-def say(words: str) -> None:
-    """Print a line beside the result."""
-    print(words, file=sys.stderr, flush=True)

@@ -8,7 +8,6 @@ refused. This adaptor calls the methods of a ``NumPyClient`` and writes replies 
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -32,10 +32,10 @@ from flower_graph.flower_compat import (
 )
 from flower_graph.outputs.client import ClientOutputs, count_traffic
 from flower_graph.outputs.messages import KeepReply, KeepRequest
-from flower_graph.storage.files import SEALED, own_folder
+from flower_graph.storage import checkpoint
+from flower_graph.storage.files import own_folder
 from flower_graph.storage.places import node_name, own_place, state_key
-from flower_graph.storage.reading import MOST_TENSORS, read_bytes, reason
-from flower_graph.storage.writing import remove, remove_empty, replaced
+from flower_graph.storage.writing import remove, remove_empty
 from flower_graph.wire.arrays import (
     arrays_of,
     config_of,
@@ -65,8 +65,6 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 RECORD, HANDLED = "durable-state", "messages"
 TRUST_KEYS = ("identity-key", "registry", "block-cap")  # node config, as `TrustSettings` reads it
-MAGIC = b"flower-graph state 1\n"
-DIGEST, NUMBER = hashlib.sha256().digest_size, 8
 
 
 def make_client_app(
@@ -311,42 +309,32 @@ def messages_handled(context: Context) -> int:
 def write_state(file: Path, state: RecordDict, handled: int, key: StateKey | None = None) -> None:
     """Write a context's state, whole or not at all; encrypted with a key."""
     own_folder(file.parent)
-    body = handled.to_bytes(NUMBER, "big") + recorddict_to_proto(state).SerializeToString()
-    data = MAGIC + hashlib.sha256(body).digest() + body
-    with replaced(file) as stream:
-        stream.write(data if key is None else key.seal(data, file))
+    data = bytearray(recorddict_to_proto(state).SerializeToString())
+    tensors = {"state": torch.frombuffer(data, dtype=torch.uint8), HANDLED: torch.tensor(handled)}
+    checkpoint.save_client(file, tensors, "", key)
 
 
 def read_state(file: Path, key: StateKey | None = None) -> tuple[RecordDict, int]:
     """Read the output of ``write_state``: the state, and the number of messages handled before."""
-    data = read_bytes(file, MOST_TENSORS)
-    if key is not None:
-        data = key.open(data, file)
-    elif data.startswith(SEALED):
-        raise ValueError("it is encrypted, and state-key is not set")
-    start = len(MAGIC) + DIGEST
-    body = data[start:]
-    if not data.startswith(MAGIC) or hashlib.sha256(body).digest() != data[len(MAGIC) : start]:
-        raise ValueError("it does not have the SHA-256 that it names")
-    proto = RecordDictProto.FromString(body[NUMBER:])
-    return recorddict_from_proto(proto), int.from_bytes(body[:NUMBER], "big")
+    tensors = checkpoint.load_client(file, None, key)
+    proto = RecordDictProto.FromString(tensors["state"].numpy().tobytes())
+    return recorddict_from_proto(proto), int(tensors[HANDLED])
 
 
 def _take_over(file: Path, context: Context, key: StateKey | None) -> None:
     in_memory = messages_handled(context)
-    try:
-        state, handled = read_state(file, key)
-    except FileNotFoundError:
+    if not file.exists():
         if in_memory:
             LOG.warning("%s is gone; going on with what Flower has in memory", file)
         return
+    try:
+        state, handled = read_state(file, key)
     except Exception as error:  # any error that damaged bytes cause
-        why = reason(error)
         if in_memory:
-            LOG.warning("%s: %s; going on with what Flower has in memory", file, why)
+            LOG.warning("%s; going on with what Flower has in memory", error)
             return
         raise StateLostError(
-            f"client {node_name(context)}: its state {file} is damaged: {why}; remove it and the "
+            f"client {node_name(context)}: its state is lost: {error}; remove the file and the "
             "client begins anew"
         ) from error
     if handled > in_memory:

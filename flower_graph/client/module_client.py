@@ -17,7 +17,6 @@ from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
 from flower_graph.client.learner import (
     GraphOnDevice,
     Learner,
@@ -28,7 +27,7 @@ from flower_graph.client.learner import (
     trained_parameters,
     weighed,
 )
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.client.tasks import NODES, Judged, NodeTask, Seen
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import DataError, RefusedError, brief, told
@@ -285,13 +284,17 @@ class ModuleClient(NumPyClient):
             form_of(self.exported(one.module), self._make_module, one.graph.client)
             for one in learners
         ]
-        seen = map(self._seen, learners)
+        seen = [
+            Seen(
+                self._graph_of[one.graph.client],
+                one.graph,
+                self._judged(one),
+                partial(self.logits, one.module),
+            )
+            for one in learners
+        ]
         good = [one for one in seen if not self.task.has_diverged(one.judged)]
         return self.task.snapshot(good, SavedModels.join(models), self._classes)
-
-    def _seen(self, learner: Learner) -> Seen:
-        local, judged = self._graph_of[learner.graph.client], self._judged(learner)
-        return Seen(local, learner.graph, judged, partial(self.logits, learner.module))
 
     @property
     def _clients(self) -> list[int]:
@@ -404,7 +407,10 @@ def _answered(
     """Write an answer in the types of the server's arrays: a mean of integers is no integer."""
     dtypes = [values.dtype for values in came]
     dtypes += [np.dtype(np.float32)] * (len(sent) - len(dtypes))
-    arrays = [_typed(values, dtype) for values, dtype in zip(sent.values(), dtypes, strict=True)]
+    arrays = [
+        np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)
+        for values, dtype in zip(sent.values(), dtypes, strict=True)
+    ]
     return arrays, weight, {ARRAY_NAMES: list(sent)} | trained.to_config()
 
 
@@ -418,7 +424,3 @@ def _fitting(graph: GraphOnDevice) -> Iterator[None]:
             raise
         words = f"client {graph.client}: x has not as many features as the run's module takes"
         raise told(DataError(words), words) from error
-
-
-def _typed(values: NDArray[np.generic], dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
-    return np.asarray(np.rint(values) if dtype.kind in "iu" else values, dtype)

@@ -1,72 +1,67 @@
-"""Keeps a client's tensors between two messages.
+"""Keeps the state of one SuperNode's clients between two messages, and their checkpoints.
 
 Flower keeps state in ``Context.state``, but sends a context with every message: through Ray, or to
 and from the process that runs the ClientApp. So the place depends on size and node config:
 
 * up to 1 MiB (a deployment's client with one user): in ``Context.state`` itself, which
   ``flower_graph.client.adaptor`` saves if the SuperNode has a folder of its own;
-* larger, with ``state-dir`` or ``data-folder``: in a file there, replaced as a whole after each
-  message, so that a killed SuperNode continues from its last message;
-* larger, without a folder: in a file that is mapped into memory and changed in place. Another
-  process can take the next message without a copy, but a killed process leaves the file half
-  changed. This is for simulations, which Ray ends as a whole;
+* larger: in a file that is replaced as a whole after each message, in the SuperNode's folder
+  (``state-dir`` or ``data-folder``) or else in shared memory;
 * ``state-dir = ":memory:"`` (the in-process engine): in this process.
 
-The version, in ``Context.state``, is the number of messages handled. Older or half-changed tensors
-raise ``StateLostError``. Newer tensors are accepted: Flower restores the old context if a step
-after the handling fails (a mod, a full disk), which the server sees as a lost reply.
+The version, in ``Context.state``, is the number of messages handled. Older tensors raise
+``StateLostError``. Newer tensors are accepted: Flower restores the old context if a step after the
+handling fails (a mod, a full disk), which the server sees as a lost reply.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
+import re
 import secrets
-import shutil
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.storage.checkpoint import load_client, save_client
+from flower_graph.data.checked import check_clients
+from flower_graph.errors import CheckpointError, StateLostError, brief, told
+from flower_graph.storage import checkpoint
 from flower_graph.storage.files import default_folder, own_folder
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR, node_name, own_place, state_key
-from flower_graph.storage.reading import MOST_KEY, read_text, reading
-from flower_graph.storage.writing import (
-    new_file,
-    open_own,
-    path_of,
-    remove,
-    remove_empty,
-    remove_folder,
-    replaced,
-)
+from flower_graph.storage.writing import remove, remove_empty, remove_folder
+from flower_graph.wire.client_errors import AT_HOME
+from flower_graph.wire.fields import Resume
+from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.numpy_client import Config, Measurements
 
 if TYPE_CHECKING:
     from flwr.app import Context
 
-    from flower_graph.wire.fields import Resume
+    from flower_graph.data.partition.client_graphs import ClientGraph
+    from flower_graph.data.partition.ego_networks import EgoNetwork
 
-__all__ = ["SMALL_BYTES", "StateStore", "Tensors", "forget_run"]
-
+LOG = logging.getLogger(__name__)
 SMALL_BYTES = 1 << 20
 VERSION = "state-version"  # key of the version among the tensors of a saved file
+CONTEXT, SAVED, PROCESS = "context", "saved", "process"  # where the tensors are
+CHANGING = -1  # the version of an object that a message is changing
+KEPT_AT_CLIENT = 3  # the server may fall back to the one before the last two are complete
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
+G = TypeVar("G", bound="ClientGraph | EgoNetwork")
+# Makes the clients' tensors from a checkpoint of other clients: its tensors, its clients' numbers
+# and its other tensors; None if they do not suffice
+Adopt = Callable[[Tensors, Tensor, Tensors], Tensors | None]
 
-# Live objects of this process, by (run, node): with the right version they need no reload.
-_LIVE: dict[tuple[int, int], tuple[int, object]] = {}
-_TOKENS: dict[tuple[int, int], str] = {}
+# Live objects of this process, by (run, node), with their version and what tells that the kept
+# tensors are theirs: the context's token, or the file's inode and time. They need no reload.
+_LIVE: dict[tuple[int, int], tuple[int, object, str]] = {}
 _FIXED: dict[tuple[int, int], object] = {}
-# The mapping of a live object's file. Other processes change the same memory, and mapping it for
-# every message would cost half as much as the message's computation. For a file that is replaced:
-# the one that the live object was read from or written to.
-_MAPS: dict[tuple[int, int], tuple[int, str]] = {}
 
 
 class StateStore:
@@ -76,20 +71,12 @@ class StateStore:
         self._context, self._name = context, name
         self._key = (context.run_id, context.node_id)
         self._in_process = context.node_config.get(STATE_DIR, "") == IN_PROCESS
-        self._own, self._sealed = own_place(context), state_key(context)
-        # Whether large tensors are in a file that is changed in place
-        self._is_mapped = self._own is None and not self._in_process
+        own, self._sealed = own_place(context), state_key(context)
+        # A SuperNode that is started anew may have another id; without a folder its state is gone.
+        node = f"node-{context.node_id}" if own is None else node_name(context)
+        self._folder = (own or default_folder()) / f"run-{context.run_id}"
+        self._file = self._folder / f"{name}-{node}.safetensors"
         self._found = 0  # version of the loaded tensors
-
-    @cached_property
-    def _folder(self) -> Path:
-        return (self._own or default_folder()) / f"run-{self._key[0]}"
-
-    @cached_property
-    def _file(self) -> Path:
-        # A SuperNode that is started anew may have another id.
-        here = f"{self._name}-{node_name(self._context)}.safetensors"
-        return self._folder / (f"node-{self._key[1]}.bin" if self._own is None else here)
 
     @property
     def version(self) -> int:
@@ -119,39 +106,26 @@ class StateStore:
     def load(self, build: Callable[[Tensors], object]) -> Any:
         """Return the live object, rebuilt from its tensors if this process does not have it."""
         record = self._context.state.config_records[self._name]
-        kind, layout = str(record["kind"]), str(record.get("layout", "saved"))
-        version, live = _LIVE.get(self._key, (-1, None))
-        if kind == "context":
-            # If Flower restored an old context, a version may exist twice, but not a token.
-            if _TOKENS.get(self._key) != record["token"]:
-                version = -1
-            self._found = self.version
-        elif kind == "file":
-            self._found = self._file_version()
-            is_mapped = live is not None and _MAPS.get(self._key) == self._place(layout)
-            version = self._found if is_mapped else -1
-        else:
-            is_there = kind == "process" or self._file.exists()
-            if not is_there or (kind == "saved" and _MAPS.get(self._key) != self._place(layout)):
-                version = -1
-            self._found = max(version, self.version)
-        if version == self._found:
+        kind, mark = str(record["kind"]), str(record["token"])
+        if kind == SAVED:
+            mark = self._mark()
+        version, live, own = _LIVE.get(self._key, (CHANGING, None, ""))
+        # If Flower restored an old context, a version may exist twice, but not a mark.
+        if version >= self.version and (kind == PROCESS or own == mark):
+            self._found = version
             return live
-        if kind == "process":
+        if kind == PROCESS:
             half = "left half changed by a message that failed"
-            what = half if live is not None and version < 0 else "kept in a process that is gone"
-            raise StateLostError(
-                f"client {self._key[1]}: version {self.version} of its state was {what} "
-                f"(this process has {'none' if live is None else version})"
-            )
-        if kind == "context":
+            what = "kept in a process that is gone" if live is None else half
+            raise StateLostError(f"client {self._key[1]}: its state was {what}")
+        if kind == CONTEXT:
+            self._found = self.version
             arrays = self._context.state.array_records[f"{self._name}-tensors"]
-            live = build({k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()})
+            tensors = {k: torch.from_numpy(v.numpy().copy()) for k, v in arrays.items()}
         else:
-            live = build(self._mapped(json.loads(layout)) if kind == "file" else self._saved())
-            _MAPS[self._key] = self._place(layout)
-        _LIVE[self._key] = (self._found, live)
-        _TOKENS[self._key] = str(record.get("token", ""))
+            tensors = self._saved()
+        live = build(tensors)
+        _LIVE[self._key] = (self._found, live, mark)
         return live
 
     def once(self, build: Callable[[], T]) -> T:
@@ -161,110 +135,54 @@ class StateStore:
         return cast(T, _FIXED[self._key])
 
     def begin(self) -> None:
-        """Mark the tensors as being changed; ``commit`` unmarks them."""
+        """Mark the object as being changed; ``commit`` unmarks it."""
         if self._key in _LIVE:
-            _LIVE[self._key] = (-1, _LIVE[self._key][1])
-        if self._is_mapped and self._file.exists():
-            self._write_version(-1)
+            _LIVE[self._key] = (CHANGING, *_LIVE[self._key][1:])
 
     def undo(self, live: object) -> None:
-        """Undo ``begin``: restore the tensors, on which ``live`` works again."""
+        """Undo ``begin``: the tensors are as before, and ``live`` works on them."""
         if self.version and self._key in _LIVE:
-            _LIVE[self._key] = (self._found, live)
-        if self.version and self._is_mapped and self._file.exists():
-            self._write_version(self._found)
-
-    def create(self, tensors: Tensors) -> Tensors:
-        """Move a new client's tensors to their storage, and return them there."""
-        self.begin()
-        if self._kind(tensors) != "file":
-            return tensors
-        own_folder(self._folder)
-        layout, size = _layout(tensors)
-        _check_room(self._folder, size)
-        handle = new_file(self._file)
-        try:
-            os.posix_fallocate(handle, 0, size)
-        finally:
-            os.close(handle)
-        mapped = self._mapped(layout)
-        for name, tensor in tensors.items():
-            mapped[name].copy_(tensor)
-        return mapped
+            _LIVE[self._key] = (self._found, live, _LIVE[self._key][2])
 
     def commit(self, live: object, tensors: Tensors) -> None:
         from flwr.app import ArrayRecord, ConfigRecord
 
         from flower_graph.wire.arrays import encode_array
 
-        version, kind = max(self._found, self.version) + 1, self._kind(tensors)
-        record = ConfigRecord({"version": version, "kind": kind})
-        if kind == "file":
-            layout = record["layout"] = json.dumps(_layout(tensors)[0])
-            self._write_version(version)
-            _MAPS[self._key] = self._place(layout)
-        elif kind == "saved":
+        version, mark = max(self._found, self.version) + 1, secrets.token_hex(8)
+        size = sum(t.numel() * t.element_size() for t in tensors.values())
+        kind = PROCESS if self._in_process else CONTEXT if size <= SMALL_BYTES else SAVED
+        record = ConfigRecord({"version": version, "kind": kind, "token": mark})
+        if kind == SAVED:
             own_folder(self._folder)
             number = {VERSION: torch.tensor(version)}
-            save_client(self._file, tensors | number, f"{self._key[0]}", self._sealed)
-            _MAPS[self._key] = self._place("saved")
-        elif kind == "context":
-            record["token"] = _TOKENS[self._key] = secrets.token_hex(8)
+            run = str(self._key[0])
+            checkpoint.save_client(self._file, tensors | number, run, self._sealed)
+            mark = self._mark()
+        elif kind == CONTEXT:
             small = {n: encode_array(n, t.detach().cpu().numpy()) for n, t in tensors.items()}
             self._context.state[f"{self._name}-tensors"] = ArrayRecord(small)
         self._context.state[self._name] = record
-        _LIVE[self._key] = (version, live)
+        _LIVE[self._key] = (version, live, mark)
 
     def drop(self) -> None:
-        for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
+        for kept in (_LIVE, _FIXED):
             kept.pop(self._key, None)
         for record in (self._name, f"{self._name}-tensors", f"{self._name}-resumed"):
             self._context.state.pop(record, None)
         remove(self._file)
-        remove(self._version_file)
         remove_empty(self._folder)
 
-    def _kind(self, tensors: Tensors) -> str:
-        if self._in_process:
-            return "process"
-        size = sum(t.numel() * t.element_size() for t in tensors.values())
-        on_cpu = all(t.device.type == "cpu" for t in tensors.values())
-        if size <= SMALL_BYTES:
-            return "context"
-        if self._own is not None:
-            return "saved"
-        return "file" if on_cpu else "context"
-
-    @property
-    def _version_file(self) -> Path:
-        return self._file.with_suffix(".version")
-
-    def _place(self, layout: str) -> tuple[int, str]:
-        result = self._file.stat()
-        # A file that is changed in place keeps its inode number, but not its time of change.
-        changed = "" if self._file.suffix == ".bin" else f" {result.st_mtime_ns}"
-        return result.st_ino, layout + changed
-
-    def _write_version(self, version: int) -> None:
-        with replaced(self._version_file, lasting=False) as stream:
-            stream.write(str(version).encode())
-
-    def _file_version(self) -> int:
-        if not self._file.exists() or not self._version_file.exists():
-            raise StateLostError(f"client {self._key[1]}: its state {self._file} is gone")
-        with reading(self._version_file, StateLostError):
-            result = int(read_text(self._version_file, MOST_KEY))
-        if result < self.version:
-            what = "half changed by a process that died" if result < 0 else f"at version {result}"
-            raise StateLostError(
-                f"client {self._key[1]}: its state {self._file} is {what}, "
-                f"expected version {self.version}"
-            )
-        return result
+    def _mark(self) -> str:
+        """Return what tells the file from every other; "" if it is gone."""
+        with suppress(FileNotFoundError):
+            result = self._file.stat()
+            return f"{result.st_ino} {result.st_mtime_ns}"
+        return ""
 
     def _saved(self) -> Tensors:
         try:
-            tensors = load_client(self._file, f"{self._key[0]}", self._sealed)
+            tensors = checkpoint.load_client(self._file, str(self._key[0]), self._sealed)
         except CheckpointError as error:
             raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
         self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
@@ -275,45 +193,229 @@ class StateStore:
             )
         return tensors
 
-    def _mapped(self, layout: list[list[Any]]) -> Tensors:
-        handle = open_own(self._file)
-        try:
-            storage = torch.UntypedStorage.from_file(
-                path_of(handle), shared=True, nbytes=os.fstat(handle).st_size
-            )
-        finally:
-            os.close(handle)
-        out: Tensors = {}
-        for name, dtype, shape, start in layout:
-            flat = torch.empty(0, dtype=getattr(torch, dtype))
-            flat.set_(storage, start // flat.element_size(), tuple(shape))  # type: ignore[call-overload]
-            out[name] = flat
-        return out
-
 
 def forget_run(run_id: int) -> None:
     """Remove the state files that clients of a run left on this machine."""
     with suppress(OSError):
         remove_folder(default_folder() / f"run-{run_id}")
-    for kept in (_LIVE, _TOKENS, _FIXED, _MAPS):
+    for kept in (_LIVE, _FIXED):
         for key in [key for key in kept if key[0] == run_id]:
             del kept[key]
 
 
-def _layout(tensors: Tensors) -> tuple[list[list[object]], int]:
-    """Lay out tensors one after the other, each at a multiple of 64 bytes."""
-    layout: list[list[object]] = []
-    end = 0
-    for name, tensor in tensors.items():
-        layout.append([name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), end])
-        end += -(-tensor.numel() * tensor.element_size() // 64) * 64
-    return layout, max(end, 64)
+# A cohort -----------------------------------------------------------------------------------------
 
 
-def _check_room(folder: Path, size: int) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < size:
-        raise StateLostError(
-            f"no room for a client's state: {folder} has {free:,} bytes free, {size:,} are needed; "
-            "set state-dir in the node's config to another folder"
-        )
+class Makers(NamedTuple, Generic[T]):
+    """Two functions that make a cohort; their settings may come with a message."""
+
+    start: Callable[[], Tensors]  # returns the tensors of new clients
+    # returns the object that works on the tensors, and the tensors
+    build: Callable[[Tensors], tuple[T, Tensors]]
+
+
+class CohortState(Generic[T]):
+    """Keeps an object and its tensors between messages.
+
+    A checkpoint has the clients' numbers, ``numbers``, under the name ``key``. Without ``copies``,
+    for millions of users, a failed message loses what is not in a file.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        numbers: Sequence[int] | Tensor,
+        folder: Path | None,
+        *,
+        key: str = "clients",
+        copies: bool = True,
+        prefix: str = "",  # prefix of these tensors' names in a checkpoint that has others too
+        beside: str = "",  # name of another tensor in it, if these have no prefix
+    ) -> None:
+        self.store = StateStore(context, name)
+        self._checkpoints = ClientCheckpoints(context, folder)
+        self._numbers = torch.as_tensor(numbers, dtype=torch.int64)
+        self._key, self._copies, self._prefix, self._beside = key, copies, prefix, beside
+
+    @contextmanager
+    def opened(self, makers: Makers[T], *, follows: bool = False) -> Iterator[T]:
+        """Yield the object. Keep its changes only if the block ends without an error."""
+        if follows:  # the server says that there were earlier messages
+            self.store.expect()
+        live, tensors = self._open(makers)
+        before = {name: tensor.clone() for name, tensor in tensors.items() if self._copies}
+        self.store.begin()
+        try:
+            yield live
+            self._collect(live, tensors)
+        except BaseException:
+            # The state goes back to what it was, so that the client can take part again.
+            if self._copies:
+                with torch.no_grad():
+                    for name, tensor in before.items():
+                        tensors[name].copy_(tensor)
+                self.store.undo(
+                    makers.build(tensors)
+                )  # the object may hold more state than tensors
+            raise
+        self.store.commit((live, tensors), tensors)
+
+    def look(self, makers: Makers[T]) -> T:
+        return self._open(makers)[0]
+
+    def save(
+        self, server_round: int, run: str, makers: Makers[T], more: Tensors | None = None
+    ) -> str:
+        """Write a round's checkpoint; return an error message, or an empty string."""
+        opened = self._open(makers)
+        if not self.store.version:  # not known before the first message
+            self.store.commit(opened, opened[1])
+        local = {f"{self._prefix}{name}": tensor for name, tensor in opened[1].items()}
+        result = local | {self._key: self._numbers} | (more or {})
+        return self._checkpoints.save(server_round, result, run)
+
+    def save_if_asked(
+        self, config: Config, answer: Measurements, makers: Makers[T]
+    ) -> Measurements:
+        if not config.get(CHECKPOINT):
+            return answer
+        loss, weight, metrics = answer
+        why = self.save(int(config[SERVER_ROUND]), str(config[RUN_TOKEN]), makers)
+        return (loss, weight, metrics | {NOT_SAVED: why}) if why else answer
+
+    def restore(
+        self, resume: Resume, makers: Makers[T], adopt: Adopt | None = None
+    ) -> Tensors | None:
+        # A resumed server names one; a client loads it once.
+        if not self.store.is_due(resume):
+            return None
+        tensors = self._checkpoints.load(resume.server_round, resume.run)
+        path = self._checkpoints.path(resume.server_round, resume.run)
+        numbers = tensors.pop(self._key)
+        cut, local = len(self._prefix), [name for name in tensors if name.startswith(self._prefix)]
+        local = [name for name in local if name != self._beside]
+        kept = {name[cut:]: tensors.pop(name) for name in local}
+        if not torch.equal(numbers, self._numbers):
+            if adopt is None or (adopted := adopt(kept, numbers, tensors)) is None:
+                why = f"other {self._key}; resume with the same, on as many SuperNodes as before"
+                raise told(CheckpointError(f"{path}: {why}"), f"its checkpoint: {why}")
+            kept = adopted
+        if self._copies:
+            _check_forms(path, kept, makers.start())
+        built = makers.build(kept)
+        self.store.commit(built, built[1])
+        self.store.note(resume)
+        return tensors
+
+    def begin(self, resume: Resume) -> None:
+        """Start fresh in a resumed run: the clients joined after its checkpoint."""
+        if self.store.is_due(resume):
+            self.store.drop()
+            self.store.note(resume)
+
+    def processed(self, makers: Makers[T]) -> int:
+        """Return the number of messages handled; 0 if the state is lost."""
+        try:
+            if self.store.version:
+                self._open(makers)
+        except StateLostError as error:
+            LOG.warning("%s: its clients begin anew", error)
+            self.store.drop()
+        return self.store.version
+
+    def drop(self) -> None:
+        self.store.drop()
+
+    def _collect(self, live: T, tensors: Tensors) -> None:
+        """Write the object's changes into the tensors, unless it works on them in place."""
+
+    def _open(self, makers: Makers[T]) -> tuple[T, Tensors]:
+        if self.store.version:
+            result: tuple[T, Tensors] = self.store.load(makers.build)
+            return result
+        return makers.build(makers.start())
+
+
+def _check_forms(path: Path, loaded: Tensors, wanted: Tensors) -> None:
+    """Refuse tensors made with other data or settings; the error names the tensor."""
+    for name in {**wanted, **loaded}:
+        forms = [
+            (tuple(local[name].shape), local[name].dtype) if name in local else None
+            for local in (loaded, wanted)
+        ]
+        if forms[0] != forms[1]:
+            error = CheckpointError(f"{path}: {name} is {forms[0]}, expected {forms[1]}")
+            raise told(error, "its checkpoint: made with other data or settings")
+
+
+def check_graphs(graphs: Sequence[G], *, all_train: bool = True) -> list[G]:
+    """Refuse graphs that cannot train, if all must; the error names the client."""
+    if not graphs:
+        raise ValueError("graphs: none is given; a SuperNode hosts at least one client")
+    numbers = [graph.client for graph in graphs]
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"graphs: client numbers {numbers!s:.60} are not all different")
+    for graph in graphs:
+        if all_train and not graph.train_mask.any():
+            raise ValueError(f"client {graph.client} has no training node: it cannot train")
+    check_clients(graphs)
+    return sorted(graphs, key=lambda graph: graph.client)
+
+
+# Checkpoints --------------------------------------------------------------------------------------
+
+
+class ClientCheckpoints:
+    """Writes and reads the checkpoints of one SuperNode's clients."""
+
+    # With ``state-dir`` or ``data-folder`` in the node's config that is a folder of its own,
+    # ``<state-dir>/checkpoints/<run token>/round-N``, of which it keeps the last three. Without, as
+    # in a simulation, it is the server's folder, and the server drops old rounds.
+
+    def __init__(self, context: Context, folder: Path | None) -> None:
+        self._own, self._shared = own_place(context), folder
+        self._sealed = state_key(context)
+        self._file_name = f"client-{node_name(context)}.safetensors"
+
+    def path(self, server_round: int, run: str) -> Path:
+        return checkpoint.round_folder(self._folder(run), server_round) / self._file_name
+
+    def save(self, server_round: int, tensors: dict[str, Tensor], run: str) -> str:
+        path = self.path(server_round, run)
+        try:
+            if self._own is not None:
+                own_folder(path.parent, self._own)
+            checkpoint.save_client(path, tensors, run, self._sealed)
+        except OSError as error:
+            LOG.warning("%s: no checkpoint: %s", path, error)
+            why = (
+                os.strerror(error.errno) if error.errno else AT_HOME
+            )  # the error's text names files
+            return f"its checkpoint cannot be written: {why}"
+        if self._own is not None:
+            run_folder = self._folder(run)
+            files = run_folder.glob(f"round-*/{self._file_name}")
+            kept = checkpoint.rounds_of(file.parent for file in files)
+            for old in kept[:-KEPT_AT_CLIENT]:
+                round_folder = checkpoint.round_folder(run_folder, old)
+                remove(round_folder / self._file_name)
+                remove_empty(round_folder)  # unless other SuperNodes have files there
+        return ""
+
+    def load(self, server_round: int, run: str) -> dict[str, Tensor]:
+        return checkpoint.load_client(self.path(server_round, run), run, self._sealed)
+
+    def _folder(self, run: str) -> Path:
+        if self._own is not None:
+            # The token comes with a message: it must not lead out of this folder.
+            if not re.fullmatch(r"[0-9a-f]{32}", run):
+                raise CheckpointError(f"run token: {brief(run)} is not 32 hexadecimal digits")
+            return self._own / "checkpoints" / run
+        if self._shared is None:
+            why = (
+                "the server wants a checkpoint, but checkpoint_dir is not set, and the node's "
+                "config has neither state-dir nor data-folder"
+            )
+            raise told(CheckpointError(why), why)
+        return self._shared

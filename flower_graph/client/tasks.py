@@ -14,9 +14,8 @@ from torch.nn import functional
 
 from flower_graph.client.learner import GraphOnDevice, LocalGraph, placed_on
 from flower_graph.config.module import DOT, MLP
-from flower_graph.data.graph import called
+from flower_graph.data.graph import Scale, called
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.scale import Scale
 from flower_graph.errors import DataError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.ops.graph import values_at
@@ -31,7 +30,7 @@ from flower_graph.ops.links import (
 )
 from flower_graph.outputs.files import Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.outputs.form import predictions_from, values_from
-from flower_graph.outputs.links import KnownLinks
+from flower_graph.outputs.rows import KnownLinks
 from flower_graph.rng import generator
 from flower_graph.wire.counts import added, counted
 from flower_graph.wire.keys import ROLES
@@ -257,7 +256,7 @@ class LinkTask(NodeTask):
         rows, known = [], []
         for local, graph, _, forward in seen:
             assert graph.links is not None
-            edges = all_edges(graph.links)
+            edges = both_directions(graph.links.pairs[:, graph.links.is_edge])  # held-out ones too
             names = _named(local)
             client = np.full(len(names), local.client)
             out = forward(self.over(graph, edges)).float().cpu().numpy()
@@ -273,11 +272,6 @@ class LinkTask(NodeTask):
 def _named(graph: LocalGraph) -> NDArray[np.generic]:
     names = called([graph])
     return names.numpy() if isinstance(names, Tensor) else np.asarray(names)
-
-
-def all_edges(split: LinkSplit) -> Tensor:
-    """Return all edges of a split in both directions, held-out edges included."""
-    return both_directions(split.pairs[:, split.is_edge])
 
 
 NODES = NodeTask()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self, TypedDict
 
-from flower_graph.config import metrics, track
+from flower_graph.config import metrics
 from flower_graph.config.partition import PartitionSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -18,10 +18,11 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
+    refuse_with,
     require,
+    require_library,
 )
 from flower_graph.config.schema import check_settings, section, setting
-from flower_graph.errors import ConfigError
 from flower_graph.wire.keys import ACCURACY
 
 # What a run saves, and of which round
@@ -43,11 +44,16 @@ WITHHOLD, REPORT = MEASUREMENTS
 NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN = "none", "krum", "trimmed-mean", "median"
 ROBUST = (NO_DEFENCE, KRUM, TRIMMED_MEAN, MEDIAN)
 CHECKPOINTS = "checkpoints"
+TRACKERS = ("tensorboard", "mlflow", "wandb")  # each also the module, and the extra that has it
 
 
 @dataclass
 class DataConfig:
     """The graph, the nodes that train, and for ``csbm`` the graph to generate."""
+
+    GONE: ClassVar[dict[str, str]] = {
+        "split_index": "of k fixed splits a run takes number seed modulo k: set seed"
+    }
 
     name: str = setting(
         "cora-linqs",
@@ -62,9 +68,6 @@ class DataConfig:
         choice(*SPLITS),
         help="the whole graph's split; `auto`: the graph's own masks, else drawn by `ratios`, by "
         "default 0.6, 0.2, 0.2, of the labelled nodes",
-    )
-    split_index: int | None = setting(
-        None, at_least(0), help="which of several fixed splits; null: seed modulo their number"
     )
     split_seed: int | None = setting(
         0, SEED, help="of a random split and of `csbm`'s graph; null: the run's"
@@ -204,28 +207,21 @@ class PrivacyConfig:
     def refuse_checkpoints(self, checkpoint_every: int) -> None:
         """Refuse checkpoints: repeated rounds would release data a second time."""
         if self.is_on and checkpoint_every:
-            raise ConfigError(
-                f"checkpoint_every: {checkpoint_every} is not allowed with privacy.epsilon="
-                f"{self.epsilon:g}: a resumed run repeats rounds, and each repetition sends what "
-                "the budget does not cover; set checkpoint_every=0"
-            )
+            why = "a resumed run sends rounds again, beyond the budget; set checkpoint_every=0"
+            budget = f"privacy.epsilon={self.epsilon:g}"
+            refuse_with("checkpoint_every", checkpoint_every, budget, why)
 
     def refuse_with(self, setting: str, why: str) -> None:
         """Refuse the budget beside another setting, given as ``key=value``."""
         if self.is_on:
-            raise ConfigError(
-                f"privacy.epsilon: {self.epsilon:g} is not allowed with {setting}: {why}; "
-                "set privacy.epsilon=null"
-            )
+            why = f"{why}; set privacy.epsilon=null"
+            refuse_with("privacy.epsilon", self.epsilon, setting, why)
 
     def require_averaging(self, name: str, averaging: Sequence[str]) -> None:
         """Refuse the central form for a method whose clients send no weights to average."""
         if self.is_central and name not in averaging:
-            raise ConfigError(
-                f"privacy.form: {CENTRAL_FORM} is not allowed with strategy.name={name}: the "
-                "server adds noise to a mean of weights, and there is none; "
-                f"set privacy.form={LOCAL_FORM}"
-            )
+            why = f"there is no mean of weights to add noise to; set privacy.form={LOCAL_FORM}"
+            refuse_with("privacy.form", CENTRAL_FORM, f"strategy.name={name}", why)
 
 
 class Robust(NamedTuple):
@@ -258,10 +254,8 @@ class RobustSection:
     def refuse_robust(self, method: str, not_with: Mapping[str, str]) -> None:
         """Refuse an average other than the mean for methods that it does not fit."""
         if self.robust != NO_DEFENCE and method in not_with:
-            raise ConfigError(
-                f"strategy.robust: {self.robust} is not allowed with strategy.name={method}, where "
-                f"{not_with[method]}: set strategy.robust=none"
-            )
+            why = f"{not_with[method]}; set strategy.robust=none"
+            refuse_with("strategy.robust", self.robust, f"strategy.name={method}", why)
 
     def refuse_noise(self, privacy: PrivacyConfig) -> None:
         """Refuse the server's noise, which is for the mean, beside another average."""
@@ -326,7 +320,15 @@ class RunConfig:
     every: int = setting(
         0, at_least(0), help="rounds between points of each client's curves; 0: none are written"
     )
-    track: list[str] = setting([], track.SOME, help=track.HELP)
+    track: list[str] = setting(
+        [],
+        Rule(
+            f"some of {', '.join(TRACKERS)}, none twice",
+            lambda names: set(names) <= {*TRACKERS} and len(set(names)) == len(names),
+        ),
+        help="trackers that the server shows each round to, of `tensorboard`, `mlflow`, `wandb`, "
+        "each an extra of this name: `flower-graph docs using-a-run#trackers`",
+    )
     data: DataConfig = section(DataConfig)
     privacy: PrivacyConfig = section(PrivacyConfig)
     strategy: StrategySection = section(StrategySection)  # shown last
@@ -353,10 +355,8 @@ class RunConfig:
         check_settings(self)
         self.privacy.refuse_checkpoints(self.checkpoint_every)
         if self.every and self.save == NOTHING:
-            raise ConfigError(
-                f"every: {self.every} is not allowed with save={NOTHING}, which keeps no figures "
-                "of clients; set every=0"
-            )
+            why = "no figures of clients are kept; set every=0"
+            refuse_with("every", self.every, f"save={NOTHING}", why)
         metrics.refuse_metrics(self.metrics, getattr(self, "task", metrics.NODES))
         counts = metrics.counting_of(self.metrics) and not self.server_measures
         if counts and self.privacy.withholds:
@@ -368,6 +368,12 @@ class CutRunConfig(RunConfig):
     """The schema of methods whose clients' graphs are made by the section ``partition``."""
 
     partition: PartitionSection = section(PartitionSection)
+
+
+def require_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are not installed; ``ConfigError`` names the extra."""
+    for name in names:
+        require_library(name, "track", extra=name, otherwise="leave it out")
 
 
 class CheckpointSettings(TypedDict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -72,14 +73,15 @@ class OverlapSection:
 class DrawnSection:
     """The nodes of METIS parts that a client holds, if clients share some."""
 
+    GONE: ClassVar[dict[str, str]] = {
+        "drawn_share": "each client draws half of a part's nodes; leave the key out"
+    }
+
     draws: int = setting(
         5,
         at_least(1),
         help="clients of each METIS part, of which `partition.clients` is a multiple; "
         "`metis-overlapping` only",
-    )
-    drawn_share: float = setting(
-        0.5, SHARE, help="share of a part's nodes that each client draws; `metis-overlapping` only"
     )
 
 

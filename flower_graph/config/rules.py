@@ -11,25 +11,12 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from yaml import MarkedYAMLError
 
 from flower_graph.errors import ConfigError
-
-__all__ = [
-    "ABOVE_ZERO",
-    "BELOW_ONE",
-    "FRACTION",
-    "NOT_NEGATIVE",
-    "RATIOS",
-    "SEED",
-    "SHARE",
-    "Choice",
-    "Rule",
-    "at_least",
-    "choice",
-]
 
 
 @dataclass(frozen=True)
@@ -88,12 +75,6 @@ def at_least(least: int) -> Rule:
     return Rule(f"at least {least}", lambda value: least <= value < math.inf)
 
 
-def _are_ratios(ratios: Sequence[float]) -> bool:
-    # The small slack lets shares such as 0.48, 0.32, 0.2 sum to one in floating point.
-    shares_fit = len(ratios) == 3 and min(ratios) >= 0 and sum(ratios) <= 1 + 1e-9
-    return bool(shares_fit and ratios[0] > 0)
-
-
 ABOVE_ZERO = Rule("above 0 and finite", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Rule("at least 0 and finite", lambda value: 0 <= value < math.inf)
 # What PyTorch's generators take
@@ -103,8 +84,10 @@ SEED = Rule("at least 0 and below 2^63", lambda value: 0 <= value < 2**63)
 SHARE = Rule("above 0 and at most 1", lambda value: 0 < value <= 1)
 FRACTION = Rule("at least 0 and at most 1", lambda value: 0 <= value <= 1)
 BELOW_ONE = Rule("at least 0 and below 1", lambda value: 0 <= value < 1)
+# The small slack lets shares such as 0.48, 0.32, 0.2 sum to one in floating point
 RATIOS = Rule(
-    "three shares for train (above 0), val and test (0 or more) that sum to at most 1", _are_ratios
+    "three shares for train (above 0), val and test (0 or more) that sum to at most 1",
+    lambda parts: len(parts) == 3 and min(parts) >= 0 < parts[0] and sum(parts) <= 1 + 1e-9,
 )
 
 
@@ -114,6 +97,19 @@ def require(good: bool, key: str, value: object, allowed: str) -> None:
     if not good:
         words = f"{key}: {show(value)} is not allowed; it must be {allowed}"
         raise ConfigError(words, key=key)
+
+
+def refuse_with(key: str, value: object, other: str, why: str) -> NoReturn:
+    """Refuse a value beside another setting, given as ``key=value``."""
+    shown = value if isinstance(value, str) else show(value)
+    raise ConfigError(f"{key}: {shown} is not allowed with {other}: {why}", key=key)
+
+
+def require_library(library: str, key: str, *, extra: str, otherwise: str) -> None:
+    """Refuse a setting whose library is not installed; ``ConfigError`` names the extra."""
+    if find_spec(library) is None:
+        words = f"{library} is not installed: pip install 'flower-graph[{extra}]', or {otherwise}"
+        raise ConfigError(f"{key}: {words}", key=key)
 
 
 def refuse_key(key: str, known: Sequence[str], where: str = "") -> NoReturn:

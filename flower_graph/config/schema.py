@@ -15,6 +15,12 @@ A method's schema is a ``RunConfig`` with sections of its own, each a dataclass:
 A subclass that only gives another default, ``rounds: int = 400``, keeps rules and meaning. Loading
 checks the rules of all fields. Rules on several settings together are in a section's
 ``validate(self) -> None``, or in that of the whole schema.
+
+A key that earlier versions had is in ``GONE`` of its section or of the schema, with what to do::
+
+    GONE: ClassVar[dict[str, str]] = {"block_cap": "it is 4096; leave the key out"}
+
+``"alignment=polynomial"`` there is a value that is gone.
 """
 
 from __future__ import annotations
@@ -30,8 +36,6 @@ from flower_graph.config.rules import Rule
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
-
-__all__ = ["Setting", "check_settings", "known_keys", "section", "setting", "settings_of"]
 
 _RULES, _HELP = "rules", "help"
 LAST = "strategy"  # the section that is shown last
@@ -106,6 +110,20 @@ def check_settings(settings: DataclassInstance, prefix: str = "") -> None:
 def known_keys(schema: type) -> dict[str, str]:
     """Return every dotted key of a schema with its value's type in words."""
     return {result.key: result.wanted for result in settings_of(schema)}
+
+
+def gone_keys(schema: type) -> dict[str, str]:
+    """Return what to do instead of every key, or ``key=value``, that earlier versions had."""
+    return dict(_gone(schema(), ""))
+
+
+def _gone(settings: object, prefix: str) -> Iterator[tuple[str, str]]:
+    for kind in type(settings).__mro__:
+        for name, advice in vars(kind).get("GONE", {}).items():
+            yield prefix + name, advice
+    for name, *_ in _fields(type(settings)):  # type: ignore[arg-type]
+        if is_dataclass(value := getattr(settings, name)):
+            yield from _gone(value, f"{prefix}{name}.")
 
 
 def settings_of(schema: type) -> list[Setting]:

@@ -7,7 +7,7 @@ memory, as long as it exists and is not written.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -56,9 +56,9 @@ def server_graph(data: Any) -> ServerGraph:
     masks = {}
     for part in PARTS:
         mask = read_mask(part, getattr(data, part, None), y.numel(), notes)
+        if mask is not None and mask.dim() != 1:
+            raise DataError(f"{part} is of {mask.size(1)} splits: must be bool [n]")
         masks[part] = torch.zeros_like(y, dtype=torch.bool) if mask is None else mask
-        if masks[part].dim() != 1:
-            raise DataError(f"{part} is of {masks[part].size(1)} splits: must be bool [n]")
     check_parts(masks, y)
     tell("data", notes)
     return ServerGraph(edges, y, {part.partition("_")[0]: mask for part, mask in masks.items()})
@@ -80,10 +80,7 @@ def check_rows(x: Tensor) -> None:
     if _is_fit([x]):
         return
     if x.dim() != 2 or x.dtype != torch.float32 or x.layout not in LAYOUTS:
-        raise DataError(
-            f"x is {x.dtype} {list(x.shape)} ({x.layout}): must be float32 [nodes, features], "
-            "dense or CSR"
-        )
+        raise DataError(f"x is {x.dtype} {list(x.shape)}: must be float32 [n, f], dense or CSR")
     values = x if x.layout == torch.strided else x.values()
     # A finite sum has only finite terms, and takes no memory.
     if not torch.isfinite(values.sum()) and not torch.isfinite(values).all():
@@ -102,8 +99,7 @@ def _check_client(graph: HeldGraph) -> None:
         check_edges(graph.edge_index, n)
         if not _is_whole(graph.edge_index, to_undirected(graph.edge_index, n)):
             raise DataError(
-                "edge_index must have every edge once in each direction, without self-loops: "
-                "flower_graph.data.to_undirected(edge_index, num_nodes) makes it so"
+                "edge_index must have every edge once in each direction: see data.to_undirected"
             )
     masks = {part: getattr(graph, part) for part in PARTS}
     for part, mask in masks.items():
@@ -119,36 +115,31 @@ def _is_whole(edges: Tensor, wanted: Tensor) -> bool:
     return torch.equal((edges[0] * n + edges[1]).sort().values, wanted[0] * n + wanted[1])
 
 
-def _memory(tensors: Iterable[Tensor | None]) -> list[tuple[Tensor, torch.UntypedStorage]]:
-    parts = []
+def _parts(tensors: Iterable[Tensor | None]) -> Iterator[Tensor]:
     for one in tensors:
-        if one is None:
-            continue
-        held = (
-            [one]
-            if one.layout == torch.strided
-            else [one.crow_indices(), one.col_indices(), one.values()]
-        )
-        parts += [(part, part.untyped_storage()) for part in held]
-    return parts
+        if one is not None and one.layout == torch.strided:
+            yield one
+        elif one is not None:
+            yield from (one.crow_indices(), one.col_indices(), one.values())
 
 
-def _key(parts: list[tuple[Tensor, torch.UntypedStorage]]) -> tuple[object, ...]:
-    return tuple(
-        (id(memory), one.storage_offset(), one.shape, one.stride(), one.dtype, one._version)
-        for one, memory in parts
-    )
+def _key(tensors: Iterable[Tensor | None]) -> tuple[object, ...]:
+    found: list[object] = []
+    for one in _parts(tensors):
+        place = id(one.untyped_storage()), one.storage_offset(), one.shape, one.stride()
+        found += [*place, one.dtype, one._version]
+    return tuple(found)
 
 
 def _is_fit(tensors: Iterable[Tensor | None]) -> bool:
-    return _key(_memory(tensors)) in _fit
+    return _key(tensors) in _fit
 
 
 def _remember(tensors: Iterable[Tensor | None]) -> None:
-    parts = _memory(tensors)
-    key = _key(parts)
+    tensors = list(tensors)
+    key = _key(tensors)
 
     def forget(_: object) -> None:
         _fit.pop(key, None)
 
-    _fit[key] = tuple(weakref.ref(memory, forget) for _, memory in parts)
+    _fit[key] = tuple(weakref.ref(one.untyped_storage(), forget) for one in _parts(tensors))

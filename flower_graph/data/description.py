@@ -2,7 +2,7 @@
 
 Files, folders of clients, constructors and Python all use it. Each change to the data gives a note
 for users. Data that cannot be understood raise a ``DataError`` with place, index, value and remedy.
-``docs/own-data.md`` has the table of accepted data.
+``docs/reference/configuration.md`` has the table of accepted data.
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, REFUSE
-from flower_graph.data.edge_weights import read_weights, with_edges
-from flower_graph.data.gaps import NO_GAPS, Columns, Gaps
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Columns, Gaps, Uses
 from flower_graph.data.graph import PARTS, Graph, check_dense_size, to_undirected
 from flower_graph.data.labels import (
     DENSE,
     as_tensor,
     check_entries,
+    column_of,
     is_whole,
     kind_of,
     listed,
@@ -31,8 +33,8 @@ from flower_graph.data.labels import (
     read_labels,
     read_targets,
 )
-from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
+from flower_graph.ops.graph import values_at
 
 LOG = logging.getLogger("flower_graph.data")
 WIDE = (torch.float64, torch.int64, torch.int32)  # numbers with more digits than float32
@@ -130,34 +132,26 @@ def read_graph(
     data: object, *, num_classes: int | None = None, gaps: Gaps, uses: Uses = PLAIN
 ) -> Graph:
     """As :func:`as_graph`, with untreated features: float64 perhaps, NaN where missing."""
-    described, targets = describe_graph(data, gaps=gaps, uses=uses), uses.targets
+    found = describe_graph(data, gaps=gaps, uses=uses)
     declared = getattr(data, "num_classes", None) if num_classes is None else num_classes
-    named = None if targets else getattr(data, "classes", None)
-    labels = number_classes([described.labels], 1 if targets else declared, named)
-    assert described.edge_index is not None
-    kept = tuple(getattr(data, "notes", ()))
+    named = getattr(data, "classes", None)
+    if uses.targets:
+        declared, named = 1, None
+    labels = number_classes([found.labels], declared, named)
+    assert found.edge_index is not None
     return Graph(
-        x=described.x,
-        edge_index=described.edge_index,
-        y=labels.y[0],
-        num_classes=labels.num_classes,
-        train_mask=described.masks["train_mask"],
-        val_mask=described.masks["val_mask"],
-        test_mask=described.masks["test_mask"],
+        found.x,
+        found.edge_index,
+        labels.y[0],
+        labels.num_classes,
+        **found.masks,
         classes=labels.classes,
-        names=described.names,
-        notes=(*kept, *described.notes, *labels.notes),
-        columns=described.columns,
-        targets=described.targets,
-        edge_weight=described.edge_weight,
+        names=found.names,
+        notes=(*getattr(data, "notes", ()), *found.notes, *labels.notes),
+        columns=found.columns,
+        targets=found.targets,
+        edge_weight=found.edge_weight,
     )
-
-
-def trainable(data: object) -> Graph:
-    """As :func:`as_graph`; refuse masks with which nothing can be trained."""
-    graph = as_graph(data)
-    check_masks(graph)
-    return graph
 
 
 def check_data(data: object) -> None:
@@ -166,7 +160,7 @@ def check_data(data: object) -> None:
     ``DataError`` if something is missing or cannot be understood, or if one of the three masks
     ``[n]`` is empty, has a node without a label, or overlaps with another.
     """
-    trainable(data)
+    check_masks(as_graph(data))
 
 
 def check_masks(graph: Graph) -> None:
@@ -179,8 +173,7 @@ def check_masks(graph: Graph) -> None:
         if not mask.any():
             role = part.partition("_")[0]
             raise DataError(
-                f"no node is in {role} (`{part}`; in tables, split = {role}): each part needs one, "
-                "or leave out all three and they are drawn"
+                f"no node is in {role} (`{part}`): each part needs one, or leave all three out"
             )
     check_parts(masks, graph.y, graph.names)
 
@@ -199,10 +192,8 @@ def check_parts(masks: Mapping[str, Tensor], y: Tensor, names: Sequence[str] | N
     for (first, left), (second, right) in combinations(masks.items(), 2):
         both = left & right
         if both.any():
-            raise DataError(
-                f"{first} and {second} overlap in {int(both.sum())} nodes, "
-                f"the first is node {int(both.nonzero()[0])}"
-            )
+            node = int(both.nonzero()[0])
+            raise DataError(f"{first} and {second} overlap in {int(both.sum())} nodes, as {node}")
 
 
 def check_kind(data: object) -> None:
@@ -211,8 +202,7 @@ def check_kind(data: object) -> None:
         raise DataError(f"is a HeteroData: {ONE_KIND}")
     if hasattr(data, "to_data_list"):
         raise DataError(
-            "is a Batch: save each graph of batch.to_data_list() in a folder, which is then a "
-            "folder of clients; Data.from_dict(batch.to_dict()) is one graph of them all"
+            "is a Batch: save each graph of batch.to_data_list() in a folder of clients"
         )
 
 
@@ -229,43 +219,48 @@ def describe_graph(
     check_kind(data)
     data = with_edges(data)
     check_entries(data, ("x", "edge_index", "y", *PARTS, "names", "classes"))
-    y = getattr(data, "y", None)
+    given: dict[str, Any] = {key: getattr(data, key, None) for key in (*_READ, *PARTS)}
+    y, x = given["y"], given["x"]
     if y is None and needs_labels:
         raise DataError("the graph has no y: give each node a class, or -1 if it has none")
-    x = getattr(data, "x", None)
-    is_text = isinstance(getattr(data, "columns", None), Columns)  # numbers of no type
-    said = [] if is_text else notes
-    given = None if _is_missing(x) else read_features(x, said, gaps.missing)
-    if y is None and given is None:
+    if isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0:
+        x = None
+    if x is not None:
+        # Numbers of a text have no type, which a note could name
+        is_text = isinstance(given["columns"], Columns)
+        x = read_features(x, [] if is_text else notes, gaps.missing)
+    elif y is None:
         raise DataError("the graph has no x: give it features [nodes, features] as the run has")
-    n = None if given is None else given.size(0)
-    numbers = read_targets(y, n) if uses.targets and y is not None else None
-    y = torch.full((n or 0,), -1) if y is None else y
-    labels = read_labels(y, n, notes) if numbers is None else numbers.isnan().long().neg()
+    n = None if x is None else x.size(0)
+    targets = read_targets(y, n) if uses.targets and y is not None else None
+    if targets is not None:
+        labels: Tensor | list[str | None] = targets.isnan().long().neg()
+    else:
+        labels = read_labels(torch.full((n or 0,), -1) if y is None else y, n, notes)
     n = len(labels)
     if n == 0:
         raise DataError("the graph has no nodes")
-    edges = getattr(data, "edge_index", None)
-    if edges is None and needs_edges:
+    edges, weight = None, None
+    if given["edge_index"] is not None:
+        edges = read_edges(given["edge_index"], n, notes)
+        weight = read_weights(data, edges, n, notes, wanted=uses.weights)
+    elif needs_edges:
         raise DataError("the graph has no edge_index: give it pairs of nodes, whole numbers [2, E]")
-    edges, weight = _with_weights(data, n, notes, uses)
-    x = _made_features(gaps.no_features, n, edges, notes) if given is None else given
-    masks = {part: read_mask(part, getattr(data, part, None), n, notes) for part in PARTS}
-    names = _names(getattr(data, "names", None), n)
-    columns = Columns.of(getattr(data, "columns", None), x.size(1))
-    return Described(x, edges, labels, masks, names, notes, columns, numbers, weight)
+    x = _made_features(gaps.no_features, n, edges, notes) if x is None else x
+    return Described(
+        x=x,
+        edge_index=edges,
+        labels=labels,
+        masks={part: read_mask(part, given[part], n, notes) for part in PARTS},
+        names=_names(given["names"], n),
+        notes=notes,
+        columns=Columns.of(given["columns"], x.size(1)),
+        targets=targets,
+        edge_weight=weight,
+    )
 
 
-def _with_weights(
-    data: object, n: int, notes: list[str], uses: Uses
-) -> tuple[Tensor | None, Tensor | None]:
-    given = getattr(data, "edge_index", None)
-    if given is None:
-        return None, None
-    edges = read_edges(given, n, notes)
-    weight, said, ignored = read_weights(data, edges, n, wanted=uses.weights)
-    notes += [*said, *map(Caution, ignored)]
-    return edges, weight
+_READ = ("x", "y", "edge_index", "names", "columns")
 
 
 def read_features(x: object, notes: list[str], missing: str = REFUSE) -> Tensor:
@@ -339,8 +334,7 @@ def check_edges(edge_index: Tensor, num_nodes: int) -> None:
     if low < 0 or high >= num_nodes:
         row, column = ((edge_index < 0) | (edge_index >= num_nodes)).nonzero()[0].tolist()
         raise DataError(
-            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: "
-            f"must be 0 to {num_nodes - 1}"
+            f"edge_index[{row}, {column}] is {int(edge_index[row, column])}: not below {num_nodes}"
         )
 
 
@@ -374,10 +368,7 @@ def _made_features(how: str, n: int, edges: Tensor | None, notes: list[str]) -> 
         note = "no features: each node's number stands for them, one of as many as nodes"
         notes.append(Caution(note))
         return torch.eye(n)
-    raise DataError(
-        "the graph has no x: set data.no_features=degree or one-hot (as_graph's no_features), or "
-        "give it features [nodes, features]"
-    )
+    raise DataError("the graph has no x: set data.no_features=degree or one-hot")
 
 
 def _names(names: object, n: int) -> tuple[str, ...] | None:
@@ -393,5 +384,90 @@ def _names(names: object, n: int) -> tuple[str, ...] | None:
     return result
 
 
-def _is_missing(x: object) -> bool:
-    return x is None or (isinstance(x, Tensor) and x.dim() == 2 and x.size(1) == 0)
+# Edges and their weights ------------------------------------------------------------------------
+
+# What a `Data` may say of edges besides their ends; the second is NetworkX's name
+WEIGHT, NAMED, ATTRIBUTES = EDGE_VALUES = ("edge_weight", "weight", "edge_attr")
+
+
+def with_edges(data: object) -> object:
+    """Return a graph whose edges are in ``edge_index``, also where it has ``adj_t`` instead."""
+    adjacency: Any = getattr(data, "adj_t", None)
+    if adjacency is None or getattr(data, "edge_index", None) is not None:
+        return data
+    if isinstance(adjacency, Tensor):
+        listed = adjacency.to_sparse_coo().coalesce()
+        (target, source), value = listed.indices(), listed.values()
+    else:  # torch_sparse's
+        target, source, value = adjacency.coo()
+    values = data.to_dict() if hasattr(data, "to_dict") else vars(data)
+    values = {key: one for key, one in values.items() if key != "adj_t"}
+    if value is not None and not bool((value == 1).all()):
+        values[WEIGHT] = value
+    return SimpleNamespace(**values | {"edge_index": torch.stack([source, target])})
+
+
+# Any: what a user's graph holds
+def of_edges(data: object, count: int) -> dict[str, Any]:
+    """Return a graph's attributes of its edges, of which there are ``count``."""
+    given: dict[str, Any] = {key: getattr(data, key, None) for key in EDGE_VALUES}
+    if given[NAMED] is not None and len(given[NAMED]) != count:
+        del given[NAMED]  # of the nodes
+    return {key: one for key, one in given.items() if one is not None}
+
+
+def read_weights(
+    data: object, edges: Tensor, n: int, notes: list[str], *, wanted: bool
+) -> Tensor | None:
+    """Return the weights of edges, float32 ``[e]``, if there are any; add notes.
+
+    ``data`` has ``edge_index`` ``[2, E]`` and perhaps ``edge_weight`` ``[E]``, or instead
+    ``weight`` or ``edge_attr`` of one column; ``edges`` are the same edges, both directions of each
+    once; ``wanted``: whether the run uses weights. ``DataError`` if weights are not a number from 0
+    on for each edge.
+    """
+    pairs = as_tensor("edge_index", getattr(data, "edge_index", None)).long()
+    given, weights = of_edges(data, pairs.size(1)), None
+    for key, value in [*given.items()] if wanted else ():
+        column = column_of(key, value)
+        if why := _why_unfit(column, pairs.size(1)):
+            if key != ATTRIBUTES:
+                raise DataError(f"{key} {why}")
+            continue  # attributes may be anything
+        weights, differ = _by_edge(pairs, column.to(torch.float32), edges, n)
+        if differ:
+            notes.append(f"{key}: {differ} edges have several weights, and their mean counts")
+        del given[key]
+        break
+    if given:
+        note = (
+            f"{', '.join(given)} of the edges is ignored: all edges count the same (a client's GCN "
+            "on a graph of its own uses weights: `flower-graph docs own-data`)"
+        )
+        notes.append(Caution(note))
+    return weights
+
+
+def _why_unfit(column: Tensor, count: int) -> str:
+    if column.dim() != 1 or column.numel() != count or column.is_complex():
+        form = f"{column.dtype} {list(column.shape)}"
+        return f"is {form}: must be one number for each edge, [{count}]"
+    wrong = ~(column.double().isfinite() & (column >= 0))
+    if wrong.any():
+        place = int(wrong.nonzero()[0])
+        return f"has {column[place].item()} at edge {place}: must be finite, 0 or more"
+    return ""
+
+
+def _by_edge(given: Tensor, weight: Tensor, edges: Tensor, n: int) -> tuple[Tensor, int]:
+    """Return each edge's mean weight over its directions, and how many of these differ."""
+    keys = given.amin(0) * n + given.amax(0)
+    pairs, place = keys.unique(return_inverse=True)
+    times = torch.bincount(place, minlength=len(pairs))
+    means = torch.zeros(len(pairs), dtype=torch.float64).index_add_(0, place, weight.double())
+    means /= times
+    differ = torch.zeros(len(pairs), dtype=torch.bool)
+    differ[place[(weight - means[place]).abs() > 1e-6 * means[place].abs()]] = True
+    known = torch.stack([pairs // max(n, 1), pairs % max(n, 1)])
+    ends = torch.stack([edges.amin(0), edges.amax(0)])
+    return values_at(ends, known, means.float(), n), int(differ.sum())

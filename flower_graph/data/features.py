@@ -21,6 +21,7 @@ from flower_graph.config.common import (
 from flower_graph.data.graph import Treatment
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.rng import chances
 
 # What is done to the features, in words
 CHANGES = {
@@ -137,8 +138,7 @@ class _Look:
             return
         why = "negative" if self.least < 0 else "dense"
         raise DataError(
-            f"data.features=presence would make every entry that is not 0 a 1, but the features "
-            f"are {why} ({self}): set data.features=as-is, row, standardise or auto"
+            f"data.features=presence: features are {why} ({self}); set data.features=as-is or auto"
         )
 
 
@@ -153,3 +153,21 @@ def _standardised(treatment: Treatment, features: Sequence[Tensor]) -> tuple[Tre
     constant = deviation <= rounded * mean.abs()
     scale = torch.where(constant, torch.inf, deviation)
     return treatment._replace(mean=mean, scale=scale), int(constant.sum())
+
+
+def sketched(x: Tensor, buckets: int, seed: int) -> Tensor:
+    """Add up features ``[n, f]``, dense or CSR, by signed buckets, to dense ``[n, buckets]``.
+
+    The seed and a feature's number decide its bucket: parties with the same seed hash alike.
+    """
+    number = torch.arange(x.shape[1])
+    bucket = (chances(number, seed, "sketch-bucket") * buckets).long()
+    sign = 1 - 2 * (chances(number, seed, "sketch-sign") < 0.5).to(x.dtype)
+    result = torch.zeros(x.shape[0], buckets, dtype=x.dtype)
+    if x.layout == torch.strided:
+        return result.index_add_(1, bucket, x * sign)
+    feature = x.col_indices().long()
+    row = torch.repeat_interleave(torch.arange(x.shape[0]), x.crow_indices().diff())
+    place = row * buckets + bucket[feature]
+    result.view(-1).index_add_(0, place, x.values() * sign[feature])
+    return result

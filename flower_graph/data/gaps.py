@@ -1,4 +1,4 @@
-"""How files are read: the columns' meanings, and the values for missing ones.
+"""How a run reads graphs: which parts, the columns' meanings, and the values for missing ones.
 
 A missing number is NaN until all nodes of a run are known. Features have the names of their
 columns, which match them with another table's. A column of words becomes one feature for each word
@@ -13,10 +13,26 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import COMMA, MEAN, POINT, REFUSE, DataConfig
+from flower_graph.config.common import COMMA, MEAN, POINT, REFUSE, DataConfig, RunConfig
+from flower_graph.config.metrics import learns_values
 from flower_graph.errors import DataError
 
 MOST_WORDS = 1000  # different ones of a column; with more it is taken for names or free text
+
+
+class Uses(NamedTuple):
+    """Which parts of a graph a run reads besides features, edges and classes."""
+
+    targets: bool = False  # labels are numbers to learn
+    weights: bool = False  # weights of edges count
+    sparse: bool = False  # features of a generated graph may be CSR, if too many to be dense
+
+    @classmethod
+    def of(cls, config: RunConfig) -> Uses:
+        return cls(learns_values(config), config.takes_edge_weights, config.takes_sparse)
+
+
+PLAIN = Uses()
 
 
 class Gaps(NamedTuple):
@@ -81,26 +97,14 @@ class Filled(NamedTuple):
 
 
 def encode_words(numbers: Tensor, words: Mapping[int, str]) -> tuple[Tensor, list[str]]:
-    """Make a feature of each word of a column.
+    """Make a feature of each word of a column ``[n]`` of ``numbers``, NaN for a word.
 
-    Parameters
-    ----------
-    numbers
-        The column ``[n]``, NaN for a word or a missing value.
-    words
-        The word of each node that has one.
-
-    Returns
-    -------
-    tuple of Tensor and list of str
-        ``[n, k]``, 1 for a node's own word and NaN if it has none; the k words, sorted. More than
-        ``MOST_WORDS`` words are a ``DataError``.
+    ``words`` are those of the rows that have one. Returns ``[n, k]``, 1 for a node's own word and
+    NaN if it has none, and the k words, sorted. More than ``MOST_WORDS`` are a ``DataError``.
     """
     known = sorted(set(words.values()))
     if len(known) > MOST_WORDS:
-        raise DataError(
-            f"has {len(known)} different words, more than {MOST_WORDS}: leave the column out"
-        )
+        raise DataError(f"has {len(known)} different words: at most {MOST_WORDS} are features")
     number = {word: index for index, word in enumerate(known)}
     encoded = torch.full((len(numbers), len(known)), torch.nan, dtype=numbers.dtype)
     rows = torch.tensor(list(words))
@@ -125,8 +129,15 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
     """
     if own == common:
         return x
-    _check_columns(own, common)
+    for name in sorted({*own.names} ^ {*common.names}):
+        problem = "is missing here" if name in common.names else "is not among the others'"
+        raise DataError(f"column {name} {problem}; they are {', '.join({}.fromkeys(common.names))}")
     place = {pair: at for at, pair in enumerate(zip(*own, strict=True))}
+    for name, word in place:
+        known = common.words_of(name)
+        if word is not None and word not in known:
+            allowed = f"must be one of {', '.join(known)}" if known else "must be a number"
+            raise DataError(f"{name}: {word!r:.40} {allowed}")
     found = []
     for name, word in zip(*common, strict=True):
         if (name, word) in place:
@@ -135,22 +146,10 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
         some = x[:, own.names.index(name)]  # of another word, or a column without anything
         if (name, None) in place and not bool(torch.isnan(some).all()):
             raise DataError(
-                f"{name}: has numbers, where the others have words: "
-                f"{', '.join(common.words_of(name))}"
+                f"{name}: has numbers, others have words: {', '.join(common.words_of(name))}"
             )
         found.append(torch.where(torch.isnan(some), some, 0.0))
     return torch.stack(found, 1)
-
-
-def _check_columns(own: Columns, common: Columns) -> None:
-    for name in sorted({*own.names} ^ {*common.names}):
-        problem = "is missing here" if name in common.names else "is not among the others'"
-        raise DataError(f"column {name} {problem}; they are {', '.join({}.fromkeys(common.names))}")
-    for name in dict.fromkeys(own.names):
-        known = common.words_of(name)
-        if unknown := [word for word in own.words_of(name) if word not in known]:
-            allowed = f"must be one of {', '.join(known)}" if known else "must be a number"
-            raise DataError(f"{name}: {unknown[0]!r:.40} {allowed}")
 
 
 def fill_missing(features: Sequence[Tensor], missing: str, columns: Columns | None) -> Filled:

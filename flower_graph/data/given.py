@@ -15,14 +15,12 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.data.data import BaseData
 
-from flower_graph.data.description import check_kind, saying
-from flower_graph.data.edge_weights import EDGE_VALUES, with_edges
+from flower_graph.data.description import EDGE_VALUES, check_kind, saying, with_edges
 from flower_graph.data.graph import Graph
 from flower_graph.data.labels import as_tensor
 from flower_graph.errors import DataError
 from flower_graph.storage.writing import named, replaced
 
-SECTION, KEY, LABEL = "data", "name", "label"
 # Attributes of nodes that are no features, like some columns of `nodes.csv`
 NO_FEATURES = {"x", "y", "label", "name", "split", "client", "identity", "train_mask", "val_mask"}
 NO_FEATURES |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names", "classes"}
@@ -30,20 +28,19 @@ NO_FEATURES |= {"test_mask", "edge_index", "n_id", "public", "num_nodes", "names
 
 def with_saved_graphs(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
     """Save a graph that is given for ``data.name``, and replace it by its file's name."""
-    section = settings.get(SECTION)
-    dotted = {key.removeprefix(f"{SECTION}."): one for key, one in settings.items()}
-    label = (section if isinstance(section, Mapping) else dotted).get(LABEL, dotted.get(LABEL))
+    section, dotted = settings.get("data"), "data.name"
+    inner = dict(section) if isinstance(section, Mapping) else {}
+    label = inner.get("label", settings.get("data.label"))
     result = dict(settings)
-    for key, value in settings.items():
-        if key == SECTION and isinstance(value, Mapping):
-            result[key] = {name: _named(name, one, folder, label) for name, one in value.items()}
-        else:
-            result[key] = _named(key.removeprefix(f"{SECTION}."), value, folder, label)
+    if "name" in inner:
+        result["data"] = inner | {"name": _named(inner["name"], folder, label)}
+    if dotted in result:
+        result[dotted] = _named(result[dotted], folder, label)
     return result
 
 
-def _named(key: str, value: object, folder: Path, label: object) -> object:
-    if key != KEY or isinstance(value, str | Path):
+def _named(value: object, folder: Path, label: object) -> object:
+    if isinstance(value, str | Path):
         return value
     with saying("data.name"):
         if isinstance(value, Graph):
@@ -119,10 +116,7 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
     columns = {key: one for key, one in values.items() if key != label and _is_column(key, one, n)}
     if "x" not in values and columns:
         if n == e:
-            raise DataError(
-                "the graph has as many edges as nodes, and nothing tells whose these are: "
-                f"{', '.join(columns)}; give x, or the graph of NetworkX itself"
-            )
+            raise DataError(f"has no x, and as many edges as nodes: whose is {', '.join(columns)}?")
         values = {key: value for key, value in values.items() if key not in columns}
         rows = {key: one.reshape(n, -1).double() for key, one in columns.items()}
         values["x"] = torch.cat([*rows.values()], 1)
@@ -133,8 +127,7 @@ def _as_read(data: BaseData, label: object) -> dict[str, object]:
         ]
     if "y" not in values and label is None:
         raise DataError(
-            f"the graph has no y and no label, but {', '.join(sorted(values))}; give "
-            "each node a class, -1 for none, such as data.y = ..., or name one by data.label"
+            f"the graph has no y and no label; name one by data.label: {', '.join(sorted(values))}"
         )
     return values
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from math import inf, isfinite
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -52,34 +52,57 @@ class Treatment(NamedTuple):
     def to_json(self) -> dict[str, object]:
         """Return the treatment as JSON; the scale of a constant feature is ``null``."""
         record: dict[str, object] = {"features": self.how, "width": self.width}
-        for name, value in (("mean", self.mean), ("scale", self.scale)):
-            if value is not None:
-                record[name] = [None if one == inf else one for one in value.tolist()]
-        if self.fill is not None:
-            record["fill"] = self.fill.tolist()
+        for name in _VECTORS:
+            if (vector := getattr(self, name)) is not None:
+                record[name] = [None if value == inf else value for value in vector.tolist()]
         if self.columns is not None:
             record["columns"] = self.columns.to_json()
         return record
 
     @classmethod
     def from_json(cls, record: Tree) -> Treatment:
-        mean, scale = (
-            None
-            if record.get(name) is None
-            else torch.tensor([inf if v is None else v for v in record[name]], dtype=torch.float64)
-            for name in ("mean", "scale")
-        )
         how, width = str(record["features"]), int(record["width"])
-        given = [one for one in (mean, scale) if one is not None]
-        filled, named = record.get("fill"), record.get("columns")
-        fill = None if filled is None else torch.tensor(filled, dtype=torch.float64)
-        vectors = given if fill is None else [*given, fill]
-        if any(one.shape != (width,) for one in vectors) or (how == STANDARDISE and len(given) < 2):
-            raise ValueError(f"mean, scale and fill are not those of {width} features")
+        vectors = {
+            name: torch.tensor([inf if v is None else v for v in record[name]], dtype=torch.float64)
+            for name in _VECTORS
+            if record.get(name) is not None
+        }
+        if how == STANDARDISE and not {"mean", "scale"} <= vectors.keys():
+            raise ValueError("mean and scale are missing")
+        named = record.get("columns")
         columns = None if named is None else Columns.from_json(named)
-        if columns is not None and len(columns.names) != width:
-            raise ValueError(f"{len(columns.names)} columns for {width} features")
-        return cls(how, width, mean, scale, fill, columns)
+        sizes = [*map(len, vectors.values()), *([] if columns is None else [len(columns.names)])]
+        if any(size != width for size in sizes):
+            raise ValueError(f"mean, scale, fill and columns are not those of {width} features")
+        return cls(how, width, columns=columns, **vectors)
+
+
+_VECTORS = ("mean", "scale", "fill")
+
+
+class Scale(NamedTuple):
+    """Mean and deviation of the training nodes' numbers, by which they are standardised."""
+
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    @classmethod
+    def of(cls, parts: Iterable[Tensor]) -> Scale:
+        """Return the scale of several clients' numbers; the deviation is 1 if all are equal."""
+        numbers = torch.cat([part.double() for part in parts])
+        if not numbers.numel():
+            return cls()
+        return cls(float(numbers.mean()), float(numbers.std(correction=0)) or 1.0)
+
+    def apply(self, numbers: Tensor) -> Tensor:
+        return (numbers - self.mean) / self.deviation
+
+    def undo(self, numbers: Tensor) -> Tensor:
+        return numbers * self.deviation + self.mean
+
+    def check(self) -> None:
+        if not (isfinite(self.mean) and 0 < self.deviation < inf):
+            raise ValueError(f"scale {[*self]}: a mean, and a deviation above 0, must be finite")
 
 
 @dataclass
@@ -138,13 +161,11 @@ class Graph:
         # Imported here, because it takes seconds and not every process needs it.
         from torch_geometric.data import Data
 
-        left_out = {"notes", "treatment"}
-        some = ("classes", "names", "targets", "edge_weight", "columns")
-        left_out |= {name for name in some if getattr(self, name) is None}
-        kept = {name: each for name, each in vars(self).items() if name not in left_out}
+        always = {"train_mask", "val_mask", "test_mask"}
+        values = vars(self) | {"notes": None, "treatment": None}
         if self.columns is not None:
-            kept["columns"] = self.columns.to_json()
-        return Data(**kept)
+            values["columns"] = self.columns.to_json()
+        return Data(**{key: v for key, v in values.items() if v is not None or key in always})
 
 
 class WholeGraph(Protocol):
@@ -156,46 +177,26 @@ class WholeGraph(Protocol):
 
 
 class HeldGraph(Protocol):
-    """One client's graph: the attributes that all methods' graphs have."""
+    """One client's graph: the attributes that all methods' graphs have, as in ``ClientGraph``."""
 
     @property
     def client(self) -> int: ...
-
     @property
-    def nodes(self) -> Tensor:
-        """Number of each node in the whole graph, int64 ``[n]``."""
-
+    def nodes(self) -> Tensor: ...
     @property
-    def x(self) -> Tensor:
-        """Features, float ``[n, f]``."""
-
+    def x(self) -> Tensor: ...
     @property
-    def y(self) -> Tensor:
-        """Class of each node, int64 ``[n]``; below 0 without a label."""
-
+    def y(self) -> Tensor: ...
     @property
-    def edge_index(self) -> Tensor | None:
-        """Both directions of every edge, by place, int64 ``[2, e]``; None without a graph."""
-
+    def edge_index(self) -> Tensor | None: ...
     @property
-    def train_mask(self) -> Tensor:
-        """Which nodes train, boolean ``[n]``; likewise the other two."""
-
+    def train_mask(self) -> Tensor: ...
     @property
     def val_mask(self) -> Tensor: ...
-
     @property
     def test_mask(self) -> Tensor: ...
-
     @property
-    def called(self) -> tuple[str, ...] | None:
-        """The user's names of the nodes; None if the numbers are the names."""
-
-
-def names_in(data: object, nodes: Tensor) -> tuple[str, ...] | None:
-    """Return a graph's names of some nodes; None if it has no names."""
-    names = getattr(data, "names", None)
-    return None if names is None else tuple(names[node] for node in nodes.tolist())
+    def called(self) -> tuple[str, ...] | None: ...
 
 
 def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
@@ -263,8 +264,11 @@ class Neighbours(NamedTuple):
         return self.start.numel() - 1
 
     @classmethod
-    def of(cls, edge_index: Tensor, num_nodes: int) -> Neighbours:
-        return cls(pointers(edge_index[0], num_nodes).long(), edge_index[1])
+    def of(cls, data: WholeGraph) -> Neighbours:
+        """Return the neighbours in a graph whose edges may be given in any direction."""
+        n = int(data.y.numel())
+        source, target = to_undirected(data.edge_index, n)
+        return cls(pointers(source, n).long(), target)
 
     def step(self, nodes: Tensor) -> tuple[Tensor, Tensor]:
         """List the neighbours of all given nodes: the node's index, and the neighbour."""
@@ -277,6 +281,28 @@ class Neighbours(NamedTuple):
         target = torch.searchsorted(nodes, other).clamp_(max=nodes.numel() - 1)
         inside = nodes[target] == other
         return torch.stack([source[inside], target[inside]])
+
+
+# Any: fields of a client's graph, of whichever class
+def cut_parts(
+    data: WholeGraph, neighbours: Neighbours, parts: Iterable[Tensor]
+) -> Iterator[dict[str, Any]]:
+    """Yield what a client holds of each part ``[n]`` of node numbers, as fields of its graph.
+
+    That is its nodes, ascending, and the edges among them; masks are empty. Parts may overlap.
+    """
+    names = getattr(data, "names", None)
+    for client, nodes in enumerate(parts):
+        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
+        yield {
+            "client": client,
+            "nodes": nodes,
+            "x": take_rows(data.x, nodes),
+            "y": data.y[nodes],
+            "edge_index": neighbours.among(nodes),
+            **dict.fromkeys(PARTS, nobody),
+            "called": None if names is None else tuple(names[node] for node in nodes.tolist()),
+        }
 
 
 def normalize_rows(x: Tensor) -> Tensor:
@@ -298,8 +324,7 @@ def fits_dense(nodes: int, features: int) -> bool:
 def check_dense_size(nodes: int, features: int, advice: str) -> None:
     """Raise DataError when a dense float32 ``[nodes, features]`` matrix is too large."""
     if not fits_dense(nodes, features):
-        size = 4 * nodes * features
         raise DataError(
-            f"{nodes} nodes with {features} dense features would take {size / 1e9:.1f} GB; "
+            f"{nodes} nodes with {features} dense features take {4e-9 * nodes * features:.1f} GB; "
             f"the limit is {DENSE_LIMIT / 1e9:.1f} GB. {advice}"
         )

@@ -1,8 +1,15 @@
-"""Labels of nodes: from any numbers or words to numbers of classes."""
+"""Labels of nodes, from any numbers or words to numbers of classes; and values of cells.
+
+A value of a table cell, an attribute or a list entry is a word or a number, by one rule each. A
+word is a label, a name, an identity or a client. Whole numbers that are written as floats are whole
+numbers, missing is missing, and all else stays as written: ``007`` is not ``7``.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+import string
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,7 +19,6 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.graph import check_dense_size
-from flower_graph.data.values import WHOLE, advice_of, number_of, word_of
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.wire.keys import MAX_CLASSES
 
@@ -43,35 +49,39 @@ def number_classes(
         classes = tuple(str(name) for name in listed("classes", classes))
         declared = len(classes)
     declared = declared_classes(declared)
-    numbers = [one for one in labels if isinstance(one, Tensor)]
-    if len(numbers) == len(labels):
-        y = [one.clamp(min=-1) for one in numbers]
-        if declared is not None:
-            _check_declared(y, declared)
-            return Labels(y, declared, classes, _unlabelled(y))
-        return _compacted(y)
-    words = [[None if one is None else str(one) for one in _listed(each)] for each in labels]
-    names = sorted({one for each in words for one in each if one is not None})
+    if all(isinstance(one, Tensor) for one in labels):
+        y = [one.clamp(min=-1) for one in labels if isinstance(one, Tensor)]
+        if declared is None:
+            return _compacted(y)
+        _check_declared(y, declared)
+        return Labels(y, declared, classes, _unlabelled(y))
+    words = [_words_of(each) for each in labels]
+    every = [word for each in words for word in each if word is not None]
+    names = sorted({*every})
     if classes is not None:
         if other := [name for name in names if name not in classes]:
             raise DataError(f"y has {other[0]!r}: must be one of the classes {_shown(classes)}")
         names = list(classes)
     if declared is not None and len(names) > declared:
         raise DataError(f"y has {len(names)} different names, but num_classes is {declared}")
-    _check_number(len(names))
-    _check_captions(sum(one is not None for each in words for one in each), len(names), declared)
-    number = {name: index for index, name in enumerate(names)}
-    y = [torch.tensor([-1 if one is None else number[one] for one in each]) for each in words]
+    _check_number(len(names), len(every), declared)
+    number = {name: index for index, name in enumerate(names)} | {None: -1}
+    y = [torch.tensor([number[word] for word in each]) for each in words]
     note = f"labels {_shown(names)} taken as {len(names)} classes"
     return Labels(y, len(names), tuple(names), [note, *_unlabelled(y)])
 
 
+def _words_of(labels: Tensor | list[str | None]) -> list[str | None]:
+    if isinstance(labels, Tensor):
+        return [None if one < 0 else str(one) for one in labels.tolist()]
+    return [None if one is None else str(one) for one in labels]
+
+
 def _compacted(y: list[Tensor]) -> Labels:
-    numbers = torch.unique(torch.cat(y))
-    numbers = numbers[numbers >= 0]
+    every = torch.cat(y)
+    numbers = every[every >= 0].unique()
     count = numbers.numel()
-    _check_number(count)
-    _check_captions(sum(int((one >= 0).sum()) for one in y), count)
+    _check_number(count, int((every >= 0).sum()))
     if int(numbers[-1]) == count - 1:
         return Labels(y, count, None, _unlabelled(y))
     names = tuple(str(value) for value in numbers.tolist())
@@ -85,24 +95,16 @@ def _unlabelled(y: Sequence[Tensor]) -> list[str]:
     return [f"{without} of {every} nodes without a label"] if without else []
 
 
-def _check_number(count: int) -> None:
+def _check_number(count: int, labelled: int, declared: int | None = None) -> None:
     if count == 0:
         raise DataError("y: no node has a label")
     if count > MOST_CLASSES:
         raise DataError(
-            f"y has {count} different labels, more than {MOST_CLASSES}: must be classes of nodes "
-            "(numbers of nodes, and several labels a node, are not supported; numbers to be learnt "
-            "need task=values); as many classes as these are taken where the graph says so by "
-            "num_classes"
+            f"y has {count} different labels, more than {MOST_CLASSES}: task=values learns numbers"
         )
-
-
-def _check_captions(labelled: int, different: int, declared: int | None = None) -> None:
-    """Refuse labels that are different at each node, unless a graph declares its classes."""
-    if different == labelled > CAPTIONS and declared is None:
+    if count == labelled > CAPTIONS and declared is None:
         raise DataError(
-            f"y has {different} labels, all different, so these are names or captions: data.label "
-            "names the column of classes, and task=values learns numbers"
+            f"y has {count} labels, all different: data.label names the column of classes"
         )
 
 
@@ -132,8 +134,7 @@ def _check_declared(y: Sequence[Tensor], declared: int) -> None:
         if (one >= declared).any():
             node = int((one >= declared).nonzero()[0])
             raise DataError(
-                f"y[{node}] is {int(one[node])}: labels must be 0 to {declared - 1}, by "
-                f"num_classes = {declared}, or -1 for none"
+                f"y[{node}] is {int(one[node])}: must be below num_classes = {declared}, or -1"
             )
     if all(bool((one < 0).all()) for one in y):
         raise DataError("y: no node has a label")
@@ -149,9 +150,7 @@ def read_labels(y: object, n: int | None, notes: list[str]) -> Tensor | list[str
             _check_length(words, n)
             return _numbered(words)
         y = [-1 if word is None else one for word, one in zip(words, every, strict=True)]
-    numbers = as_tensor("y", y)
-    if numbers.dim() == 2 and numbers.size(1) == 1:
-        numbers = numbers.flatten()
+    numbers = column_of("y", y)
     _check_length(numbers, n)
     return _whole(numbers, notes)
 
@@ -162,10 +161,7 @@ def _words(labels: Sequence[object]) -> list[str | None]:
         try:
             words.append(word_of(one))
         except DataError as error:
-            raise DataError(
-                f"y[{node}]: {error} (several labels a node are not supported; for one-hot rows "
-                "use y.argmax(1))"
-            ) from error
+            raise DataError(f"y[{node}]: {error}; of one-hot rows y.argmax(1)") from error
     return words
 
 
@@ -175,7 +171,7 @@ def _whole(y: Tensor, notes: list[str]) -> Tensor:
     if not y.is_floating_point():
         return y.long()
     nan = y.isnan()
-    wrong = ~nan & ((y != y.round()) | (y.abs() >= 2**53))
+    wrong = ~nan & ((y != y.round()) | (y.abs() >= EXACT))
     if wrong.any():
         node = int(wrong.nonzero()[0])
         raise _fractional(node, y[node].item())
@@ -187,18 +183,13 @@ def _numbered(words: list[str | None]) -> Tensor | list[str | None]:
     if all(word is None or WHOLE.fullmatch(word) for word in words):
         with suppress(RuntimeError):  # one has more digits than int64
             return torch.tensor([-1 if word is None else int(word) for word in words])
-    _refuse_fractions(words)
-    return words
-
-
-def _refuse_fractions(words: Sequence[str | None]) -> None:
-    try:
-        numbers = [0.0 if word is None else float(word) for word in words]
-    except ValueError:
-        return
+    numbers = [number_of(word) for word in words]
     for node, number in enumerate(numbers):
-        if math.isfinite(number) and not number.is_integer():
+        if number is None:
+            break
+        if None not in numbers and math.isfinite(number) and not number.is_integer():
             raise _fractional(node, number)
+    return words
 
 
 def _fractional(node: int, value: object) -> FractionalLabelsError:
@@ -212,9 +203,7 @@ def read_targets(y: object, n: int | None) -> Tensor:
     """Return the numbers that nodes are to learn, float32 ``[n]``; NaN: not known."""
     if not isinstance(y, Tensor):
         y = [_number(node, one) for node, one in enumerate(listed("y", y))]
-    given = as_tensor("y", y)
-    if given.dim() == 2 and given.size(1) == 1:
-        given = given.flatten()
+    given = column_of("y", y)
     if given.dim() != 1 or given.is_complex() or (n is not None and len(given) != n):
         rows = "n" if n is None else n
         kind = f"{given.dtype} {list(given.shape)}"
@@ -237,18 +226,9 @@ def _number(node: int, value: Any) -> float:
 def _check_length(y: Tensor | list[str | None], n: int | None) -> None:
     kind = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else f"{len(y)} words"
     if isinstance(y, Tensor) and y.dim() != 1:
-        raise DataError(
-            f"y is {kind}: must be one class a node (several labels a node are not supported; for "
-            "one-hot rows use y.argmax(1))"
-        )
+        raise DataError(f"y is {kind}: must be one class a node; of one-hot rows y.argmax(1)")
     if n is not None and len(y) != n:
         raise DataError(f"y is {kind}: must be int64 [{n}], one class for each row of x")
-
-
-def _listed(labels: Tensor | list[str | None]) -> list[Any]:
-    if isinstance(labels, Tensor):
-        return [None if one < 0 else str(one) for one in labels.tolist()]
-    return labels
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -297,6 +277,12 @@ def as_tensor(key: str, value: Any) -> Tensor:
         raise DataError(f"{key} is a {kind} that is no tensor of numbers ({error})") from error
 
 
+def column_of(key: str, value: object) -> Tensor:
+    """Turn numbers into a tensor as ``as_tensor`` does; one column becomes a vector."""
+    result = as_tensor(key, value)
+    return result.flatten() if result.dim() == 2 and result.size(1) == 1 else result
+
+
 def is_whole(value: Tensor) -> bool:
     """Return whether a tensor has whole numbers."""
     return not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
@@ -305,3 +291,67 @@ def is_whole(value: Tensor) -> bool:
 def kind_of(value: Tensor) -> str:
     """Name the type of a tensor's numbers."""
     return str(value.dtype).removeprefix("torch.")
+
+
+# What pandas, R, Excel, databases and Python write for nothing
+MISSING = frozenset(
+    ("", "nan", "NaN", "NA", "N/A", "n/a", "#N/A", "<NA>", "None", "NULL", "null")
+)  # fmt: skip
+# Around words: blanks, also those of no width, which nobody sees
+BLANK = f"{string.whitespace}\u00a0\u200b\u200c\u200d\u200e\u200f\u2060\ufeff"
+WHOLE = re.compile(r"-?(0|[1-9]\d*)")
+_AS_FLOAT = re.compile(r"(-?(?:0|[1-9]\d*))\.0*")
+_AS_POWER = re.compile(r"-?\d(\.\d+)?[eE]\+\d\d+")  # as R and C write large ones
+WITH_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")
+EXACT = 2**53  # up to here floats have all whole numbers
+
+
+def word_of(value: object, *, comma: bool = False) -> str | None:
+    """Return a value as a word; None if it is missing; ``DataError`` for a list or a table."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        if math.isnan(value):
+            return None
+        return str(int(value)) if value.is_integer() and abs(value) < EXACT else str(value)
+    if isinstance(value, list | tuple | dict | set):
+        raise DataError(f"{value!r:.40} must be one word or number, not several")
+    text = str(value).strip(BLANK)
+    if text in MISSING:
+        return None
+    if comma and WITH_COMMA.fullmatch(text):
+        text = text.replace(",", ".")
+    if found := _AS_FLOAT.fullmatch(text):
+        return found[1]
+    if _AS_POWER.fullmatch(text) and float(text).is_integer() and abs(float(text)) < EXACT:
+        return str(int(float(text)))
+    return text
+
+
+def number_of(value: object, *, comma: bool = False) -> float | None:
+    """Return a value as a number, NaN if it is missing; None if it is no number."""
+    if isinstance(value, str):
+        text = value.strip(BLANK)
+        if text in MISSING:
+            return math.nan
+        if comma:
+            text = "" if "." in text else text.replace(",", ".")
+        value = text
+    elif value is None:
+        return math.nan
+    try:
+        return float(value)  # type: ignore[arg-type]  # which refuses what it cannot read
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def advice_of(value: object, *, comma: bool = False) -> str:
+    """Return a remedy if the decimal sign is the reason that a value is no number."""
+    text = str(value).strip(BLANK)
+    if comma and "." in text and number_of(text) is not None:
+        return "it has a decimal point, but data.decimal=comma is set"
+    if not comma and WITH_COMMA.fullmatch(text):
+        return "it has a decimal comma: set data.decimal=comma"
+    return ""

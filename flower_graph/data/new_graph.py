@@ -16,21 +16,16 @@ from flower_graph.data.description import (
     describe_graph,
     read_edges,
     read_features,
+    read_weights,
     saying,
     tell,
 )
-from flower_graph.data.edge_weights import read_weights
-from flower_graph.data.gaps import NO_GAPS, Gaps, align
-from flower_graph.data.graph import Treatment
-from flower_graph.data.scale import Scale
+from flower_graph.data.gaps import NO_GAPS, Gaps, Uses, align
+from flower_graph.data.graph import Scale, Treatment
+from flower_graph.data.labels import WHOLE
 from flower_graph.data.sources.pyg import read_file
-from flower_graph.data.uses import Uses
-from flower_graph.data.values import WHOLE
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
-
-__all__ = ["DataForm", "NewGraph", "new_graph", "read_new_graph"]
-
 
 # In ``data.json``; the treatment of features has a ``scale`` too
 SCALE, WEIGHTS = "target-scale", "edge-weights"
@@ -55,15 +50,14 @@ class DataForm(NamedTuple):
         return self.given._replace(categories=known, missing=missing)
 
     def to_json(self) -> dict[str, object]:
-        more: dict[str, object] = {} if self.scale is None else {SCALE: [*self.scale]}
-        more |= {WEIGHTS: True} if self.weights else {}
         own = {name: getattr(self.given, name) for name in COLUMNS}
-        more |= {name: one for name, one in own.items() if one != getattr(NO_GAPS, name)}
         return self.treatment.to_json() | {
             "num-classes": self.num_classes,
             "classes": None if self.classes is None else list(self.classes),
             "no-features": self.given.no_features,
-            **more,
+            **({} if self.scale is None else {SCALE: [*self.scale]}),
+            **({WEIGHTS: True} if self.weights else {}),
+            **{name: one for name, one in own.items() if one != getattr(NO_GAPS, name)},
         }
 
     @classmethod
@@ -100,7 +94,7 @@ def new_graph(x: object, edge_index: object, of: DataForm, edge_weight: object =
     if edge_index is not None:
         data = SimpleNamespace(edge_index=edge_index, edge_weight=edge_weight)
         edges = read_edges(edge_index, n, [])
-        weight, *_ = read_weights(data, edges, n, wanted=of.weights)
+        weight = read_weights(data, edges, n, [], wanted=of.weights)
     labels = torch.full((n,), -1)
     return NewGraph(of.treatment.apply(given), edges, labels, edge_weight=weight)
 
@@ -110,8 +104,7 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
     values = read_file(path, of.gaps, needs_labels=False)
     if of.given.no_features == ONE_HOT and values.get("x") is None:
         raise DataError(
-            f"file {path}: has no x, and the run's features are numbers of its own nodes "
-            "(data.no_features=one-hot), which mean nothing for others"
+            f"file {path}: has no x, and data.no_features=one-hot means nothing for new nodes"
         )
     with saying(f"file {path}"):
         described = describe_graph(
@@ -136,28 +129,23 @@ def read_new_graph(path: Path, of: DataForm) -> NewGraph:
 
 
 def _numbered(labels: Tensor | Sequence[str | None], of: DataForm) -> Tensor:
-    if isinstance(labels, Tensor) and not _are_names(labels, of.classes):
-        if (labels >= of.num_classes).any():
-            node = int((labels >= of.num_classes).nonzero()[0])
-            raise DataError(
-                f"y[{node}] is {int(labels[node])}: the run has {of.num_classes} classes, from 0 on"
-            )
-        return labels.clamp(min=-1)
-    if of.classes is None:
-        word = next(one for one in labels if one is not None)
-        raise DataError(f"y has {word!r}: the run's classes are 0 to {of.num_classes - 1}")
-    words = labels
+    classes = of.classes
     if isinstance(labels, Tensor):
         words = [None if one < 0 else str(one) for one in labels.tolist()]
-    number = {name: index for index, name in enumerate(of.classes)} | {None: -1}
-    if unknown := [one for one in words if one not in number]:
-        raise DataError(f"y has {unknown[0]!r}: the run's classes are {', '.join(of.classes)}")
-    return torch.tensor([number[one] for one in words])
-
-
-def _are_names(labels: Tensor, classes: Sequence[str] | None) -> bool:
-    """Whether numbers are names of classes, as when labels have gaps, and not their places."""
+        # As when labels have gaps, numbers may be names of classes, and not their places
+        are_names = classes is not None and (
+            {*words} <= {*classes, None} or all(WHOLE.fullmatch(one) for one in classes)
+        )
+        if not are_names:
+            if (labels >= of.num_classes).any():
+                node = int((labels >= of.num_classes).nonzero()[0])
+                raise DataError(f"y[{node}] is {int(labels[node])}: must be below {of.num_classes}")
+            return labels.clamp(min=-1)
+        labels = words
     if classes is None:
-        return False
-    given = {str(one) for one in labels.unique().tolist() if one >= 0}
-    return given <= {*classes} or all(WHOLE.fullmatch(one) for one in classes)
+        word = next(one for one in labels if one is not None)
+        raise DataError(f"y has {word!r}: the run's classes are 0 to {of.num_classes - 1}")
+    number = {name: index for index, name in enumerate(classes)} | {None: -1}
+    if unknown := [one for one in labels if one not in number]:
+        raise DataError(f"y has {unknown[0]!r}: the run's classes are {', '.join(classes)}")
+    return torch.tensor([number[one] for one in labels])

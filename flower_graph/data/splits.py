@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
+ADVICE = "set data.ratios=[0.6,0.2,0.2]"
 ROLE_WORDS = ("training", "validation", "test")
 
 
@@ -41,52 +42,31 @@ def random_split(
 ) -> Masks:
     """Draw a fixed number of training nodes of each class, then the rest by count.
 
-    Parameters
-    ----------
-    y
-        Class of each node, int64 ``[n]``; below 0 without a label, and then in no part.
-    num_classes
-        Number of classes; classes without any node are passed over.
-    train_per_class, num_val, num_test
-        Training nodes of each class; validation and test nodes of any class.
-    generator
-        CPU generator; the only source of randomness.
-
-    Raises
-    ------
-    DataError
-        If a class, or the rest after the training nodes, has too few nodes.
+    ``y`` is the class of each node, below 0 without a label, and then in no part; classes without
+    any node are passed over. ``DataError`` if a class, or the rest after the training nodes, has
+    too few nodes.
     """
     counts = {"train_per_class": train_per_class, "num_val": num_val, "num_test": num_test}
     for key, count in counts.items():
         if count < 1:
             raise DataError(f"data.{key} = {count}: must be at least 1")
-    chosen = _of_each_class(y, num_classes, train_per_class, generator)
-    is_left = y >= 0
+    classes = []
+    for label in range(num_classes):
+        members = (y == label).nonzero().flatten()
+        if 0 < members.numel() < train_per_class:
+            held, key = members.numel(), f"data.train_per_class = {train_per_class}"
+            raise DataError(f"{key}: class {label} has {held}; {ADVICE}")
+        order = torch.randperm(members.numel(), generator=generator)
+        classes.append(members[order[:train_per_class]])
+    chosen, is_left = torch.cat(classes), y >= 0
     is_left[chosen] = False
     rest = is_left.nonzero().flatten()
     if rest.numel() < num_val + num_test:
         raise DataError(
-            f"{rest.numel()} labelled nodes are left after {chosen.numel()} training nodes, fewer "
-            f"than data.num_val + data.num_test = {num_val} + {num_test}; set them lower, or "
-            "data.ratios=[0.6,0.2,0.2]"
+            f"data.num_val + data.num_test = {num_val + num_test}: {rest.numel()} left; {ADVICE}"
         )
     rest = rest[torch.randperm(rest.numel(), generator=generator)]
     return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
-
-
-def _of_each_class(y: Tensor, num_classes: int, count: int, generator: torch.Generator) -> Tensor:
-    chosen = []
-    for label in range(num_classes):
-        members = (y == label).nonzero().flatten()
-        if 0 < members.numel() < count:
-            raise DataError(
-                f"class {label} has {members.numel()} nodes, fewer than "
-                f"data.train_per_class = {count}; set it lower, or data.ratios=[0.6,0.2,0.2]"
-            )
-        order = torch.randperm(members.numel(), generator=generator)
-        chosen.append(members[order[:count]])
-    return torch.cat(chosen)
 
 
 def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
@@ -125,8 +105,7 @@ def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Gen
     good = len(shares) == 3 and all(share >= 0 for share in shares) and 0 < sum(shares) <= 1 + 1e-9
     if not good:
         raise DataError(
-            f"partition.ratios = {shares}: must be three numbers, at least 0, whose sum is above 0 "
-            "and at most 1"
+            f"partition.ratios = {shares}: must be three, not below 0, in sum above 0, at most 1"
         )
     parts: list[list[Tensor]] = [[], [], []]
     for label in y[y >= 0].unique().tolist():
@@ -157,28 +136,15 @@ def check_roles(client: int, masks: Masks, ratios: Sequence[float]) -> None:
             )
 
 
-def select_column(masks: Masks, index: int | None, seed: int) -> Masks:
+def select_column(masks: Masks, seed: int) -> Masks:
     """Choose one split where a data set has several.
 
-    Masks ``[n]`` stay as they are; of masks ``[n, k]`` the column ``index``, by default ``seed %
-    k``. ``DataError`` if there is no such column.
+    Masks ``[n]`` stay as they are; of masks ``[n, k]`` the column ``seed % k``.
     """
     columns = {mask.size(1) for mask in masks if mask.dim() == 2}
-    if not columns:
-        return Masks(*(mask.bool() for mask in masks))
-    if len(columns) != 1:
+    if len(columns) > 1:
         raise DataError(f"masks have different numbers of splits: {sorted(columns)}")
-    column = split_number(columns.pop(), index, seed)
-    return Masks(*((m[:, column] if m.dim() == 2 else m).bool() for m in masks))
-
-
-def split_number(count: int, index: int | None, seed: int) -> int:
-    """Return which of ``count`` splits is meant; None stands for ``seed % count``."""
-    if index is None:
-        return seed % count
-    if not 0 <= index < count:
-        raise DataError(f"data.split_index = {index}: must be 0 to {count - 1}, or null")
-    return index
+    return Masks(*((m[:, seed % m.size(1)] if m.dim() == 2 else m).bool() for m in masks))
 
 
 def geom_gcn_split(path: Path, num_nodes: int) -> Masks:

@@ -6,18 +6,17 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, RunConfig
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
-from flower_graph.data.gaps import Gaps
-from flower_graph.data.graph import Graph
+from flower_graph.data.gaps import Gaps, Uses
+from flower_graph.data.graph import Graph, Scale
 from flower_graph.data.partition.statistics import counts
-from flower_graph.data.scale import Scale
 from flower_graph.data.sources.datasets import load_graph
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError, FractionalLabelsError
 from flower_graph.ops.links import common_neighbours, ends, undirected
 from flower_graph.storage.reading import Tree
@@ -33,9 +32,7 @@ class Survey(NamedTuple):
     """The figures and warnings of one graph."""
 
     figures: Tree  # numbers; ``classes`` has the number of nodes of each class
-    distributions: dict[
-        str, dict[int, int]
-    ]  # the count of each whole number, by name of the distribution
+    distributions: dict[str, dict[int, int]]  # the count of each whole number, by name
     notes: list[str]  # what was done to the data
     warnings: list[str]  # problems that make results poor or hard to interpret
 
@@ -65,8 +62,7 @@ def survey_graph(graph: Graph) -> Survey:
     """Describe a graph; ``DataError`` if it is too large for dense features."""
     if graph.x.layout != torch.strided:
         raise DataError(
-            f"data.nodes = {graph.num_nodes}: a generated graph with features too large to be "
-            "dense is not described; set fewer"
+            f"data.nodes = {graph.num_nodes}: too many for dense features, which are described"
         )
     n, (source, target) = graph.num_nodes, graph.edge_index
     degree = torch.bincount(source, minlength=n)
@@ -77,7 +73,6 @@ def survey_graph(graph: Graph) -> Survey:
     has_classes = graph.targets is None
     both = labelled[source] & labelled[target] & has_classes
     same = (graph.y[source] == graph.y[target])[both]
-    shares = sizes / sizes.sum()
     parts = component_sizes(graph.edge_index, n)
     figures = {
         "nodes": n,
@@ -93,17 +88,14 @@ def survey_graph(graph: Graph) -> Survey:
         "non-zero-share": float(graph.x.count_nonzero()) / graph.x.numel(),
         "closed-edges": _closed_share(graph.edge_index, n),
         "labelled": int(labelled.sum()),
-        **_of_targets(graph),
+        **({} if graph.targets is None else {"values": _of_targets(graph, graph.targets)}),
         "classes": dict(zip(names, sizes.tolist(), strict=True)),
         "homophily": float(same.double().mean()) if same.numel() else None,
-        "homophily-by-chance": float((shares**2).sum()),
+        "homophily-by-chance": float(((sizes / sizes.sum()) ** 2).sum()),
     }
-    distributions = {
-        "neighbours of a node": counts(degree),
-        "class of a labelled node": counts(graph.y[labelled]),
-    }
-    if not has_classes:
-        del distributions["class of a labelled node"]
+    distributions = {"neighbours of a node": counts(degree)}
+    if has_classes:
+        distributions["class of a labelled node"] = counts(graph.y[labelled])
     if same.numel():
         around = torch.bincount(source[both], minlength=n)
         alike = torch.bincount(source[both], weights=same.double(), minlength=n)
@@ -112,22 +104,19 @@ def survey_graph(graph: Graph) -> Survey:
     return Survey(figures, distributions, list(graph.notes), list(_warnings(figures, graph.x)))
 
 
-def _of_targets(graph: Graph) -> Tree:
-    """Return figures of the numbers that nodes are to learn, if there are any."""
-    if graph.targets is None:
-        return {}
-    source, target = graph.targets.double()[graph.edge_index]
-    known = ~(source.isnan() | target.isnan())
-    ends_of_edges = torch.stack([source[known], target[known]])
-    alike = float(torch.corrcoef(ends_of_edges)[0, 1]) if bool(known.any()) else math.nan
-    given = graph.targets[graph.y >= 0].double()
+def _of_targets(graph: Graph, targets: Tensor) -> Tree:
+    """Return figures of the numbers that nodes are to learn."""
+    ends_of_edges = targets.double()[graph.edge_index]
+    known = ends_of_edges[:, ~ends_of_edges.isnan().any(0)]
+    alike = float(torch.corrcoef(known)[0, 1]) if known.numel() else math.nan
+    given = targets[graph.y >= 0].double()
+    scale = Scale.of([given])
     return {
-        "values": {
-            "least": float(given.min()),
-            "largest": float(given.max()),
-            **dict(zip(("mean", "deviation"), Scale.of([given]), strict=True)),
-            "correlation-of-neighbours": alike if math.isfinite(alike) else None,
-        }
+        "least": float(given.min()),
+        "largest": float(given.max()),
+        "mean": scale.mean,
+        "deviation": scale.deviation,
+        "correlation-of-neighbours": alike if math.isfinite(alike) else None,
     }
 
 
@@ -148,49 +137,44 @@ def is_heterophilous(figures: Tree) -> bool:
 
 def component_sizes(edge_index: Tensor, n: int) -> Tensor:
     """Return the sizes of the connected components; an isolated node is one."""
-    # edge_index [2, e], both directions
-    source, target = edge_index
-    label = torch.arange(n)
-    while True:
-        lower = label.scatter_reduce(0, target, label[source], "amin")
-        lower = lower[lower]  # so that a long path takes few steps
-        if torch.equal(lower, label):
-            sizes: Tensor = label.unique(return_counts=True)[1]
-            return sizes
-        label = lower
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends = edge_index.numpy()
+    matrix = coo_array((np.ones(ends.shape[1]), (ends[0], ends[1])), shape=(n, n))
+    return torch.from_numpy(connected_components(matrix, directed=False)[1]).bincount()
 
 
 def lines(survey: Survey) -> list[str]:
     """Describe the survey in a few lines."""
-    f, sizes = survey.figures, survey.figures["classes"]
+    f = survey.figures
+    isolated, count = f["isolated"], f["components"]
+    none = "1 node has none" if isolated == 1 else f"{isolated:,} nodes have none"
+    parts = f"{count:,} connected components, the largest with {f['largest-component']:,} nodes"
+    return [
+        f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
+        f"(at most {f['most-neighbours']:,}; {none}), {parts if count > 1 else 'all connected'}",
+        f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
+        f"{_percent(f['non-zero-share'])} of the entries non-zero",
+        *(_value_lines(f) if "values" in f else _class_lines(f)),
+        f"with task=links {f['edges']:,} edges to learn; the ends of "
+        f"{_percent(f['closed-edges'])} have a common neighbour",
+    ]
+
+
+def _class_lines(f: Tree) -> list[str]:
+    sizes, alike = f["classes"], "no edge has two labelled ends"
     total = max(1, f["labelled"])
     shown = [f"{name}: {_percent(size / total)}" for name, size in [*sizes.items()][:8]]
     more = f", and {len(sizes) - 8} more" if len(sizes) > 8 else ""
-    alike = "no edge has two labelled ends"
     if f["homophily"] is not None:
         alike = (
             f"{_percent(f['homophily'])} of the edges join nodes of one class "
             f"({_percent(f['homophily-by-chance'])} by chance)"
         )
-    parts = (
-        f"{f['components']:,} connected components, the largest with {f['largest-component']:,} "
-        "nodes"
-    )
-    isolated = f["isolated"]
-    no_neighbours = "1 node has none" if isolated == 1 else f"{isolated:,} nodes have none"
-    learnt = [
+    return [
         f"{len(sizes)} classes ({', '.join(shown)}{more}) on {f['labelled']:,} labelled nodes",
         alike,
-    ]
-    return [
-        f"{f['nodes']:,} nodes, {f['edges']:,} edges, {f['neighbours']:.1f} neighbours a node "
-        f"(at most {f['most-neighbours']:,}; {no_neighbours}), "
-        + (parts if f["components"] > 1 else "all connected"),
-        f"{f['features']:,} features from {f['least-feature']:.3g} to {f['largest-feature']:.3g}, "
-        f"{_percent(f['non-zero-share'])} of the entries non-zero",
-        *(_value_lines(f) if "values" in f else learnt),
-        f"with task=links {f['edges']:,} edges to learn; the ends of "
-        f"{_percent(f['closed-edges'])} have a common neighbour",
     ]
 
 
@@ -224,9 +208,9 @@ def _warnings(f: Tree, x: Tensor) -> list[str]:
 
 def _of_classes(f: Tree) -> dict[str, bool]:
     name, most = max(f["classes"].items(), key=lambda one: one[1])
-    share = most / max(1, f["labelled"])
+    rarest, least = min(f["classes"].items(), key=lambda one: one[1])
+    share, is_far_less = most / max(1, f["labelled"]), is_heterophilous(f)
     alike, chance = f["homophily"], f["homophily-by-chance"]
-    is_far_less = is_heterophilous(f)
     weak = alike is not None and alike < 1.2 * chance and not is_far_less
     said_less = f"{_percent(alike or 0.0)} of the edges, {_percent(chance)} by chance"
     return {
@@ -235,12 +219,7 @@ def _of_classes(f: Tree) -> dict[str, bool]:
         "neighbours are hardly more often of one class than chance: edges may not help": weak,
         f"neighbours are far less often of one class than chance ({said_less}): the graph is "
         "heterophilous, and methods that smooth over edges do poorly": is_far_less,
-        f"class {_rarest(f['classes'])} is rare: some clients may have none of it": (
-            min(f["classes"].values()) < 10
+        f"class {rarest} ({least} labelled nodes) is rare: some clients may have none of it": (
+            least < 10
         ),
     }
-
-
-def _rarest(sizes: dict[str, int]) -> str:
-    name, size = min(sizes.items(), key=lambda one: one[1])
-    return f"{name} ({size} labelled nodes)"

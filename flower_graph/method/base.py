@@ -24,12 +24,11 @@ from flower_graph.data.baselines import (
     graph_baselines,
 )
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.party import RunData
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.party import RunData, RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import Graph, HeldGraph
-from flower_graph.data.holdings import nodes_held
 from flower_graph.data.new_graph import DataForm, NewGraph
+from flower_graph.data.partition.statistics import nodes_held
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import DataError
 from flower_graph.flower_compat import Mod, NumPyClient
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from flower_graph.outputs.files import Embeddings, Predictions, SavedModels
     from flower_graph.records.rounds import RoundReport
     from flower_graph.server.round_loop import RoundLoop
-
-__all__ = ["Left", "Method", "Partition"]
 
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G", bound=HeldGraph)  # a client's graph, where clients have some
@@ -75,7 +72,7 @@ class Partition(NamedTuple):
     baselines: Figures | None = None
 
 
-class Left(Protocol[C_co]):
+class FinishedRun(Protocol[C_co]):
     """A finished run as a method reads it: a ``Run`` with the method's own schema."""
 
     @property
@@ -265,7 +262,7 @@ class Method(Generic[C, S]):
             raise DataError(f"the graph has no edges, which the models of {config.app} need")
         return edges
 
-    def predict_beside(self, run: Left[C], graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(self, run: FinishedRun[C], graph: NewGraph, client: int | None) -> Tensor:
         """Predict the nodes of a new graph from the outputs of a ``Run``.
 
         By default by the client's model, or by the only one. A method whose newcomers need more

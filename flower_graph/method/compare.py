@@ -1,25 +1,35 @@
-"""Compares runs, and tests their differences, paired by seed."""
+"""Runs beside each other: their differences, paired by seed, as text, CSV, JSON and a picture."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 from flower_graph.config.metrics import LINKS
-from flower_graph.errors import OutputError
-from flower_graph.method.comparison import ROUNDS, SECONDS, Comparison, order
+from flower_graph.config.rules import refuse_key
+from flower_graph.errors import OutputError, one_line
 from flower_graph.method.load import flatten
 from flower_graph.method.run import METRICS, RESULT, Run
-from flower_graph.records.rounds import WAYS, merit
+from flower_graph.outputs.files import as_text
+from flower_graph.outputs.rows import Framed, pandas_module
+from flower_graph.records.rounds import WAYS, figure_text, format_bytes, merit
 from flower_graph.report.result import metrics_of, metrics_shown
 from flower_graph.report.significance import differences, holm, paired
+from flower_graph.storage.files import plain
 from flower_graph.storage.reading import Tree, reading
+from flower_graph.wire.keys import VALUE_SCORES
 
-__all__ = ["Comparison", "compare"]
-
+ROUNDS, SECONDS = "rounds-run", "seconds"  # `rounds` is a setting
+COSTS = (*WAYS, ROUNDS, SECONDS)  # of all clients: payload up and down
+SIDE_BY_SIDE = 3  # most runs that get a column each; more get a line each
+MOST_SETTINGS = 8  # that have a column each, unless all are asked for
+NONE = "–"
 DEPTH = 4  # of folders in which runs are looked for
 # Settings that have a column of their own, or make no difference
 OTHER = ("app", "seed", "device", "data.root", "track")
@@ -73,7 +83,8 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
     found = list[tuple[str, list[Path], dict[int, Tree]]]()
     for folder in folders:
         if results := _results(folder, left_out):
-            settings = _same(next(iter(results.values())))
+            first = next(iter(results.values()))
+            settings = json.dumps([_settings(first), first.get("versions", {})], sort_keys=True)
             # What has the same seed twice is two rows
             of_others = [one for one in found if one[0] == settings and not {*one[2]} & {*results}]
             if of_others:
@@ -81,8 +92,9 @@ def _rows(path: Path, left_out: list[str]) -> Iterator[Tree]:
                 of_others[0][2].update(results)
             else:
                 found.append((settings, [folder], results))
-    for _, (first, *more), results in found:
-        yield _row(_name(first, path, len(more)), first, results)
+    for _, (inner, *more), results in found:
+        name = path.absolute().name if inner == path else str(inner.relative_to(path))
+        yield _row(name + f" +{len(more)}" * bool(more), inner, results)
 
 
 def _runs_in(folder: Path, depth: int) -> Iterator[Path]:
@@ -108,18 +120,9 @@ def _results(folder: Path, left_out: list[str]) -> dict[int, Tree]:
     return results
 
 
-def _name(folder: Path, path: Path, more: int) -> str:
-    inner = folder.relative_to(path)
-    return (path.absolute().name if folder == path else str(inner)) + (f" +{more}" if more else "")
-
-
 def _settings(result: Tree) -> dict[str, object]:
     settings = dict(flatten(result["config"]))
     return {key: value for key, value in settings.items() if key not in OTHER}
-
-
-def _same(result: Tree) -> str:
-    return json.dumps([_settings(result), result.get("versions", {})], sort_keys=True)
 
 
 def _row(name: str, path: Path, results: Mapping[int, Tree]) -> Tree:
@@ -169,8 +172,7 @@ def _baselines(results: Sequence[Tree], metric: str) -> dict[str, float]:
 
 
 def _number(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else math.nan  # type: ignore[arg-type]
+    return float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]
 
 
 def _joined(values: list[float]) -> Tree:
@@ -209,3 +211,218 @@ def _judged(row: Tree) -> dict[int, object]:
 def _by_seed(row: Tree) -> dict[int, float]:
     values = row["figures"][f"test-{row['metric']}"]["values"]
     return {s: v for s, v in zip(row["seeds"], values, strict=True) if math.isfinite(v)}
+
+
+class Comparison(Framed):
+    """Runs beside each other; ``print`` shows a table.
+
+    Attributes
+    ----------
+    rows : list of dict
+        For each run (all seeds of it) ``run``, ``path``, ``app``, ``version``, ``seeds``,
+        ``settings`` by dotted key, ``figures`` of the best round by validation (``mean``, ``std``
+        and ``values`` of each), ``metric`` (which decides that round), ``baselines``, ``beaten``
+        and, but for the first row, ``difference``: test metric minus the first row's on the same
+        seeds, with the p value of a paired t test, also corrected for the number of rows (Holm).
+        It is missing where no seed of both is judged on the same nodes (``judged-on``).
+    left_out : list of str
+        Runs that are unfinished or cannot be read, and why.
+    """
+
+    def __init__(self, rows: Sequence[Tree], left_out: Sequence[str]) -> None:
+        self.rows, self.left_out = list(rows), list(left_out)
+
+    @property
+    def differing(self) -> list[str]:
+        keys = dict.fromkeys(key for row in self.rows for key in row["settings"])
+        values = {key: {_word(row["settings"].get(key, ...)) for row in self.rows} for key in keys}
+        return [key for key, given in values.items() if len(given - {_word(...)}) > 1]
+
+    @property
+    def figures(self) -> list[str]:
+        """Names of all figures: metrics, then what they cost."""
+        names = dict.fromkeys(name for row in self.rows for name in row["figures"])
+        return [*(name for name in names if name not in COSTS), *COSTS]
+
+    def sorted(self, by: str) -> Comparison:
+        """Return a copy with rows in another order."""
+        words = ("run", "app", *self.differing)
+        if by not in ("test", "val", *self.figures, *words):
+            refuse_key(by, ["test", "val", *self.figures, *words], " (to sort by)")
+        if by in words:
+            ordered = sorted(self.rows, key=lambda row: _place(row["settings"] | row, by))
+        else:
+            sign = 1 if by in COSTS else -1
+            ordered = sorted(self.rows, key=lambda row: sign * order(row, by, sign * math.inf))
+        return Comparison(ordered, self.left_out)
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether each run has a line, and each setting a column."""
+        return len(self.rows) > SIDE_BY_SIDE
+
+    def table(self, *, all_settings: bool = False) -> list[tuple[str, ...]]:
+        """Make a head and a line for each run, without columns that are empty."""
+        most = MOST_SETTINGS if self.is_wide and not all_settings else None
+        shown = self.differing[:most]
+        columns = [self._head(shown), *(self._cells(row, shown) for row in self.rows)]
+        kept = [line for line in zip(*columns, strict=True) if {*line[1:]} != {NONE}]
+        return [*zip(*kept, strict=True)]
+
+    def to_text(self, *, all_settings: bool = False) -> str:
+        """Return a table: a column for each run, or, from four runs on, a line for each.
+
+        A table of lines has at most eight of the settings that differ, unless all are asked for.
+        """
+        table = self.table(all_settings=all_settings)
+        lines = table if self.is_wide else [*zip(*table, strict=True)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        text = ["  ".join(f"{c:{w}}" for c, w in zip(line, widths, strict=True)) for line in lines]
+        words = self.about(all_settings=all_settings)
+        return "\n".join([*(line.rstrip() for line in text), *([""] if words else []), *words])
+
+    def to_json(self) -> str:
+        whole = {"differing": self.differing, "runs": self.rows, "left-out": self.left_out}
+        return json.dumps(plain(whole), indent=2, allow_nan=False)
+
+    def to_csv(self) -> str:
+        text, lines = io.StringIO(), [self._flat(row) for row in self.rows]
+        writer = csv.DictWriter(text, [*dict.fromkeys(key for one in lines for key in one)])
+        writer.writeheader()
+        for line in lines:
+            cells = {k: as_text(one) if isinstance(one, str) else one for k, one in line.items()}
+            writer.writerow(cells)
+        return text.getvalue()
+
+    def to_pandas(self) -> Any:  # a data frame: pandas may not be there
+        return pandas_module().DataFrame([self._flat(row) for row in self.rows])
+
+    def save_picture(self, path: Path | str) -> None:
+        from flower_graph.report.plots.compared import Interval, plot_intervals
+
+        if Path(path).suffix != ".png":
+            raise OutputError(f"{path}: pictures are PNG files, whose names end in .png")
+        panels: dict[str, dict[str, Interval]] = {}
+        for row in self.rows:
+            one = row["figures"].get(f"test-{row['metric']}")
+            if one and math.isfinite(one["mean"]):
+                title = f"{_short(row['settings'].get('data.name'))}, {row['metric']}"
+                panels.setdefault(title, {})[row["run"]] = Interval(one["mean"], one["std"], None)
+        if not panels:
+            raise OutputError(f"{path}: no run has a test metric, so there is nothing to draw")
+        plot_intervals(Path(path), panels, label="test, at the best validation")
+
+    def _head(self, shown: Sequence[str]) -> list[str]:
+        first = "difference" if self.is_wide else f"minus {self.rows[0]['run']}"
+        words = ["run", "app", "version", *shown, "seeds", *self.figures]
+        return [*words, "beats", first, "p"]
+
+    def _cells(self, row: Tree, shown: Sequence[str]) -> list[str]:
+        settings, difference = row["settings"], row.get("difference", {})
+        of_all = {key: len({one[key] for one in self.rows}) == 1 for key in ("app", "version")}
+        chance = difference.get("holm")
+        cells = [
+            row["run"],
+            *(NONE if same and len(self.rows) > 1 else row[key] for key, same in of_all.items()),
+            *(_short(settings[key]) if key in settings else NONE for key in shown),
+            ", ".join(map(str, row["seeds"])),
+            *(_shown(name, row["figures"].get(name)) for name in self.figures),
+            _beaten(row),
+            _shown(f"test-{row['metric']}", difference, "+") if difference else NONE,
+            NONE if chance is None else f"{chance:.2g}",
+        ]
+        # Files of others may hold characters that move a terminal's cursor
+        return [one_line(cell) for cell in cells]
+
+    def about(self, *, all_settings: bool = False) -> list[str]:
+        """Explain what the table leaves out, and `difference` and `p`; nothing of one run."""
+        if len(self.rows) == 1:
+            return []
+        only = {k for row in self.rows for k in row["settings"]}
+        common = {k for k in only if all(k in row["settings"] for row in self.rows)}
+        words = f"{len(self.differing)} of {len(only)} settings differ"
+        if self.is_wide and not all_settings and len(self.differing) > MOST_SETTINGS:
+            words += f"; {MOST_SETTINGS} are shown, all with --all-settings, as JSON or CSV"
+        lines = [words]
+        if more := len(only) - len(common):
+            lines.append(f"{more} settings are of some apps or versions alone; JSON has them")
+        reference = next(row["run"] for row in self.rows if row["is-reference"])
+        tested = [row["difference"] for row in self.rows if "difference" in row]
+        if tested:
+            is_error = any(row["metric"] in VALUE_SCORES for row in self.rows)
+            lines.append(
+                f"difference: test metric minus that of {reference} on the same seeds, mean ± "
+                "deviation" + "; the less of an error, the better" * is_error
+            )
+            count = sum(one["p"] is not None for one in tested)
+            corrected = f", corrected for {count} (Holm)" if count > 1 else ""
+            lines.append(
+                "p: the chance of a difference at least this large if there is none: paired t test "
+                f"over the seeds{corrected}"
+                if count
+                else "p: needs two seeds"
+            )
+        if others := len(self.rows) - 1 - len(tested):
+            lines.append(
+                f"no difference for {others}: no seed is judged on the same nodes as {reference}, "
+                "by the same metric"
+            )
+        return lines
+
+    def _flat(self, row: Tree) -> dict[str, object]:
+        flat = {key: row[key] for key in ("run", "path", "app", "version")}
+        flat["seeds"] = " ".join(map(str, row["seeds"]))
+        flat |= {key: row["settings"].get(key) for key in self.differing}
+        for name in self.figures:
+            one = row["figures"].get(name, {})
+            flat |= {name: one.get("mean"), f"{name} std": one.get("std")}
+        flat["beaten"] = f"{len(row['beaten'])} of {len(row['baselines'])}"
+        different = row.get("difference", {})
+        flat |= {"difference": different.get("mean"), "p": different.get("p")}
+        return flat | {"p (Holm)": different.get("holm")}
+
+
+def order(row: Tree, by: str, otherwise: float = -math.inf) -> float:
+    """Return a row's sort key by a figure, or by the deciding metric; of errors less is more."""
+    name = f"{by}-{row['metric']}" if by in ("test", "val") else by
+    mean = row["figures"].get(name, {}).get("mean", math.nan)
+    return merit(name.partition("-")[2], mean) if math.isfinite(mean) else otherwise
+
+
+def _place(values: Tree, key: str) -> tuple[bool, bool, object]:
+    value = values.get(key)
+    is_number = isinstance(value, int | float)
+    return value is None, not is_number, value if is_number else _word(value)
+
+
+def _word(value: object) -> str:
+    return "..." if value is ... else json.dumps(value, sort_keys=True)
+
+
+def _short(value: object) -> str:
+    text = value if isinstance(value, str) else _word(value)
+    return Path(text).name if text.startswith("/") else text
+
+
+def _shown(name: str, figure: Tree | None, sign: str = "") -> str:
+    if figure is None or not math.isfinite(figure["mean"]):
+        return NONE
+    mean, spread, several = figure["mean"], figure["std"], len(figure["values"]) > 1
+    if name in WAYS:
+        return format_bytes(mean)
+    if name in COSTS:
+        return f"{mean:.0f}" if name == ROUNDS else f"{mean:.1f}"
+    metric = name.partition("-")[2]  # of test-mse
+    shown = f"{'+' * (bool(sign) and mean >= 0)}{figure_text(metric, mean)}"
+    return shown + (f" ± {figure_text(metric, spread)}" if several else "")
+
+
+def _beaten(row: Tree) -> str:
+    beaten, rest = row["beaten"], [key for key in row["baselines"] if key not in row["beaten"]]
+    if not row["baselines"]:
+        return NONE
+    names = ", ".join(beaten) if len(beaten) < len(rest) else "not " * bool(rest) + ", ".join(rest)
+    return f"{len(beaten)} of {len(row['baselines'])}" + f" ({names})" * bool(names)

@@ -11,22 +11,18 @@ from flower_graph.config.common import CutRunConfig
 from flower_graph.data.baselines import Figures, client_baselines, own_baselines
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import Clients, load_folder
-from flower_graph.data.folders.party import client_folder, graph_data, graphs_of, share
-from flower_graph.data.folders.run_folder import RunFolder
-from flower_graph.data.gaps import Gaps
+from flower_graph.data.folders.party import RunFolder, client_folder, graph_data, graphs_of, share
+from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.graph import Graph
-from flower_graph.data.holdings import graphs_held
 from flower_graph.data.new_graph import DataForm
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
+from flower_graph.data.partition.statistics import graphs_held
 from flower_graph.data.sources.datasets import cached_clients, cached_data
-from flower_graph.data.uses import Uses
 from flower_graph.method.base import C, G, Method, Partition, S, form_of
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
-
-__all__ = ["GraphMethod", "OwnGraphMethod"]
 
 P = TypeVar("P", bound=CutRunConfig)  # a schema with the common section `partition`
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict
 from functools import cache
@@ -29,7 +29,7 @@ from yaml import YAMLError
 from flower_graph.config.common import RunConfig
 from flower_graph.config.foreign import NOBODY, RUN_OF, Trust, as_text, is_of_run
 from flower_graph.config.rules import message_of, refuse_key, show, suggest
-from flower_graph.config.schema import LAST, known_keys
+from flower_graph.config.schema import LAST, gone_keys, known_keys
 from flower_graph.data.sources.names import in_full, located
 from flower_graph.errors import ConfigError, brief, one_line
 from flower_graph.method.registry import DEFAULT, schema_of
@@ -98,13 +98,16 @@ def load_config(
             if source not in runs:
                 _refuse_interpolation(settings, f" (in {source})" * bool(source))
     layers = [*_foreign(layers, runs, given, trust), *given]
-    schema = _schema((settings for settings, _ in layers), allowed)
+    app = next((settings["app"] for settings, _ in layers[::-1] if "app" in settings), DEFAULT)
+    if not isinstance(app, str):
+        raise ConfigError(f"app: {show(app)} is not text")
+    schema = schema_of(app, allowed)
     layers = _with_task(layers, schema)
     # mypy asks for a hash of instances where classes are hashed
     tree = deepcopy(_defaults(schema))  # type: ignore[arg-type]
-    known = known_keys(schema)
+    known, gone = known_keys(schema), gone_keys(schema)
     for settings, where in layers:
-        _lay_over(tree, settings, known, where)
+        _lay_over(tree, settings, known, gone, where)
     try:
         config = OmegaConf.to_object(tree)
     except OmegaConfBaseException as error:  # an interpolation `${...}` that leads nowhere
@@ -176,15 +179,6 @@ def _located(settings: Tree, source: str) -> dict[str, object]:
     return found
 
 
-def _schema(
-    layers: Iterable[dict[str, object]], allowed: Collection[str] | None
-) -> type[RunConfig]:
-    app = next((layer["app"] for layer in reversed(list(layers)) if "app" in layer), DEFAULT)
-    if not isinstance(app, str):
-        raise ConfigError(f"app: {show(app)} is not text")
-    return schema_of(app, allowed)
-
-
 def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
     places = [place for place, (settings, _) in enumerate(layers) if "task" in settings]
     if not places:
@@ -197,9 +191,16 @@ def _with_task(layers: Sequence[Layer], schema: type[RunConfig]) -> list[Layer]:
 
 
 def _lay_over(
-    tree: DictConfig, settings: dict[str, object], known: dict[str, str], where: str
+    tree: DictConfig,
+    settings: dict[str, object],
+    known: dict[str, str],
+    gone: dict[str, str],
+    where: str,
 ) -> None:
     for key, value in settings.items():
+        names = key.partition(".")[0], key, f"{key}=" + show(value).strip("'")
+        if name := next((one for one in names if one in gone), None):
+            raise ConfigError(f"{name} is gone: {gone[name]}{where}", key=key)
         if key == "task" and key not in known:
             words = "this method learns the classes of nodes alone, and has no such key"
             raise ConfigError(f"{key}: {words}{where}", key=key)
@@ -271,10 +272,15 @@ def read_chain(name_or_path: str) -> list[tuple[str, dict[str, object]]]:
         text = _read_text(name)
         with reading(f"config {name}", ConfigError):
             check_yaml(text)
-            tree = _parse_yaml(text, name)
+            tree = _plain(OmegaConf.create, text, f"config {name}")
+            if not isinstance(tree, dict):
+                raise ConfigError(f"config {name}: a list; a config has keys and values")
             parent = tree.pop(PARENT, None)
             chain.append((name, dict(flatten(tree))))
-        name = None if parent is None else _parent_name(parent, child=name)
+        if parent is not None and not isinstance(parent, str):
+            raise ConfigError(f"{PARENT}: {show(parent)} is not the name of one config (in {name})")
+        # A file's path to another file starts from its own folder, not from the working directory.
+        name = str(Path(name).parent / parent) if parent and is_file_name(parent) else parent
     return chain[::-1]
 
 
@@ -286,7 +292,7 @@ def read_override(override: str) -> dict[str, object]:
             f"override {override!r}: write key=value, such as rounds=100; null stands for no value"
         )
     # After "value=" OmegaConf parses the text as a value.
-    tree = _plain(lambda: OmegaConf.from_dotlist([f"value={text}"]), f"override {override!r}")
+    tree = _plain(OmegaConf.from_dotlist, [f"value={text}"], f"override {override!r}")
     return dict(flatten({key.strip(): tree["value"]}))
 
 
@@ -335,24 +341,10 @@ def _read_text(name: str) -> str:
     return _shipped(name).read_text(encoding="utf-8")
 
 
-def _parent_name(parent: object, *, child: str) -> str:
-    if not isinstance(parent, str):
-        raise ConfigError(f"{PARENT}: {show(parent)} is not the name of one config (in {child})")
-    # A file's path to another file starts from its own folder, not from the working directory.
-    return str(Path(child).parent / parent) if is_file_name(parent) else parent
-
-
-def _parse_yaml(text: str, name: str) -> dict[str, object]:
-    tree = _plain(lambda: OmegaConf.create(text), f"config {name}")
-    if not isinstance(tree, dict):
-        raise ConfigError(f"config {name}: a list; a config has keys and values")
-    return tree
-
-
-def _plain(parse: Callable[[], object], what: str) -> Any:
+def _plain(parse: Callable[..., object], given: object, what: str) -> Any:
     """Parse to plain dictionaries and lists, with ``${...}`` left for later."""
     try:
-        return OmegaConf.to_container(parse(), resolve=False)
+        return OmegaConf.to_container(parse(given), resolve=False)
     except AssertionError as error:  # OmegaConf's, for a text that is one number
         raise ConfigError(f"{what}: a single value; a config has keys and values") from error
     except (OmegaConfBaseException, YAMLError) as error:

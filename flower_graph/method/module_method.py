@@ -17,16 +17,13 @@ from flower_graph.client.tasks import NODES, LinkTask, NodeTask, ValueTask
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS, VALUES
 from flower_graph.config.module import MLP, ModuleRunConfig, TrainingSection
-from flower_graph.data.baselines import Figures, says_one_class
-from flower_graph.data.folders.party import graphs_of
-from flower_graph.data.folders.run_folder import DATA_FORM, RunFolder
-from flower_graph.data.link_baselines import link_baselines
+from flower_graph.data.baselines import Figures, link_baselines, says_one_class, value_baselines
+from flower_graph.data.folders.party import DATA_FORM, RunFolder, graphs_of
+from flower_graph.data.graph import Scale
 from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.client_graphs import ClientGraph
-from flower_graph.data.scale import Scale
-from flower_graph.data.value_baselines import value_baselines
 from flower_graph.errors import DataError
-from flower_graph.method.base import Left, called
+from flower_graph.method.base import FinishedRun, called
 from flower_graph.method.graph_method import GraphMethod
 from flower_graph.models import GCN, PairModel
 from flower_graph.outputs.build import build_module
@@ -36,8 +33,6 @@ from flower_graph.privacy.local import require_one_client
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.wire.arrays import encode_array
 from flower_graph.wire.averaging import Measured
-
-__all__ = ["ModuleFedAvg", "ModuleMethod"]
 
 M = TypeVar("M", bound=ModuleRunConfig)  # a method's schema
 
@@ -203,7 +198,7 @@ class ModuleMethod(GraphMethod[M, ModuleFedAvg]):
         with torch.no_grad():
             return called(build_module(models, client), graph, self.edges_of(config, graph))
 
-    def predict_beside(self, run: Left[M], graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(self, run: FinishedRun[M], graph: NewGraph, client: int | None) -> Tensor:
         """Predict classes ``[n, k]``, or numbers ``[n]`` in their own unit."""
         said, scale = super().predict_beside(run, graph, client), run.data.scale
         return said if scale is None else scale.undo(said[:, 0])

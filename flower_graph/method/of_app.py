@@ -11,7 +11,6 @@ from flwr.app import Context
 
 from flower_graph.config.app_keys import RUN_CONFIG, SETTINGS
 from flower_graph.config.common import RunConfig
-from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.datasets import saved_at
 from flower_graph.data.sources.names import is_known
 from flower_graph.errors import ConfigError, RefusedError, brief, told
@@ -131,27 +130,12 @@ def _configuration(
 ) -> RunConfig:
     """Load a config once a process: for a client of one user nothing else takes as long."""
     # With `saved`, the time of its file, a changed file is read again.
-    given = parse_overrides(overrides)
     settings = [f"{SETTINGS[key]}={value}" for key, value in keys]
     try:
-        return load_config(name, [*given, *settings], allowed=allowed, environment=False)
+        given = [*parse_overrides(overrides), *settings]
+        return load_config(name, given, allowed=allowed, environment=False)
     except ConfigError as error:
-        blamed = next((key for key, _ in keys if SETTINGS[key] == error.key), None)
-        if blamed is None:
+        key = next((key for key, _ in keys if SETTINGS[key] == error.key), None)
+        if key is None:
             raise
-        # An error that occurs without these keys too is not blamed on them.
-        _require_known(blamed, load_config(name, given, allowed=allowed, environment=False))
-        raise ConfigError(f"{blamed} in the run config: {error}", key=error.key) from error
-
-
-def _require_known(key: str, config: RunConfig) -> None:
-    known, setting = known_keys(type(config)), SETTINGS[key]
-    if setting in known:
-        return
-    last = setting.rpartition(".")[2]
-    near = [other for other in known if last.endswith(other.rpartition(".")[2])]
-    advice = f"set {' or '.join(near)} in overrides" if near else "leave it out"
-    has = ", ".join(other for other, setting in SETTINGS.items() if setting in known)
-    raise ConfigError(
-        f"{key} in the run config: {config.app} has no {setting}; {advice}. It has {has}"
-    )
+        raise ConfigError(f"{key} in the run config: {error}", key=error.key) from error

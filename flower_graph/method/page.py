@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import cast
 
-from flower_graph.config.known import has_method
+from flower_graph.config.foreign import has_method
 from flower_graph.config.schema import settings_of
 from flower_graph.errors import OutputError
-from flower_graph.method.compare import compare
-from flower_graph.method.comparison import ROUNDS, SECONDS, Comparison
+from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
 from flower_graph.outputs.figures import CLIENTS
@@ -25,7 +25,7 @@ from flower_graph.records.rounds import (
     read_reports,
 )
 from flower_graph.report.result import BASELINES, metrics_of, metrics_shown
-from flower_graph.report.trackers.base import visible
+from flower_graph.report.trackers import visible
 from flower_graph.storage.reading import MOST_GRAPH, Tree, open_text, reading
 from flower_graph.wire.keys import ROLES
 
@@ -70,8 +70,12 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     heading = title or ", ".join(names[:3]) + (f" and {len(names) - 3} more" * (len(names) > 3))
     parts = [f"<h1>{escape(heading)}</h1>"]
     if len(compared.rows) > 1:
+        links = (
+            f'<a href="#run-{k}">{escape(name)}</a>' for k, name in enumerate(names[:SECTIONS])
+        )
+        contents = f"Comparison of all runs, then each by itself: {', '.join(links)}"
         with reading("runs", OutputError, "cannot be shown beside each other"):
-            parts += [_contents(names[:SECTIONS]), *_comparison(compared)]
+            parts += [f"<nav><p>{contents}</p></nav>", *_comparison(compared)]
     for place, row in enumerate(compared.rows[:SECTIONS]):
         title = f'<h2 id="run-{place}">{escape(row["run"])}</h2>' if len(names) > 1 else ""
         with reading(row["path"], OutputError, "cannot be shown"):
@@ -79,23 +83,15 @@ def page(*runs: Run | Path | str, title: str = "") -> str:
     if (more := len(names) - SECTIONS) > 0:
         parts.append(f'<p class="note">{more} further runs are in the table alone.</p>')
     for reason in compared.left_out:
-        parts.append(f'<p class="note">Left out: {escape(_without_folder(reason))}</p>')
+        path, colon, words = reason.partition(": ")
+        name = "/".join(Path(path).parts[-2:])
+        parts.append(f'<p class="note">Left out: {escape(name + colon + words)}</p>')
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(heading)}</title><style>{STYLE}</style></head>\n<body>\n"
     )
     return head + "\n".join(part for part in parts if part) + "\n</body></html>\n"
-
-
-def _contents(names: Sequence[str]) -> str:
-    links = (f'<a href="#run-{place}">{escape(name)}</a>' for place, name in enumerate(names))
-    return f"<nav><p>Comparison of all runs, then each by itself: {', '.join(links)}</p></nav>"
-
-
-def _without_folder(reason: str) -> str:
-    path, colon, words = reason.partition(": ")
-    return f"{'/'.join(Path(path).parts[-2:])}{colon}{words}"
 
 
 # Several runs ------------------------------------------------------------------------------------
@@ -135,8 +131,8 @@ def _beside(compared: Comparison, *, all_settings: bool = False) -> list[tuple[s
 
 
 def _section(row: Tree) -> list[str]:
-    each = _results(row)
-    result, seeds = each[0], _reports(row)
+    result: Tree = _finished(row)[0].result
+    seeds = _reports(row)
     config = result["config"]
     metrics = list(dict.fromkeys([*metrics_of(config), *metrics_shown(config)]))
     of_first = f", seed {row['seeds'][0]}" if len(row["seeds"]) > 1 else ""
@@ -199,6 +195,7 @@ def _mean(figure: Tree, metric: str) -> str:
 def _curves(
     row: Tree, seeds: Sequence[Sequence[RoundReport]], metrics: Sequence[str]
 ) -> dict[str, str]:
+    from flower_graph.report.plots.base import bytes_of
     from flower_graph.report.plots.page import bytes_panel, curves_panel
 
     losses = {
@@ -211,11 +208,7 @@ def _curves(
         curves = {role: _of_seeds(seeds, metric, role) for role in ROLES}
         shown = levels if metric == row["metric"] else {}
         pictures[metric.capitalize()] = curves_panel(metric, curves, shown)
-    sent = {
-        way: [[sum(one.bytes.get(way, {}).values()) for one in reports] for reports in seeds]
-        for way in WAYS
-    }
-    return pictures | {"Bytes of all clients": bytes_panel(sent)}
+    return pictures | {"Bytes of all clients": bytes_panel(bytes_of(seeds))}
 
 
 def _of_seeds(seeds: Sequence[Sequence[RoundReport]], metric: str, role: str) -> list[list[float]]:
@@ -246,29 +239,26 @@ def _took_part(reports: Sequence[RoundReport]) -> str:
         panels["Who"] = picture
     refused = sum(len(one.rejected) for one in reports)
     skipped = sum(bool(one.skipped) for one in reports)
-    words = f"{refused} answers were refused, and {skipped} rounds skipped."
-    reasons = dict[str, int]()
-    for one in reports:
-        for key in ("failed", "left-out"):
-            entries: Any = one.participation.get(key, [])
-            for entry in entries:
-                reason = f"{key.replace('-', ' ')}: {entry['reason']}"
-                reasons[reason] = reasons.get(reason, 0) + 1
-    most = sorted(reasons, key=lambda reason: -reasons[reason])[:REASONS]
-    lines = [["why clients took no part", "rounds"], *([one, str(reasons[one])] for one in most)]
-    return _panels(panels) + f"<p>{words}</p>" + (_table(lines) if most else "")
+    reasons = Counter(
+        f"{key.replace('-', ' ')}: {entry['reason']}"
+        for one in reports
+        for key in ("failed", "left-out")
+        for entry in cast("list[Tree]", one.participation.get(key, []))
+    )
+    lines = [["why clients took no part", "rounds"]]
+    lines += [[reason, str(count)] for reason, count in reasons.most_common(REASONS)]
+    words = f"<p>{refused} answers were refused, and {skipped} rounds skipped.</p>"
+    return _panels(panels) + words + (_table(lines) if reasons else "")
 
 
 def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
-    from flower_graph.report.plots.classes import classes_panel
-    from flower_graph.report.plots.page import clients_panel, confusion_panel
+    from flower_graph.report.plots.page import classes_panel, clients_panel, confusion_panel
 
     table = _clients_of(Run(row["path"]).each[0].path / CLIENTS)
     pictures = {}
     for at in ("best", "last"):
-        values = {
-            int(one["client"]): _float(one["test-accuracy"]) for one in table if one["at"] == at
-        }
+        rows = [one for one in table if one["at"] == at]
+        values = {int(one["client"]): float(one["test-accuracy"] or "nan") for one in rows}
         words = "the best round" if at == "best" else "the last round"
         pictures[f"Test accuracy of each client, {words}"] = clients_panel("accuracy", values)
     kept = next((one for one in pictures.items() if one[1]), None)
@@ -290,14 +280,7 @@ def _clients_of(path: Path) -> list[dict[str, str]]:
         reading(path, OutputError, "a client's figures are damaged"),
         open_text(path, MOST_GRAPH) as file,
     ):
-        rows = [one for one in csv.DictReader(file) if int(one["client"]) >= 0]
-        for one in rows:
-            _float(one["test-accuracy"])
-        return rows
-
-
-def _float(text: str) -> float:
-    return float(text) if text else math.nan
+        return [one for one in csv.DictReader(file) if int(one["client"]) >= 0]
 
 
 def _structure(seeds: Sequence[Sequence[RoundReport]]) -> list[str]:
@@ -314,16 +297,16 @@ def _structure(seeds: Sequence[Sequence[RoundReport]]) -> list[str]:
             for name in names
         }
         # Counts beside shares would flatten these
-        shares = {n: rows for n, rows in curves.items() if max(map(_largest, rows)) <= 1}
+        shares = {
+            name: rows
+            for name, rows in curves.items()
+            if all(abs(value) <= 1 for row in rows for value in row if math.isfinite(value))
+        }
         rest = {name: rows for name, rows in curves.items() if name not in shares}
         pictures[words] = curves_panel("0 to 1", shares)
         pictures[f"{words}: {', '.join(rest)}"] = curves_panel("", rest)
     shown = {name: picture for name, picture in pictures.items() if picture}
     return ["<h3>Graphs and spaces</h3>", _panels(shown)] if shown else []
-
-
-def _largest(row: Iterable[float]) -> float:
-    return max((abs(value) for value in row if math.isfinite(value)), default=0.0)
 
 
 def _privacy(result: Tree) -> list[str]:
@@ -340,20 +323,15 @@ def _settings(config: Tree) -> str:
     defaults = dict[str, object]()
     if has_method(app):  # another one's code would have to be imported
         defaults = {one.key: one.default for one in settings_of(schema_of(app, allowed=()))}
-    changed = [
-        [key, _word(value)] for key, value in settings.items() if _differs(key, value, defaults)
-    ]
-    whole = [["setting", "value"], *([key, _word(value)] for key, value in settings.items())]
+    head = ["setting", "value"]
+    whole = [[key, _word(value)] for key, value in settings.items()]
+    changed = [line for line in whole if settings[line[0]] != defaults.get(line[0], ...)]
     words = "Settings that differ from the method's defaults" if defaults else "All settings"
-    first = _table([["setting", "value"], *changed]) if changed else "<p>None.</p>"
+    first = _table([head, *changed]) if changed else "<p>None.</p>"
     return (
         f"<p>{words}:</p>{first}<details><summary>All {len(settings)} settings</summary>"
-        f"{_table(whole)}</details>"
+        f"{_table([head, *whole])}</details>"
     )
-
-
-def _differs(key: str, value: object, defaults: Mapping[str, object]) -> bool:
-    return key not in defaults or value != defaults[key]
 
 
 def _word(value: object) -> str:
@@ -364,19 +342,12 @@ def _word(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-# Files -------------------------------------------------------------------------------------------
-
-
-def _results(row: Tree) -> list[Tree]:
-    return [one.result for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
+def _finished(row: Tree) -> list[Run]:
+    return [one for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
 
 
 def _reports(row: Tree) -> list[list[RoundReport]]:
-    each = [one.path / METRICS for one in Run(row["path"]).each if (one.path / RESULT).is_file()]
-    return [read_reports(path) for path in each]
-
-
-# HTML --------------------------------------------------------------------------------------------
+    return [read_reports(one.path / METRICS) for one in _finished(row)]
 
 
 def _panels(pictures: Mapping[str, str]) -> str:

@@ -20,25 +20,22 @@ from flower_graph.data.sources.names import file_path, folder_path
 from flower_graph.errors import ConfigError, RefusedError, brief
 from flower_graph.method.trust import OpenedSums, TrustSection
 from flower_graph.privacy.accountant import multiplier_of
-from flower_graph.secure.align.limits import (
+from flower_graph.secure.node_config import (
+    DIFFER_BY,
     HOLDERS,
+    LEAST_CLIENTS,
     LEAST_HOLDERS,
+    MALICIOUS_SERVER,
     MOST_POINTS,
     OF_NODE,
-    least_holders,
-    most_points,
-)
-from flower_graph.secure.parties.trust import (
-    DIFFER_BY,
-    MALICIOUS_SERVER,
     SEMI_HONEST,
     TRUST,
     USUAL_DIFFERENCE,
     differ_by,
+    least_clients,
+    least_holders,
+    most_points,
 )
-from flower_graph.secure.sum.partners import LEAST_CLIENTS, least_clients
-
-__all__ = ["ALLOW_TRUST", "PLAIN", "Permits"]
 
 MOST_EPSILON, LEAST_NOISE, MOST_CLIP = "most-epsilon", "least-noise", "most-clip"
 ALLOW_TRUST, DATA = "allow-trust", "data"
@@ -61,7 +58,7 @@ PROMISES = {
     MOST_DELTA: (*_NOISED, "privacy.delta"),
     LEAST_CLIENTS: _READ,
     HOLDERS: ("strategy.least_holders",),
-    OF_NODE: ("strategy.most_points", "strategy.block_cap"),
+    OF_NODE: (),  # the key-holder alone says how much it works
     DIFFER_BY: ("strategy.differ_by", "strategy.trust", *_READ),
     ALLOW_TRUST: ("strategy.trust", *_READ),
     DATA: ("data.name", "data.add", "data.root"),
@@ -209,15 +206,13 @@ class Permits:
         if not privacy.withholds:
             exact = f"in this run (privacy.measurements={privacy.measurements}) clients send "
             raise _refused(key, floor, f"{exact}accuracies and losses without noise")
-        if self._delta is not None and privacy.delta > self._delta:
-            chance = f"this run has privacy.delta={privacy.delta:g}"
-            raise _refused(MOST_DELTA, self._delta, chance)
-        if self.most_epsilon is not None and privacy.epsilon > self.most_epsilon:
-            budget = f"this run has privacy.epsilon={privacy.epsilon:g}"
-            raise _refused(MOST_EPSILON, self.most_epsilon, budget)
-        if self.most_clip is not None and privacy.clipping_norm > self.most_clip:
-            norm = f"this run has privacy.clipping_norm={privacy.clipping_norm:g}"
-            raise _refused(MOST_CLIP, self.most_clip, norm)
+        for key, most, name in (
+            (MOST_DELTA, self._delta, "delta"),
+            (MOST_EPSILON, self.most_epsilon, "epsilon"),
+            (MOST_CLIP, self.most_clip, "clipping_norm"),
+        ):
+            if most is not None and (value := getattr(privacy, name)) > most:
+                raise _refused(key, most, f"this run has privacy.{name}={value:g}")
         if self.least_noise is not None:
             noise = multiplier_of(privacy, config.rounds)
             if noise < self.least_noise:

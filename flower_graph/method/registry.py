@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from flower_graph.config.common import RunConfig
-from flower_graph.config.known import GIVEN, SHIPPED, announced
+from flower_graph.config.foreign import GIVEN, SHIPPED, announced
 from flower_graph.config.rules import nearest, show
 from flower_graph.errors import ConfigError, told
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flower_graph.server.round_loop import RoundLoop
 
 DEFAULT = "nfedgnn"  # of settings without ``app``
+UNKNOWN = "nor a module package.module that can be imported and has METHOD"
 
 
 def known_apps() -> tuple[str, ...]:
@@ -55,7 +56,11 @@ def schema_of(app: str, allowed: Collection[str] | None = None) -> type[RunConfi
     if app in GIVEN:
         return method_named(app).schema
     if app not in announced() and allowed is not None and app not in allowed:
-        raise _not_allowed(app, allowed)
+        why = "this SuperNode's node config allows no such module"
+        advice = f"Whoever runs the SuperNode can allow it with --node-config 'methods=\"{app}\"'"
+        named = ", ".join(sorted(allowed)) or "none"
+        error = _none_of(app, f"and {why} (methods: {named}). {advice}")
+        raise told(error, f"app: {show(app)}: {why}")
     return method_named(app).schema
 
 
@@ -123,13 +128,13 @@ def _read(app: str, name: str, *, is_announced: bool) -> Method[RunConfig, Round
 
 def _import(app: str, name: str, *, is_announced: bool) -> ModuleType:
     if not is_announced and not all(part.isidentifier() for part in name.split(".")):
-        raise _unknown(app)
+        raise _none_of(app)
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not is_announced and (name == missing or name.startswith(f"{missing}.")):
-            raise _unknown(app) from error
+            raise _none_of(app) from error
         raise _broken(app, name, error) from error
     except Exception as error:  # any error of the foreign module
         raise _broken(app, name, error) from error
@@ -140,19 +145,7 @@ def _broken(app: str, name: str, error: Exception) -> ConfigError:
     return ConfigError(f"app: {show(app)}: the module {name} cannot be imported ({why})")
 
 
-def _unknown(app: str) -> ConfigError:
-    return _none_of(app, "nor a module package.module that can be imported and has METHOD")
-
-
-def _not_allowed(app: str, allowed: Collection[str]) -> ConfigError:
-    named = ", ".join(sorted(allowed)) or "none"
-    why = "this SuperNode's node config allows no such module"
-    advice = f"Whoever runs the SuperNode can allow it with --node-config 'methods=\"{app}\"'"
-    error = _none_of(app, f"and {why} (methods: {named}). {advice}")
-    return told(error, f"app: {show(app)}: {why}")
-
-
-def _none_of(app: str, why: str) -> ConfigError:
+def _none_of(app: str, why: str = UNKNOWN) -> ConfigError:
     close = nearest(app, known_apps())
     hint = f"; did you mean {close}?" if close else ""
     return ConfigError(f"app: {show(app)} is not one of {', '.join(known_apps())}, {why}{hint}")

@@ -19,6 +19,7 @@ from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 from flower_graph.outputs.build import build_module
 from flower_graph.outputs.files import (
+    LINK_ROWS,
     NO_CLIENT,
     PREDICTIONS,
     SAID,
@@ -30,9 +31,7 @@ from flower_graph.outputs.files import (
     read_models,
     read_predictions,
 )
-from flower_graph.outputs.frames import Rounds
-from flower_graph.outputs.links import FILE as LINK_FILE
-from flower_graph.outputs.links import KnownLinks
+from flower_graph.outputs.rows import KnownLinks, Rounds
 from flower_graph.records.rounds import read_records
 from flower_graph.storage.reading import Tree, read_json, reading
 
@@ -293,7 +292,7 @@ class Run:
             save, task = self.config.save, getattr(self.config, "task", NODES)
         except (OutputError, ValueError):
             return ""
-        if task == LINKS and (self.path / LINK_FILE).is_file():
+        if task == LINKS and (self.path / LINK_ROWS).is_file():
             return ": the run learnt links (`predict --links`, run.embeddings(), run.known_links())"
         if save == "none":
             return ": the run was told to keep none (save=none)"

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Self
 
 from flower_graph.config.common import StrategySection
-from flower_graph.config.rules import at_least, choice
+from flower_graph.config.rules import at_least, choice, refuse_with
 from flower_graph.config.schema import setting
-from flower_graph.errors import ConfigError
-from flower_graph.secure.align.limits import LEAST_HOLDERS
-from flower_graph.secure.parties.trust import (
+from flower_graph.secure.node_config import (
     FEWEST_PARTIES,
+    LEAST_HOLDERS,
     MALICIOUS_SERVER,
     SEMI_HONEST,
     TRUST,
@@ -58,16 +57,11 @@ class TrustSection(StrategySection):
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
         """Refuse settings with which a deviating server could read clients' data."""
         if self.registry is not None and not self.distrusts:
-            raise ConfigError(
-                f"strategy.registry: {self.registry!r:.60} is read with strategy.trust="
-                f"{MALICIOUS_SERVER} only; set strategy.registry=null"
-            )
+            why = "it is not read; set strategy.registry=null"
+            refuse_with("strategy.registry", self.registry, f"strategy.trust={self.trust}", why)
         for key, why in readable.items() if self.distrusts else ():
-            raise ConfigError(
-                f"strategy.{key}: {getattr(self, key)} is not allowed with strategy.trust="
-                f"{MALICIOUS_SERVER}: {why}",
-                key=f"strategy.{key}",
-            )
+            trust = f"strategy.trust={MALICIOUS_SERVER}"
+            refuse_with(f"strategy.{key}", getattr(self, key), trust, why)
 
 
 @dataclass
@@ -90,15 +84,12 @@ class OpenedSums(TrustSection):
     def refuse_trust(self, readable: Mapping[str, str]) -> None:
         super().refuse_trust(readable)
         if self.differ_by != USUAL_DIFFERENCE and not self.distrusts:
-            raise ConfigError(
-                f"strategy.differ_by: {self.differ_by} is kept with strategy.trust="
-                f"{MALICIOUS_SERVER} only; set strategy.differ_by={USUAL_DIFFERENCE}"
-            )
+            why = f"it is not kept; set strategy.differ_by={USUAL_DIFFERENCE}"
+            refuse_with("strategy.differ_by", self.differ_by, f"strategy.trust={self.trust}", why)
 
     def refuse_holders(self, alignment: str, choosing: str) -> None:
         """Refuse ``least_holders`` with an alignment that does not choose slots by holders."""
         if self.least_holders > LEAST_HOLDERS and alignment != choosing:
-            raise ConfigError(
-                f"strategy.least_holders: {self.least_holders} needs strategy.alignment="
-                f"{choosing}; {alignment} takes whatever {LEAST_HOLDERS} clients hold"
-            )
+            why = f"set strategy.alignment={choosing}, which chooses nodes by their holders"
+            other = f"strategy.alignment={alignment}"
+            refuse_with("strategy.least_holders", self.least_holders, other, why)

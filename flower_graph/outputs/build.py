@@ -1,20 +1,24 @@
-"""Builds modules from saved weights."""
+"""Builds modules from saved weights.
+
+A run's folder may come from anybody. Of this package's classes only those that are declared with
+``built_with`` are built from its files, and only with arguments of the declared types and bounds.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flower_graph.config.foreign import OTHERWISE
-from flower_graph.config.known import code_of_methods
+from flower_graph.config.foreign import OTHERWISE, code_of_methods
+from flower_graph.config.rules import Rule
 from flower_graph.errors import OutputError
-from flower_graph.outputs.declared import DECLARED, check_arguments
 from flower_graph.storage.reading import reason
 
 if TYPE_CHECKING:
@@ -22,6 +26,56 @@ if TYPE_CHECKING:
 
 # The modules of this package's classes
 SHIPPED = re.compile(r"flower_graph\.(outputs|strategies\.[a-z_]+)\.modules", re.ASCII)
+
+
+T = TypeVar("T")
+
+
+# What is declared --------------------------------------------------------------------------------
+
+
+def whole(least: int, most: int) -> Rule:
+    """Make the rule of a whole number within bounds."""
+    # bool is an int
+    words = f"a whole number from {least} to {most}"
+    return Rule(words, lambda value: type(value) is int and least <= value <= most)
+
+
+def mapping(rules: Mapping[str, Rule], *, optional: bool = False) -> Rule:
+    """Make the rule of arguments by name, each with a rule of its own; optional: or None."""
+
+    def admits(value: object) -> bool:
+        if not isinstance(value, dict):
+            return optional and value is None
+        return all(name in rules and rules[name].admits(one) for name, one in value.items())
+
+    each = ", ".join(f"{name} ({rule.words})" for name, rule in rules.items())
+    return Rule(f"a mapping of {each}", admits)
+
+
+WIDTH = whole(1, 2**24)
+LAYERS = whole(0, 64)  # each is a module: an unlimited number would fill the memory
+HEADS = whole(1, 2**12)
+COUNT = whole(0, 2**24)
+SEED = whole(-(2**63), 2**64)
+SHARE = Rule("a number from 0 to 1", lambda value: type(value) in (int, float) and 0 <= value <= 1)
+FLAG = Rule("true or false", lambda value: type(value) is bool)
+
+# By the dotted name of the class
+DECLARED: dict[str, Rule] = {}
+
+
+def built_with(**rules: Rule) -> Callable[[type[T]], type[T]]:
+    """Declare a class of this package: a run's files may build it with these arguments only."""
+
+    def declare(kind: type[T]) -> type[T]:
+        DECLARED[f"{kind.__module__}.{kind.__qualname__}"] = mapping(rules)
+        return kind
+
+    return declare
+
+
+# Building ----------------------------------------------------------------------------------------
 
 
 def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
@@ -34,8 +88,10 @@ def build_module(saved: SavedModels, client: int | None = None) -> nn.Module:
     client = saved.clients[0] if client is None else client
     kind, state = _class_of(saved), saved.state_dict(client)
     try:
-        if saved.module in DECLARED:
-            check_arguments(saved.module, saved.arguments)
+        rule = DECLARED.get(saved.module)
+        if rule is not None and not rule.admits(saved.arguments):
+            given = f"the model is a {saved.module} with {saved.arguments!r:.200}"
+            raise OutputError(f"{given}; allowed is {rule.words}")
         _check_known(kind, saved)
         _check_shapes(kind, saved.arguments, state)
         module: nn.Module = kind(**saved.arguments)
@@ -77,19 +133,15 @@ def _class_of(saved: SavedModels) -> type[torch.nn.Module]:
 
 
 def _check_known(kind: type[torch.nn.Module], saved: SavedModels) -> None:
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    needed = [
-        one.name
-        for one in inspect.signature(kind).parameters.values()
-        if one.default is one.empty and one.kind in (*kinds, inspect.Parameter.KEYWORD_ONLY)
-    ]
-    if lacking := [name for name in needed if name not in saved.arguments]:
+    try:
+        inspect.signature(kind).bind(**saved.arguments)
+    except TypeError as error:
         raise OutputError(
-            f"the model is a {saved.module}, whose arguments {', '.join(lacking)} were not saved: "
-            "let `module` return a functools.partial of the class, or give the module that "
-            "`exported` returns a method `saved_as` (`flower-graph docs new-method`); "
-            "its weights alone are `saved.state_dict(client)`"
-        )
+            f"the model is a {saved.module}: {error}: not all arguments were saved; let `module` "
+            "return a functools.partial of the class, or give the module that `exported` returns a "
+            "method `saved_as` (`flower-graph docs new-method`); its weights alone are "
+            "`saved.state_dict(client)`"
+        ) from error
 
 
 def _check_shapes(

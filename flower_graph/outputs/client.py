@@ -16,6 +16,7 @@ import numpy as np
 
 from flower_graph.config.common import BEST
 from flower_graph.errors import MalformedReplyError, OutputError, StateLostError, brief
+from flower_graph.outputs.figures import IN_RUN
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.kept import KeptFolder
 from flower_graph.outputs.messages import BEGIN, SNAPSHOT, TYPE, KeepRequest
@@ -31,7 +32,6 @@ __all__ = ["ClientOutputs", "Snapshot", "count_traffic"]
 
 NAME = "outputs"  # in Context.state
 FOLDER = "outputs"  # in the SuperNode's own folder
-IN_RUN = "clients"  # in a run's output folder
 UP, DOWN = "up", "down"
 
 

@@ -1,7 +1,8 @@
-"""Clients' measurements, round by round, and the tables made from them."""
+"""Clients' measurements, round by round; the tables made from them, and how clients differ."""
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 from pathlib import Path
@@ -9,15 +10,23 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flower_graph.config.common import KEEP
 from flower_graph.errors import OutputError
 from flower_graph.outputs.files import write_lines
-from flower_graph.storage.reading import MOST_TENSORS, open_regular, reading
+from flower_graph.storage.reading import (
+    MOST_GRAPH,
+    MOST_TENSORS,
+    open_regular,
+    open_text,
+    read_text,
+    reading,
+)
 from flower_graph.storage.writing import append, replaced
-
-__all__ = ["CLIENTS", "CURVES", "FigureLog", "write_figures"]
+from flower_graph.wire.keys import ROLES
 
 CLIENTS, CURVES = "clients.csv", "curves.csv"
-FIGURES = ("loss", "train", "val", "test")
+IN_RUN = "clients"  # in a simulation's output folder: the outputs of each SuperNode
+FIGURES = ("loss", *ROLES)
 ROW = np.dtype(
     [("round", "<i8"), ("client", "<i8"), ("nodes", "<i8")]
     + [(name, "<f8") for name in (*FIGURES, "up", "down")]
@@ -106,3 +115,52 @@ def _text(value: float) -> str:
     if isinstance(value, int):
         return str(value)
     return repr(value) if math.isfinite(value) else ""
+
+
+# A simulation's clients ---------------------------------------------------------------------------
+
+
+def merge_clients(out: Path) -> dict[str, object]:
+    """Join the tables of a simulation's clients; return how clients differ."""
+    folders = sorted((out / IN_RUN).glob("*/"))
+    for name in (CLIENTS, CURVES):
+        places, lines, head = [0, 1] if name == CURVES else [0], list[list[str]](), None
+        for path in [folder / name for folder in folders if (folder / name).is_file()]:
+            with reading(path, OutputError, f"a client's {name} is no such table"):
+                head, *rows = csv.reader(read_text(path, MOST_GRAPH).splitlines())
+                lines += rows
+        with reading(out / IN_RUN, OutputError, f"a client's {name} is no such table"):
+            lines.sort(key=lambda line: [int(line[column]) for column in places])
+        if head is not None:
+            write_lines(out / name, head, lines)
+    return spread(out / CLIENTS)
+
+
+def spread(path: Path) -> dict[str, object]:
+    """Return how much the clients of a ``clients.csv`` differ in accuracy.
+
+    By ``last`` and ``best`` and by role: ``worst-tenth``, the mean accuracy of the worst tenth of
+    the clients that have such nodes, at least one; ``deviation``, the standard deviation.
+    ``OutputError`` if the file is no such table.
+    """
+    columns = [HEAD.index(name) for name in ("at", *(f"{role}-accuracy" for role in ROLES))]
+    result = dict[str, dict[str, dict[str, float]]]()
+    if not path.exists():
+        return {}
+    with reading(path, OutputError):
+        with open_text(path, MOST_GRAPH) as file:
+            lines = file.readlines()[1:]
+        if not lines:
+            return {}
+        # As bytes of a fixed width: reading a million users takes seconds
+        cells = np.loadtxt(lines, "S24", delimiter=",", usecols=columns, comments=None, ndmin=2)
+        places, *shares = cells.T
+        for at in KEEP:
+            for role, share in zip(ROLES, shares, strict=True):
+                texts = share[places == at.encode()]
+                values = np.sort(texts[texts != b""].astype(float))
+                if values.size:
+                    worst = values[: math.ceil(values.size / 10)].mean()
+                    entry = {"worst-tenth": float(worst), "deviation": float(values.std())}
+                    result.setdefault(at, {})[role] = entry
+    return dict(result)

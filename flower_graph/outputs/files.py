@@ -9,7 +9,7 @@ Other users cannot read them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,10 +18,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.errors import OutputError
-from flower_graph.outputs.frames import NODE_ROLES, check_columns
-from flower_graph.outputs.links import FILE as LINKS
-from flower_graph.outputs.links import Embeddings, KnownLinks
-from flower_graph.outputs.predictions import NO_CLIENT, Predictions, role_of
+from flower_graph.outputs.rows import (
+    NO_CLIENT,
+    NODE_ROLES,
+    Embeddings,
+    KnownLinks,
+    Predictions,
+    Rows,
+    check_columns,
+    role_of,
+)
 from flower_graph.outputs.weights import SavedModels, SparseRows, saved_models
 from flower_graph.storage.archives import read_arrays
 from flower_graph.storage.files import private_folder
@@ -33,6 +39,7 @@ __all__ = [
     "NODE_ROLES",
     "NO_CLIENT",
     "Embeddings",
+    "KnownLinks",
     "Predictions",
     "SavedModels",
     "Snapshot",
@@ -48,11 +55,11 @@ __all__ = [
 SERVER = "server"  # how a table names the server
 PREDICTIONS, TABLE = "predictions.npz", "predictions.csv"
 SAID = "outputs.json"  # has the round of the files beside it
-EMBEDDINGS = "embeddings.npz"
+EMBEDDINGS, LINK_ROWS = "embeddings.npz", "links.npz"
 ONE, SEVERAL = "model", "models"
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # how what a spreadsheet computes begins
 Numbers = NDArray[Any]
-T = TypeVar("T")
+T = TypeVar("T", bound=Rows)
 
 
 class Snapshot(NamedTuple):
@@ -91,21 +98,22 @@ def write_outputs(
     with saying(folder):
         private_folder(folder)
         if predictions is not None:
-            _write_predictions(folder, predictions)
+            _write_rows(folder / PREDICTIONS, predictions)
+            write_lines(folder / TABLE, *table_of(predictions))
         if models:
             _write_models(folder, models)
         if embeddings is not None:
-            _write_arrays(folder / EMBEDDINGS, embeddings._asdict())
+            _write_rows(folder / EMBEDDINGS, embeddings)
         if links is not None:
-            _write_arrays(folder / LINKS, links._asdict())
+            _write_rows(folder / LINK_ROWS, links)
 
 
-def _write_predictions(folder: Path, predictions: Predictions) -> None:
-    arrays = {name: v for name, v in vars(predictions).items() if isinstance(v, np.ndarray)}
-    if predictions.classes is not None:
-        arrays["classes"] = np.array(predictions.classes, np.str_)
-    _write_arrays(folder / PREDICTIONS, arrays)
-    write_lines(folder / TABLE, *table_of(predictions))
+def _write_rows(path: Path, rows: Rows) -> None:
+    arrays = rows.arrays()
+    if isinstance(rows, Predictions) and rows.classes is not None:
+        arrays["classes"] = np.array(rows.classes, np.str_)
+    with replaced(path) as stream:
+        np.savez(stream, **arrays)
 
 
 def table_of(predictions: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
@@ -126,11 +134,6 @@ def table_of(predictions: Predictions) -> tuple[list[str], Iterable[Iterable[str
         names.append("fold")
         columns.append(map(str, predictions.fold.tolist()))
     return names, zip(*columns, strict=True)
-
-
-def _write_arrays(path: Path, arrays: dict[str, Any]) -> None:
-    with replaced(path) as stream:
-        np.savez(stream, **arrays)
 
 
 def write_lines(path: Path, names: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
@@ -192,7 +195,7 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
                             for name in ("values", "feature", "ptr")}  # fmt: skip
                 entry["rows"] = {"name": rows.name, "transposed": rows.transposed}
             entries.append(entry)
-    local = _apart(tensors)
+    local = apart(tensors)
     other = SEVERAL if stem == ONE else ONE
     with replaced(folder / f"{stem}.safetensors") as stream:
         write_tensors(stream, local)
@@ -203,7 +206,7 @@ def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:
         remove(folder / f"{other}.{ending}")
 
 
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors that share memory, which safetensors refuses."""
     result, seen = dict[str, Tensor](), set[int]()
     for name, value in tensors.items():
@@ -219,31 +222,28 @@ def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def read_predictions(folder: Path) -> Predictions | None:
     """Read predictions; None if there are none."""
-    return _read_arrays(Path(folder) / PREDICTIONS, _predictions)
-
-
-def _predictions(classes: Numbers | None = None, **arrays: Numbers) -> Predictions:
-    named = None if classes is None else tuple(classes.tolist())
-    return Predictions(**arrays, classes=named)
+    return _read_rows(Path(folder) / PREDICTIONS, Predictions)
 
 
 def read_embeddings(folder: Path) -> Embeddings | None:
     """Read embeddings; None if there are none."""
-    return _read_arrays(Path(folder) / EMBEDDINGS, Embeddings)
+    return _read_rows(Path(folder) / EMBEDDINGS, Embeddings)
 
 
 def read_links(folder: Path) -> KnownLinks | None:
     """Read known links; None if there are none."""
-    return _read_arrays(Path(folder) / LINKS, KnownLinks)
+    return _read_rows(Path(folder) / LINK_ROWS, KnownLinks)
 
 
-def _read_arrays(path: Path, make: Callable[..., T]) -> T | None:
+def _read_rows(path: Path, kind: type[T]) -> T | None:
     if not path.exists():
         return None
     with reading(path, OutputError, f"not {path.stem} of a run"):
-        arrays = read_arrays(path)
+        arrays: dict[str, Any] = read_arrays(path)
         check_columns(arrays)
-        return make(**arrays)
+        if "classes" in arrays:
+            arrays["classes"] = tuple(arrays["classes"].tolist())
+        return kind(**arrays)
 
 
 def read_models(folder: Path) -> list[SavedModels]:

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
 from flower_graph.models import PairDecoder
-from flower_graph.outputs.declared import SHARE, WIDTH, built_with
+from flower_graph.outputs.build import SHARE, WIDTH, built_with
 
 __all__ = ["GCN", "GCNPairs"]
 

@@ -94,11 +94,7 @@ class Participation:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Participation:
         failed, left_out = (
-            {
-                client: entry["reason"]
-                for entry in record[key]
-                for client in numbers(entry["clients"])
-            }
+            {one: part["reason"] for part in record[key] for one in numbers(part["clients"])}
             for key in ("failed", "left-out")
         )
         return cls(set(numbers(record["answered"])), failed, left_out)
@@ -143,6 +139,7 @@ def account_for(
 
 
 def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
+    """Return the clients of all nodes, and which node each is at."""
     here = list(hosted.values())
     sizes = [len(local) for local in here]
     if any(isinstance(local, np.ndarray) for local in here):
@@ -152,24 +149,18 @@ def _flat(hosted: Mapping[int, Clients]) -> tuple[Integers, Integers]:
     return clients, np.repeat(np.arange(len(here)), sizes)
 
 
-def _is_ascending(clients: Integers) -> bool:
-    return bool((clients[1:] > clients[:-1]).all())  # as they mostly are
-
-
 def _distinct(clients: Integers) -> Integers:
-    """Sort clients, each once; ``np.unique`` takes a second for a million."""
-    if _is_ascending(clients):
-        return clients
-    result = np.sort(clients)
-    return result[np.diff(result, prepend=result[0] - 1) > 0]
+    return _last(clients, clients)[0]
 
 
 def _last(clients: Integers, at: Integers) -> tuple[Integers, Integers]:
     """Sort clients; of repeated ones, take the last."""
-    if _is_ascending(clients):
+    # ``np.unique`` takes a second for a million. Mostly they are in order.
+    if (clients[1:] > clients[:-1]).all():
         return clients, at
-    result, last = np.unique(clients[::-1], return_index=True)
-    return result, at[::-1][last]
+    order = np.argsort(clients, kind="stable")
+    order = order[np.append(np.diff(clients[order]) > 0, True)]
+    return clients[order], at[order]
 
 
 def _integers(clients: Iterable[int] | Integers) -> Integers:
@@ -197,18 +188,12 @@ def _ends(text: str) -> tuple[Integers, Integers]:
     if not _RANGES.fullmatch(text):
         raise ValueError(f"{brief(text)} is no list of clients' numbers")
     ends = np.array(text.replace("-", ",").split(","), np.int64)
-    marks = np.frombuffer(text.encode(), np.uint8)
-    marks = marks[(marks == ord(",")) | (marks == ord("-"))]
-    is_last = np.concatenate([[False], marks == ord("-")])  # a number after a dash ends its range
-    first = np.flatnonzero(~is_last)
-    last = np.concatenate([first[1:], [ends.size]]) - 1
     if (ends[1:] <= ends[:-1]).any():
         raise ValueError(f"{brief(text)} is not in order")
-    return ends[first], ends[last]
-
-
-def _expand(text: str) -> Integers:
-    return _listed(*_ends(text))
+    marks = np.frombuffer(text.encode(), np.uint8)
+    is_dash = marks[(marks == ord(",")) | (marks == ord("-"))] == ord("-")
+    # A number after a dash ends its range; one without a dash on either side is a range by itself.
+    return ends[np.append(True, ~is_dash)], ends[np.append(~is_dash, True)]
 
 
 def _listed(first: Integers, last: Integers) -> Integers:
@@ -220,7 +205,7 @@ def _listed(first: Integers, last: Integers) -> Integers:
 
 def numbers(text: str) -> list[int]:
     """Read the text of ``ranges`` as a list."""
-    listed: list[int] = _expand(text).tolist()
+    listed: list[int] = _listed(*_ends(text)).tolist()
     return listed
 
 
@@ -267,7 +252,7 @@ def states(
     for record in records:
         result = np.full(clients.size, UNKNOWN, np.int8)
         for state, text in _texts(record):
-            result[np.searchsorted(clients, _expand(text))] = state
+            result[np.searchsorted(clients, _listed(*_ends(text)))] = state
         yield result
 
 

@@ -7,7 +7,7 @@ import platform
 import resource
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,7 @@ def make_result(
         "config": config,
         "seed": config.get("seed"),
         "rounds": len(reports),
-        "test-accuracy": last.test_accuracy,
-        "val-accuracy": last.val_accuracy,
-        "train-accuracy": last.train_accuracy,
-        "test-accuracy-at-best-val": best.test_accuracy if best else None,
-        "best-val-accuracy": best.val_accuracy if best else None,
-        **_scores(last, best, metrics),
+        **_scores(last, best, dict.fromkeys([ACCURACY, *metrics])),
         "best-round": best.round if best else None,
         "loss": last.loss,
         **local,
@@ -92,11 +87,11 @@ def metrics_shown(config: Mapping[str, Any]) -> Sequence[str]:
 
 
 def _scores(
-    last: RoundReport, best: RoundReport | None, metrics: Sequence[str]
+    last: RoundReport, best: RoundReport | None, metrics: Iterable[str]
 ) -> dict[str, object]:
-    """Return the metrics besides the accuracy in its form, and the confusion."""
+    """Return the metrics and the confusion, of the last round and of the best."""
     result: dict[str, object] = {}
-    for name in [one for one in metrics if one != ACCURACY]:
+    for name in metrics:
         result |= {f"{role}-{name}": last.score(name, role) for role in ("test", "val", "train")}
         result[f"test-{name}-at-best-val"] = best.score(name, "test") if best else None
         result[f"best-val-{name}"] = best.score(name, "val") if best else None

@@ -16,7 +16,7 @@ from flower_graph.config.common import CHECKPOINTS
 from flower_graph.config.foreign import CONFIG, DATA, RUN_OF
 from flower_graph.data.new_graph import DataForm
 from flower_graph.errors import CheckpointError, OutputError
-from flower_graph.outputs.client import IN_RUN
+from flower_graph.outputs.figures import IN_RUN
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.report.result import best_round, make_result, metrics_of, tested
 from flower_graph.storage.files import (
@@ -123,11 +123,7 @@ class RunWriter:
         if len(self.reports) < 2 and not best.confusion:
             return
         # Imported here: it takes as long as a short run, and these do without.
-        from flower_graph.report.plots.base import (
-            save_confusion,
-            save_curves,
-            save_participation,
-        )
+        from flower_graph.report.plots.base import save_confusion, save_curves, save_participation
 
         if best.confusion:
             save_confusion(self.out / "confusion.png", best, title=title)
@@ -204,17 +200,15 @@ def _write_weights(path: Path, state: Mapping[str, object]) -> None:
     import numpy as np
     import torch
 
+    from flower_graph.outputs.files import apart
     from flower_graph.storage.tensors import write_tensors
 
-    # A tensor may be on a GPU and require a gradient. Copies: two names may share one memory.
     tensors = {
-        name: torch.from_numpy(
-            np.array(value.detach().cpu().numpy() if hasattr(value, "detach") else value, order="C")
-        )
-        for name, value in state.items()
+        name: one if isinstance(one, torch.Tensor) else torch.from_numpy(np.array(one, order="C"))
+        for name, one in state.items()
     }
     with written(path) as stream:
-        write_tensors(stream, tensors)
+        write_tensors(stream, apart(tensors))
 
 
 def _title(config: Tree) -> str:

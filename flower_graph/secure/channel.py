@@ -10,7 +10,10 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, pairwise
+from typing import TypeVar
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -22,9 +25,11 @@ from nacl.exceptions import RuntimeError as SodiumError
 from numpy.typing import NDArray
 
 from flower_graph.errors import RefusedError
-from flower_graph.secure.spread import spread
 
 Bytes = NDArray[np.uint8]
+T = TypeVar("T")
+R = TypeVar("R")
+WORTH_A_THREAD = 16  # curve operations: 1 ms, several times what starting a thread takes
 KEY_BYTES, COMMITMENT_BYTES, TAG_BYTES = 32, 32, 16
 MAX_AGREEMENTS = 1 << 14  # a few MB; beyond it, those of the last round are kept
 # Public keys with which every agreement is zero (libsodium's list); the top bit is ignored.
@@ -167,7 +172,20 @@ def name_bytes(client: int) -> bytes:
     return client.to_bytes(8, "little", signed=True)
 
 
-# Rows of bytes
+# Rows of bytes, and work on many of them
+
+
+def spread(work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    """Do a curve operation on every item; libsodium releases Python's lock meanwhile."""
+    import torch  # takes a second, and a command that makes keys does not need it
+
+    threads = min(torch.get_num_threads(), len(items) // WORTH_A_THREAD)
+    if threads < 2:
+        return list(map(work, items))
+    cuts = [len(items) * part // threads for part in range(threads + 1)]
+    with ThreadPoolExecutor(threads) as pool:
+        parts = [pool.submit(list, map(work, items[a:b])) for a, b in pairwise(cuts)]
+    return list(chain.from_iterable(part.result() for part in parts))
 
 
 def rows_of(parts: Iterable[bytes], *shape: int) -> Bytes:

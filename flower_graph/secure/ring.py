@@ -64,10 +64,9 @@ class Ring:
         for word in WORDS:
             if largest < 1 << (word - 1):
                 return cls(word, fraction_bits, guard_bits, float(limit))
+        bits = largest.bit_length() + 1
         raise ValueError(
-            f"{num_clients} numbers of up to {limit:g} in steps of {resolution:g} with "
-            f"{guard_bits} guard bits need {largest.bit_length() + 1} bits, a word has 64; "
-            "lower the limit or take a larger resolution"
+            f"limit {limit:g} in steps of {resolution:g} needs {bits} bits, a word has 64"
         )
 
     @property
@@ -79,9 +78,9 @@ class Ring:
         # Written so that NaN fails too.
         if not (fits := np.abs(values) <= self.limit).all():
             index = np.unravel_index(int(np.argmin(fits)), values.shape)
+            at = tuple(map(int, index))
             raise OutOfRangeError(
-                f"value {values[index]} at {tuple(map(int, index))} is outside the ring's range "
-                f"of -{self.limit:g} to {self.limit:g}"
+                f"value {values[index]} at {at} is outside the ring's range, {self.limit:g}"
             )
         steps = np.rint(values * 2.0**self.fraction_bits).astype(SIGNED[64])
         words: RingArray = (steps << self.guard_bits).astype(self.dtype)

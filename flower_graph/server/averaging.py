@@ -14,12 +14,13 @@ completes the checkpoint if all clients have saved.
 
 from __future__ import annotations
 
+import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -31,19 +32,16 @@ from flower_graph.config.common import Robust
 from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.rounds import BestRound, RoundReport
 from flower_graph.server.averaging_replies import (
+    Arrays,
     Checked,
     Combined,
     RoundSoFar,
     check_replies,
-    is_by_client,
-    personal_arrays,
-    refuse_unused,
-    shared_arrays,
+    checked_model,
 )
 from flower_graph.server.membership import Membership, NamedClients
 from flower_graph.server.round_loop import RoundLoop
 from flower_graph.server.session import Session
-from flower_graph.server.strategy_state import StrategyState, packed_models, unpacked_models
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.averaging import (
@@ -335,13 +333,19 @@ class ReportedFedAvg(RoundLoop, FedAvg):
 
     def state(self) -> dict[str, object]:
         assert self._kept is not None
-        kept = {"strategy": self._kept.state_dict(), "clients": self.session.members.everyone()}
-        return kept | packed_models(self.arrays, self.own_arrays)
+        return {
+            "strategy": self._kept.state_dict(),
+            "clients": self.session.members.everyone(),
+            "arrays": self.arrays,
+            "own-arrays": self.own_arrays,
+        }
 
     def load_state(self, state: StateDict) -> None:
         assert self._kept is not None
         self._kept.load_state_dict(state["strategy"])
-        self.arrays, self.own_arrays = unpacked_models(state, self.arrays)
+        for saved in (state["arrays"], *state["own-arrays"].values()):
+            _check_form(saved, self.arrays)
+        self.arrays, self.own_arrays = state["arrays"], state["own-arrays"]
         self.session.members.absent |= set(state["clients"])
 
     # Helpers
@@ -349,17 +353,29 @@ class ReportedFedAvg(RoundLoop, FedAvg):
     def _combined(self, replies: list[ClientReply]) -> ArrayRecord | None:
         combined = self.combine(replies)
         if not self._round.is_averaged:
-            refuse_unused(type(self).__name__, self.central_noise, self.robust)
+            if self.central_noise is not None or self.robust is not None:
+                unused = "central_noise" if self.robust is None else f"average: {self.robust.name}"
+                raise ValueError(
+                    f"{type(self).__name__}.combine does not use ReportedFedAvg.combine, so that "
+                    f"{unused} has no effect; it can do without only where none is set"
+                )
             contents = [reply.message.content for reply in replies]
             self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
-        if not is_by_client(combined):
-            return shared_arrays(combined, self.arrays)
+        if combined is None or isinstance(combined, ArrayRecord):
+            return combined
+        if not combined or not all(isinstance(key, int) for key in combined):
+            return checked_model(cast(Arrays, combined), self.arrays, "combine")
         if not self.personal:
             raise ValueError(
                 f"{type(self).__name__}.combine gives arrays by client: it needs personal = True"
             )
-        everyone = self.session.members.everyone()
-        self.own_arrays |= personal_arrays(combined, self.arrays, everyone)
+        by_client = cast(Mapping[int, Arrays], combined)
+        if strangers := sorted(by_client.keys() - set(self.session.members.everyone())):
+            raise ValueError(f"combine: arrays for clients {strangers!s:.60}, unknown here")
+        self.own_arrays |= {
+            client: checked_model(arrays, self.arrays, f"combine: client {client}")
+            for client, arrays in by_client.items()
+        }
         return None
 
     @property
@@ -418,3 +434,64 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         self.session.leave_out(named)
         log_rejected(LOG, server_round, "left out", named)
         return checked
+
+
+def _check_form(saved: ArrayRecord, model: ArrayRecord) -> None:
+    # Averaging may have changed their type: FedAdam's is wider than the first model's.
+    shapes, forms = ([(n, tuple(a.shape)) for n, a in one.items()] for one in (saved, model))
+    if shapes != forms:
+        raise ValueError(f"its arrays are {shapes}, this run's are {forms}")
+
+
+# What a strategy of Flower's keeps ----------------------------------------------------------------
+
+PLAIN = (bool, int, float, str, type(None), np.ndarray, np.generic, list, dict, ArrayRecord)
+# Attributes that a checkpoint saves elsewhere, or that last only a run or a round
+OWN = {"arrays", "own_arrays", "session", "central_noise", "robust"}
+OWN |= {"_round", "_kept", "_config", "_evaluate_config", "best", "_outputs", "counts"}
+
+
+class StrategyState:
+    """The attributes of a Flower strategy, such as FedAdam's moments, that change during a run.
+
+    Flower's strategies have no checkpoint method.
+    """
+
+    def __init__(self, strategy: object, others: Collection[str] = OWN) -> None:
+        self._strategy, self._others = strategy, set(others)
+        self._start = {name: _copied(value) for name, value in self._attributes().items()}
+
+    def state_dict(self) -> dict[str, object]:
+        return {
+            name: value
+            for name, value in self._attributes().items()
+            if name not in self._start or not _same(value, self._start[name])
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Restore the output of ``state_dict``; reset all other attributes."""
+        for name, value in {**self._start, **state}.items():
+            setattr(self._strategy, name, _copied(value))
+
+    def _attributes(self) -> dict[str, object]:
+        local = vars(self._strategy)
+        return {name: value for name, value in local.items() if name not in self._others}
+
+
+def _copied(value: object) -> object:
+    return copy.deepcopy(value) if type(value) in PLAIN else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or type(one) not in PLAIN:
+        return False
+    if isinstance(one, ArrayRecord):
+        one, other = ({name: a.numpy() for name, a in r.items()} for r in (one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    is_one_kind = getattr(one, "dtype", None) == getattr(other, "dtype", None)
+    return is_one_kind and np.array_equal(one, other, equal_nan=not isinstance(one, str))

@@ -11,15 +11,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from flower_graph.config.common import Robust
 from flower_graph.errors import MalformedReplyError, brief, one_line
-from flower_graph.privacy.central import CentralNoise
 from flower_graph.records.participation import NOT_CONNECTED
 from flower_graph.records.rounds import RoundReport
 from flower_graph.server.session import Session
@@ -304,31 +302,8 @@ Arrays = ArrayRecord | Mapping[str, NDArray[np.generic]]
 Combined = Arrays | Mapping[int, Arrays] | None
 
 
-def is_by_client(combined: Combined) -> TypeGuard[Mapping[int, Arrays]]:
-    """Whether ``combine`` returned arrays for each client."""
-    return bool(combined) and all(isinstance(key, int) for key in combined or ())
-
-
-def shared_arrays(combined: Combined, model: ArrayRecord) -> ArrayRecord | None:
-    """Check the model for all clients; return Flower's own as it is."""
-    if combined is None or isinstance(combined, ArrayRecord):
-        return combined
-    return _record(cast(Arrays, combined), model, "combine")
-
-
-def personal_arrays(
-    combined: Mapping[int, Arrays], model: ArrayRecord, clients: Iterable[int]
-) -> dict[int, ArrayRecord]:
-    """Check a model for each client."""
-    if strangers := sorted(combined.keys() - set(clients)):
-        raise ValueError(f"combine: it gives arrays for clients {strangers!s:.60}, unknown here")
-    return {
-        client: _record(arrays, model, f"combine: client {client}")
-        for client, arrays in combined.items()
-    }
-
-
-def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
+def checked_model(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
+    """Check arrays that ``combine`` returned, and return them with the types of the model."""
     if arrays.keys() != model.keys():
         raise ValueError(f"{what}: arrays {list(arrays)!s:.80}, expected {list(model)!s:.80}")
     record = ArrayRecord()
@@ -345,18 +320,6 @@ def _record(arrays: Arrays, model: ArrayRecord, what: str) -> ArrayRecord:
         rounded = np.rint(values) if dtype.kind in "iu" and values.dtype.kind == "f" else values
         record[name] = encode_array(name, np.asarray(rounded, dtype))
     return record
-
-
-def refuse_unused(name: str, central_noise: CentralNoise | None, robust: Robust | None) -> None:
-    """Refuse noise and robust averages if a strategy's ``combine`` does not average."""
-    unused = "central_noise" if central_noise is not None else ""
-    if robust is not None:
-        unused = f"average: {robust.name}"
-    if unused:
-        raise ValueError(
-            f"{name}.combine does not use ReportedFedAvg.combine, so that {unused} has no effect; "
-            "it can do without only where none is set"
-        )
 
 
 # So far -----------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
-"""Keeps which clients each SuperNode hosts. A ``query`` asks each new SuperNode.
+"""Keeps which clients each SuperNode hosts, and decides which SuperNode may speak for which.
 
-A method with further questions to newcomers subclasses `Membership`.
+A ``query`` asks each new SuperNode. The server's list, or else the first enrolment, ties a client
+number to a SuperNode; node ids and the order of answers play no part. A method with further
+questions to newcomers subclasses `Membership`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph import __version__
+from flower_graph.data.folders.members import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
-from flower_graph.server.admission import REMEDY, Admission, too_many
+from flower_graph.records.participation import ranges
 from flower_graph.wire.arrays import record_of
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.claims import sorted_out
@@ -31,7 +34,48 @@ from flower_graph.wire.numpy_client import Scalar
 Answered = Any
 LOG = logging.getLogger(__name__)
 T = TypeVar("T")
+REMEDY = (
+    "if they have, one of them lies: write the node-id of each authenticated SuperNode "
+    f"beside its clients in {MEMBERS} of the server-folder, or use a registry"
+)
 MOSTLY = 0.9  # share of all examples above which a SuperNode is named in the log
+
+
+class Admission:
+    """The rules that the server applies to enrolments.
+
+    Parameters
+    ----------
+    listed : sequence of Member, optional
+        Which SuperNode may speak for which clients, from ``members.csv``; None: the first to enrol.
+    most : int, optional
+        The most SuperNodes that may be enrolled; None: any number.
+
+    Raises
+    ------
+    ValueError
+        If ``most`` is below 1.
+    """
+
+    def __init__(self, listed: Collection[Member] | None = None, most: int | None = None) -> None:
+        if most is not None and most < 1:
+            raise ValueError(f"most: {most} is not at least 1")
+        self.listed, self.most = listed, most
+        self._by_node = {one.node: one for one in listed or () if one.node is not None}
+        self._by_client = {client: one for one in listed or () for client in one.clients}
+
+    def refusal(self, node: int, clients: Collection[int]) -> str:
+        """Return why the list forbids a SuperNode to speak for clients; "" if it does not."""
+        if self.listed is None:
+            return ""
+        if not clients:
+            return f"it does not say which clients it hosts, and {MEMBERS} has others"
+        owner = self._by_client.get(min(clients))
+        if owner is None or not owner.clients.issuperset(clients):
+            return f"no SuperNode hosts clients {ranges(clients)} together by {MEMBERS}"
+        if self._by_node.get(node, owner) is not owner or owner.node not in (None, node):
+            return f"clients {ranges(clients)} are another SuperNode's by {MEMBERS}"
+        return ""
 
 
 class Membership:
@@ -41,9 +85,8 @@ class Membership:
         self.clients: dict[int, list[int]] = {}  # of every SuperNode that is enrolled
         self.examples: dict[int, int] = {}  # the weight of those that send one
         self.absent = set[int]()  # clients that no SuperNode hosts any more
-        self.greet: Callable[[list[int]], None] | None = (
-            None  # gives the entries about the run for newcomers
-        )
+        # gives the entries about the run for newcomers
+        self.greet: Callable[[list[int]], None] | None = None
         self.resume = Resume()  # the entries about the run, and the checkpoint that it goes on from
         self.saved: Resume | None = None  # the last checkpoint that this start of the run has made
         self.admission = Admission()  # rules of enrolment
@@ -267,7 +310,13 @@ class Membership:
         # A SuperNode without client numbers is known by its id alone
         enrolled = {node for node, local in self.clients.items() if local or node in connected}
         strangers = {n for n, c in claims.items() if not c or not self.bound.keys() >= set(c)}
-        refused = too_many(most, enrolled - replaced, claims, strangers)
+        refused, new, others = dict[int, str](), set(claims), len(enrolled - replaced)
+        # SuperNodes that return with their clients go before new SuperNodes
+        for group in (new & strangers, new):
+            if len(new) + others > most:
+                words = f"{len(new) + others} SuperNodes, strategy.most_supernodes is {most}"
+                refused |= dict.fromkeys(group, words)
+                new -= group
         if refused and not self.clients and len(refused) == len(claims):
             raise MembershipError(f"{next(iter(refused.values()))}: nothing says who may enrol")
         return refused

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -13,18 +13,29 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from flower_graph.config.common import BEST, LAST, NOTHING
+from flower_graph.config.common import BEST, KEEP, LAST, NOTHING, SAVE
 from flower_graph.config.metrics import SOME, counting_of
-from flower_graph.config.rules import at_least
-from flower_graph.errors import LegacyAppError, NoClientsError
+from flower_graph.config.rules import at_least, choice
+from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
-from flower_graph.outputs.files import Snapshot
-from flower_graph.outputs.messages import KeepRequest
+from flower_graph.outputs.figures import CLIENTS, HEAD
+from flower_graph.outputs.files import Snapshot, write_lines
+from flower_graph.outputs.kept import KeptFolder
+from flower_graph.outputs.messages import (
+    BEGIN,
+    FINISH,
+    SNAPSHOT,
+    TYPE,
+    KeepReply,
+    KeepRequest,
+)
 from flower_graph.records.rounds import BestRound, RoundReport, format_round, merit
-from flower_graph.server.outputs import KeptOutputs, Wanted
-from flower_graph.server.session import Session
+from flower_graph.server.session import Session, check_same
+from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
+from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import ACCURACY, COUNTING
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 # Keys of a checkpoint: bytes so far, the best round, and the SuperNode of each client
@@ -82,7 +93,7 @@ class RoundLoop(Strategy):
 
     # Any: NumPy arrays or tensors
     def weights(self) -> dict[str, Any]:
-        """Return the weights of the last report; ``docs/outputs.md`` names them."""
+        """Return the weights of the last report; ``docs/reference/outputs.md`` names them."""
         raise NotImplementedError
 
     def learnt(self) -> ArrayRecord:
@@ -227,7 +238,9 @@ class RoundLoop(Strategy):
         self.metrics, self.counting = tuple(metrics), counting_of(metrics)
         if self.counting and not self.num_classes:
             raise ValueError(f"metrics: {[*metrics]}: {type(self).__name__} counts no predictions")
-        wanted = Wanted(save, keep, every, output_dir)
+        choice(*SAVE).check("save", save)
+        choice(*KEEP).check("keep", keep)
+        at_least(0).check("every", every)
         given = {
             "initial_arrays": initial_arrays,
             "train_config": train_config,
@@ -238,7 +251,10 @@ class RoundLoop(Strategy):
         self.best = BestRound()
         self.begin(initial_arrays)
         self.session.open(grid, timeout, rounds)
-        self._outputs = self._kept_outputs(wanted)
+        self.session.members.greet = None
+        self._outputs = (
+            None if save == NOTHING else KeptOutputs(self, (save, keep, every), output_dir)
+        )
         self._config = train_config or ConfigRecord()
         self._evaluate_config = evaluate_config or ConfigRecord()
         done = self._resume() if resume else 0
@@ -262,7 +278,8 @@ class RoundLoop(Strategy):
             self._save(report.round)
             if should_stop is not None and should_stop(report.round, result):
                 self._end_after(done)
-        self._finish_outputs(wanted)
+        if self._outputs is not None and self.best.last:
+            self._outputs.finish()
         self.finish(self.session.rounds)
         if not self.best.any_used:
             why = skipped[-1] if skipped else "no round was reported"
@@ -329,40 +346,26 @@ class RoundLoop(Strategy):
         return self.fixed_settings() | chosen
 
     def _resume(self) -> int:
+        """Resume from the newest checkpoint that the server and all clients have."""
         session = self.session
+        kept = session.checkpoints
 
-        def load(state: StateDict) -> None:
-            self.load_state(state)
-            self.best.load(state[BEST_ROUND])
-            session.exchange.ledger.load_state_dict(state[WIRE])
-            session.members.bound = dict(
-                state.get(BOUND, {})
-            )  # missing in an older version's checkpoint
-
-        def ask(server_round: int) -> list[str]:
+        def take(server_round: int, state: StateDict) -> list[str]:
+            try:
+                check_same(state["settings"], self._fixed_settings())
+                self.load_state(state)
+                self.best.load(state[BEST_ROUND])
+                session.exchange.ledger.load_state_dict(state[WIRE])
+                session.members.bound = dict(state[BOUND])
+                kept.resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
+            except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+                raise CheckpointError(
+                    f"{kept.folder}, round {server_round}: does not fit this run: {error}"
+                ) from error
             self.best.last = server_round
             return self.rejoin()
 
-        return session.checkpoints.continue_run(session.rounds, self._fixed_settings(), load, ask)
-
-    def _kept_outputs(self, wanted: Wanted) -> KeptOutputs | None:
-        self.session.members.greet = None
-        if wanted.save == NOTHING:
-            return None
-        request = partial(self._keep_request, wanted)
-        return KeptOutputs(self.session, wanted, request, self.snapshot, self.figures)
-
-    def _keep_request(self, wanted: Wanted, action: str) -> KeepRequest:
-        best, run = self.best, self.session.checkpoints.run
-        asked = action, wanted.save, wanted.keep, wanted.every
-        return KeepRequest(run, best.last, best.number, *asked, best.protected)
-
-    def _finish_outputs(self, wanted: Wanted) -> None:
-        if self._outputs is None or not self.best.last:
-            return
-        if wanted.keep == BEST and not self.best.number:
-            LOG.warning("no round has a validation %s: the last round's is kept", self.metrics[0])
-        self._outputs.finish()
+        return checkpoint.resume(kept.folder, session.rounds, take)
 
     def _log(self, report: RoundReport) -> None:
         LOG.info(format_round(report, self.session.rounds))
@@ -370,3 +373,68 @@ class RoundLoop(Strategy):
 
 def _entries(report: RoundReport, names: Iterable[str]) -> MetricRecord:
     return MetricRecord({name.replace("_", "-"): getattr(report, name) for name in names})
+
+
+# Outputs ------------------------------------------------------------------------------------------
+
+
+class KeptOutputs:
+    """Has the clients of a run keep their outputs, and keeps the server's."""
+
+    # These messages do not count in the run's bytes, which say what the method costs.
+
+    def __init__(self, loop: RoundLoop, how: tuple[str, str, int], folder: Path | None) -> None:
+        self._loop, self._session = loop, loop.session
+        self._how = how  # save, keep and every, as of ``start``
+        self._keeps_best = how[1] == BEST
+        self._asked = set[int]()  # SuperNodes that keep outputs
+        self._own = None if folder is None else KeptFolder(folder, how[0])
+        self._session.members.greet = self._begin
+
+    def hold_best(self) -> None:
+        """Have clients and server keep this round, the best so far, if the best is wanted."""
+        if self._keeps_best:
+            self._do(SNAPSHOT)
+
+    def finish(self) -> None:
+        if self._keeps_best and not self._loop.best.number:
+            metric = self._loop.metrics[0]
+            LOG.warning("no round has a validation %s: the last round's is kept", metric)
+        self._do(FINISH)
+        lines = self._loop.figures()
+        if self._own is not None and lines is not None:
+            write_lines(self._own.folder / CLIENTS, HEAD, lines)
+
+    def _begin(self, nodes: Iterable[int]) -> None:
+        nodes = set(nodes)
+        self._asked = (self._asked | nodes) - self._ask(nodes, self._request(BEGIN))
+
+    def _do(self, action: str) -> None:
+        request = self._request(action)
+        self._ask(self._asked, request)
+        snapshot = None if self._own is None else self._loop.snapshot()
+        if self._own is not None and snapshot is not None:
+            does = self._own.hold if action == SNAPSHOT else self._own.finish
+            does(request, lambda: snapshot)
+
+    def _request(self, action: str) -> KeepRequest:
+        best, run = self._loop.best, self._session.checkpoints.run
+        return KeepRequest(run, best.last, best.number, action, *self._how, best.protected)
+
+    def _ask(self, nodes: Iterable[int], request: KeepRequest) -> set[int]:
+        exchange = self._session.exchange
+        connected, before = set(exchange.grid.get_node_ids()), exchange.ledger.state_dict()
+        replies = exchange.send(
+            dict.fromkeys(sorted(connected.intersection(nodes)), request.to_record()),
+            message_type=TYPE,
+            server_round=request.server_round,
+            timeout=self._session.timeout,
+            read=lambda _, content: KeepReply.read(content).not_kept,
+            max_reply_bytes=reply_bytes(),
+            called="no outputs of",
+        )
+        exchange.ledger.load_state_dict(before)
+        for node, why in replies.values.items():
+            if why:
+                LOG.warning("outputs of node %d: %s", node, why)
+        return {entry.node_id for entry in replies.rejected}

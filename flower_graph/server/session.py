@@ -20,13 +20,12 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from flower_graph.errors import CheckpointError, MalformedReplyError, NoClientsError, one_line
+from flower_graph.errors import MalformedReplyError, NoClientsError, one_line
 from flower_graph.flower_compat import replace_dead_actors
 from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
 from flower_graph.records.rounds import RoundReport
 from flower_graph.rng import generator
-from flower_graph.server.admission import Admission
-from flower_graph.server.membership import Membership
+from flower_graph.server.membership import Admission, Membership
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import StateDict
 from flower_graph.wire.client_errors import kind_of, no_content
@@ -50,10 +49,13 @@ SCALARS = (bool, int, float, str, type(None))
 
 
 class RunCheckpoints:
-    """Decides when to save, and from which checkpoint to resume."""
+    """Decides when to save, and which checkpoint the run resumes from."""
 
     def __init__(self, folder: Path | None, every: int) -> None:
-        checkpoint.check(folder, every)
+        if every < 0:
+            raise ValueError(f"checkpoint_every: {every} is not at least 0")
+        if every and folder is None:
+            raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
         self.folder, self.every = folder, every
         self.resume = Resume(run=uuid.uuid4().hex)  # distinguishes the run's files from others
         self._is_late = False  # whether a checkpoint is overdue
@@ -90,29 +92,6 @@ class RunCheckpoints:
         assert self.folder is not None
         self.save(server_round, state, {})
         checkpoint.keep_only(self.folder, server_round)
-
-    def continue_run(
-        self,
-        rounds: int,
-        settings: Mapping[str, object],
-        load: Callable[[Mapping[str, object]], None],
-        ask: Callable[[int], Sequence[str]],
-    ) -> int:
-        """Resume from the newest checkpoint that the server and all clients have."""
-
-        def take(server_round: int, state: StateDict) -> Sequence[str]:
-            assert self.folder is not None
-            try:
-                check_same(state["settings"], settings)
-                run = str(state["run"])
-                load(state)
-            except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                folder = checkpoint.round_folder(self.folder, server_round)
-                raise CheckpointError(f"{folder}: does not fit this run: {error}") from error
-            self.resume = Resume(run, server_round, secrets.token_hex(8))
-            return ask(server_round)
-
-        return checkpoint.resume(self.folder, rounds, take)
 
 
 def check_same(saved: Mapping[str, object], wanted: Mapping[str, object]) -> None:

@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular
 
-__all__ = ["open_archive", "read_arrays"]
-
 MOST_UNPACKED = 64 * MIB  # of all members, if four times the archive is less
 MOST_LISTED = 16 * MIB  # of the list of members
 SUFFIX = ".npy"

@@ -1,32 +1,39 @@
 """Checkpoints: a folder per round, written whole or not at all; the last two are kept.
 
-Each client writes ``round-000100/client-0.safetensors``; the server writes
-``round-000100/server.pt`` after all clients answered, so a folder with a server file is complete. A
-client of a deployment writes into a folder of its own instead (``client.cohort_state``). Every file
-has a SHA-256 of its content and the token of its run: a damaged file, or one of another run, is
-refused. Reading runs no code: the files are safetensors, or read by ``storage.pickled``.
+Each client writes ``round-000100/client-0.safetensors``. After all clients answered, the server
+writes ``round-000100/server.safetensors``, which completes the folder. A client of a deployment
+writes into a folder of its own instead (``client.state``). Every file has a SHA-256 of its content
+and the token of its run: a damaged file, or one of another run, is refused. Reading runs no code:
+the server's state is JSON in a tensor, and its arrays and tensors are beside it.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from flwr.app import Array, ArrayRecord
 from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph.errors import CheckpointError, told
 from flower_graph.storage.files import SEALED
-from flower_graph.storage.pickled import load_saved
-from flower_graph.storage.reading import MOST_TENSORS, open_regular, read_bytes, reading, reason
+from flower_graph.storage.reading import (
+    MOST_TENSORS,
+    open_regular,
+    parse_json,
+    read_bytes,
+    reading,
+    reason,
+)
 from flower_graph.storage.tensors import load_tensors, read_tensors, write_tensors
 from flower_graph.storage.writing import move, remove_folder, replaced
 
@@ -35,16 +42,12 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 KEPT = 2
-SERVER_FILE, REFUSED_FILE = "server.pt", "server.pt.refused"
-CHECKSUM, RUN = "sha256", "run"  # in a client's file
-
-
-def check(folder: Path | None, every: int) -> None:
-    """Refuse impossible settings: the rounds between checkpoints (0: never), and the folder."""
-    if every < 0:
-        raise ValueError(f"checkpoint_every: {every} is not at least 0")
-    if every and folder is None:
-        raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
+SERVER_FILE, REFUSED_FILE = "server.safetensors", "server.safetensors.refused"
+CHECKSUM, RUN = "sha256", "run"  # in a file's metadata
+STATE = "state"  # name of the tensor with the server's JSON
+# What the only key of a JSON object says of its value
+DICT, TUPLE, TENSOR, ARRAY, RECORD = "dict", "tuple", "tensor", "array", "array-record"
+SCALARS = (bool, int, float, str, type(None))
 
 
 def round_folder(folder: Path, server_round: int) -> Path:
@@ -104,17 +107,12 @@ def _refused(path: Path, why: str, more: str = "") -> CheckpointError:
 
 def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bool:
     """Write the server's state, which completes the round's checkpoint, and drop old rounds."""
-    path = round_folder(folder, server_round) / SERVER_FILE
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    data = buffer.getvalue()
-    whole = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-    sealed = {CHECKSUM: hashlib.sha256(data).hexdigest(), "state": whole}
+    path, tensors = round_folder(folder, server_round) / SERVER_FILE, dict[str, Tensor]()
+    text = json.dumps(_taken_out(state, "", tensors)).encode()
+    tensors[STATE] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     try:
-        with replaced(path) as stream:
-            torch.save(sealed, stream)
-    # PyTorch's writer turns some errors of the disk into a RuntimeError.
-    except (OSError, RuntimeError) as error:
+        save_client(path, tensors, "")
+    except OSError as error:
         LOG.warning(
             "round %d: no checkpoint: %s cannot be written: %s; the run goes on",
             server_round,
@@ -133,12 +131,54 @@ def save_server(folder: Path, server_round: int, state: dict[str, object]) -> bo
 def load_server(folder: Path, server_round: int) -> dict[str, object]:
     """Read the server's state of one round; ``CheckpointError`` if it is damaged."""
     path = round_folder(folder, server_round) / SERVER_FILE
+    tensors = load_client(path)
     with reading(path, CheckpointError):
-        sealed = load_saved(path)
-        data = sealed["state"].numpy().tobytes()
-        if hashlib.sha256(data).hexdigest() != sealed[CHECKSUM]:
-            raise ValueError("it does not have the SHA-256 that it names")
-        return dict(load_saved(data))
+        state = parse_json(tensors.pop(STATE).numpy().tobytes())
+        return dict(_put_back(state, tensors))
+
+
+def _taken_out(value: object, name: str, tensors: dict[str, Tensor]) -> object:
+    """Return a state as JSON; ``tensors`` gets its arrays and tensors."""
+    if isinstance(value, SCALARS):
+        return value
+    if isinstance(value, list | tuple):
+        inner = [_taken_out(one, f"{name}[{k}]", tensors) for k, one in enumerate(value)]
+        return inner if isinstance(value, list) else {TUPLE: inner}
+    if isinstance(value, Mapping) and all(isinstance(key, str | int) for key in value):
+        inner = [_taken_out(one, f"{name}.{key}", tensors) for key, one in value.items()]
+        return {RECORD if isinstance(value, ArrayRecord) else DICT: [list(value), inner]}
+    if isinstance(value, Array):
+        value = value.numpy()
+    kind, number = TENSOR if isinstance(value, Tensor) else ARRAY, str(len(tensors))
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "fiub":
+        value = torch.from_numpy(np.array(value))
+    if not isinstance(value, Tensor):
+        raise CheckpointError(
+            f"{name[1:]}: {type(value).__name__}; a checkpoint takes numbers, strings, arrays, and "
+            "lists and dicts of them; set checkpoint_every=0"
+        )
+    tensors[number] = value.detach().clone()  # no two share their memory
+    return {kind: number}
+
+
+# Any: as nested as what was taken out
+def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    if isinstance(value, list):
+        return [_put_back(one, tensors) for one in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, inner),) = value.items()
+    if kind == TENSOR:
+        return tensors[inner]
+    if kind == ARRAY:
+        return tensors[inner].numpy().copy()
+    if kind == TUPLE:
+        return tuple(_put_back(inner, tensors))
+    keys, values = inner
+    result = dict(zip(keys, _put_back(values, tensors), strict=True))
+    if kind == RECORD:
+        return ArrayRecord({name: Array(array) for name, array in result.items()})
+    return result
 
 
 def complete_rounds(folder: Path) -> list[int]:
@@ -178,19 +218,15 @@ def resume(
         else:
             reasons = take(server_round, state)
         if not reasons:
-            _set_aside(folder, server_round)
+            # The resumed run takes another course, so checkpoints after this round are void
+            for later in complete_rounds(folder):
+                if later > server_round:
+                    path = round_folder(folder, later)
+                    move(path / SERVER_FILE, path / REFUSED_FILE)
             return server_round
         refused.append(f"cannot resume from round {server_round}: {'; '.join(reasons)}")
         LOG.warning("%s; trying the checkpoint before it", refused[-1])
     raise CheckpointError(f"{folder}: {'. '.join(refused)}. No earlier checkpoint is left")
-
-
-def _set_aside(folder: Path, server_round: int) -> None:
-    """Invalidate checkpoints after this round, since the resumed run takes another course."""
-    for later in complete_rounds(folder):
-        if later > server_round:
-            path = round_folder(folder, later)
-            move(path / SERVER_FILE, path / REFUSED_FILE)
 
 
 def keep_only(folder: Path, server_round: int) -> None:

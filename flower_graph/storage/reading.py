@@ -1,8 +1,8 @@
 """Reading untrusted files: regular files of bounded size only; failures raise one named error.
 
 Every reader opens its file here, within ``reading``, which turns any error that the bytes cause
-into the reader's own. ``storage.archives``, ``storage.pickled`` and ``storage.tensors`` check
-archives, pickles of tensors and headers before memory is allocated for their claims.
+into the reader's own. ``storage.archives`` and ``storage.tensors`` check archives and heads of
+tensors before memory is allocated for their claims.
 """
 
 from __future__ import annotations
@@ -23,28 +23,6 @@ import yaml
 
 from flower_graph import errors
 from flower_graph.errors import MAX_REASON, one_line, words_of
-
-__all__ = [
-    "MOST_GRAPH",
-    "MOST_KEY",
-    "MOST_LINES",
-    "MOST_PACKED",
-    "MOST_RECORD",
-    "MOST_SETTINGS",
-    "MOST_TENSORS",
-    "StateDict",
-    "Tree",
-    "check_yaml",
-    "open_regular",
-    "open_text",
-    "parse_json",
-    "read_bytes",
-    "read_json",
-    "read_lines",
-    "read_packed",
-    "read_text",
-    "reading",
-]
 
 # Values of JSON and YAML. Any: the reader of a key checks its value.
 Tree = dict[str, Any]

@@ -22,8 +22,6 @@ from flower_graph.errors import CheckpointError, ConfigError
 from flower_graph.storage.files import SEALED
 from flower_graph.storage.reading import MOST_KEY, open_regular, reason
 
-__all__ = ["StateKey"]
-
 STATE_KEY = "state-key"  # node config
 SALT, NONCE, CHECK, LENGTH, TAG = 16, 12, 8, 8, 16
 HEAD = len(SEALED) + SALT + CHECK + LENGTH + NONCE

@@ -20,8 +20,6 @@ from torch import Tensor
 
 from flower_graph.storage.reading import MIB, MOST_TENSORS, open_regular, parse_json
 
-__all__ = ["MOST_HEAD", "load_tensors", "read_tensors", "write_tensors"]
-
 MOST_HEAD = 100 * MIB  # safetensors' own bound, some million tensors
 LENGTH = 8  # bytes that say how long the head is
 KINDS = frozenset(("BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "BF16", "F32", "F64", "C64"))

@@ -21,29 +21,6 @@ from typing import BinaryIO
 
 from flower_graph.errors import OutputError
 
-__all__ = [
-    "append",
-    "change_mode",
-    "check_folder",
-    "copy_file",
-    "inside",
-    "is_alive",
-    "is_taken",
-    "make_folder",
-    "move",
-    "named",
-    "new_file",
-    "open_own",
-    "path_of",
-    "remove",
-    "remove_empty",
-    "remove_folder",
-    "replaced",
-    "saying",
-    "temporary_folder",
-    "written",
-]
-
 _CLOSED = os.O_CLOEXEC | os.O_NOFOLLOW
 _ABOVE = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | _CLOSED
 _LAST = os.O_RDONLY | os.O_DIRECTORY | _CLOSED
@@ -248,8 +225,12 @@ def replaced(path: Path, mode: int = 0o600, *, lasting: bool = True) -> Iterator
             # The stream's name is a path for writers that take no stream.
             with open(path_of(folder, part), "wb", opener=lambda *_: handle) as stream:
                 yield stream
-            if lasting:
-                _sync(part, folder)
+            if lasting:  # by its name: a writer may have put another file in its place
+                handle = os.open(part, os.O_RDONLY | _CLOSED, dir_fd=folder)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
             os.replace(part, path.name, src_dir_fd=folder, dst_dir_fd=folder)
             if lasting:
                 os.fsync(folder)
@@ -264,15 +245,6 @@ def written(path: Path) -> Iterator[BinaryIO]:
     """Open a new file for people to read, as ``replaced``; ``OutputError`` if that fails."""
     with saying(path), replaced(path, 0o666, lasting=False) as stream:
         yield stream
-
-
-def _sync(name: str, folder: int) -> None:
-    """Flush a file to the disk, by its name: a writer may have put another in its place."""
-    handle = os.open(name, os.O_RDONLY | _CLOSED, dir_fd=folder)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def path_of(handle: int, name: str = "") -> str:

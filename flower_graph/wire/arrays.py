@@ -56,21 +56,25 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
     """Read Flower's ``Array`` as an ndarray, by default without a copy."""
     if array.stype != SType.NUMPY:
         described = brief(array.stype)
-        raise ValueError(f"array {name!r} is serialised as {described}, not {SType.NUMPY!r}")
+        raise MalformedReplyError(
+            f"array {name!r} is serialised as {described}, not {SType.NUMPY!r}"
+        )
     try:
         shape, fortran, dtype, offset = _read_header(_head(array.data))
     except Exception as error:  # hostile bytes make the parser raise almost anything
-        raise ValueError(f"array {name!r} is not in NumPy's format: {error}") from error
+        raise MalformedReplyError(f"array {name!r} is not in NumPy's format: {error}") from error
     if dtype.hasobject:
-        raise ValueError(f"array {name!r} has dtype {dtype}, which needs pickle; refused")
+        raise MalformedReplyError(f"array {name!r} has dtype {dtype}, which needs pickle; refused")
     if shape != tuple(array.shape) or str(dtype) != array.dtype:
         described = f"{array.dtype[:20]}{brief(list(array.shape))}"
         held = f"{dtype}{list(shape)}"
-        raise ValueError(f"array {name!r} says it is {described} but holds {held}")
+        raise MalformedReplyError(f"array {name!r} says it is {described} but holds {held}")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
     if len(array.data) - offset != expected:
         result = len(array.data) - offset
-        raise ValueError(f"array {name!r} holds {result} bytes, its shape needs {expected}")
+        raise MalformedReplyError(
+            f"array {name!r} holds {result} bytes, its shape needs {expected}"
+        )
     view: NDArray[np.generic] = np.ndarray(
         shape, dtype, buffer=array.data, offset=offset, order="F" if fortran else "C"
     )
@@ -116,20 +120,7 @@ def read_array(
     limit: float | None = MAX_NUMBER,
 ) -> NDArray[np.generic]:
     """Read one array of a reply and check it."""
-    arrays = record_of(content, record, ArrayRecord)
-    if arrays is None or key not in arrays:
-        raise MalformedReplyError(f"the array {record}/{key} is missing")
-    try:
-        value = decode_array(f"{record}/{key}", arrays[key])
-    except (ValueError, TypeError) as error:
-        raise MalformedReplyError(f"{record}/{key} cannot be read: {error}") from error
-    if value.shape != shape:
-        raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
-    if value.dtype.kind not in "fiu":
-        raise MalformedReplyError(f"{record}/{key} has type {value.dtype}, expected numbers")
-    if not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
-        # PyTorch has neither type, and would raise later.
-        raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, of another machine")
+    value = read_numbers(content, record, key, shape)
     with np.errstate(over="ignore"):
         # The server computes in float32: what overflows there is as bad as infinity.
         finite = value.dtype.kind != "f" or np.isfinite(value.astype(np.float32, copy=False)).all()
@@ -140,6 +131,22 @@ def read_array(
             f"{record}/{key} has a number of size {largest:g}, at most {limit:g} is possible; "
             "if many clients send such, lower the learning rate"
         )
+    return value
+
+
+def read_numbers(
+    content: RecordDict, record: str, key: str, shape: tuple[int, ...]
+) -> NDArray[np.generic]:
+    """Read one array of a reply and check its type and shape alone."""
+    arrays = record_of(content, record, ArrayRecord)
+    if arrays is None or key not in arrays:
+        raise MalformedReplyError(f"the array {record}/{key} is missing")
+    value = decode_array(f"{record}/{key}", arrays[key])
+    if value.shape != shape:
+        raise MalformedReplyError(f"{record}/{key} has shape {value.shape}, expected {shape}")
+    # PyTorch has no numbers of another byte order, nor longer ones.
+    if value.dtype.kind not in "fiu" or not value.dtype.isnative or value.dtype.itemsize > MAX_ITEM:
+        raise MalformedReplyError(f"{record}/{key} has type {value.dtype.str}, expected numbers")
     return value
 
 

@@ -234,7 +234,6 @@ class ClientReply:
 
     @property
     def num_examples(self) -> int | float:
-        """The reply's weight, above 0."""
         return weight_of(self.message)
 
     @cached_property

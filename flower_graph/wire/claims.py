@@ -20,28 +20,11 @@ def sorted_out(
     is_first: bool,
     remedy: str,
 ) -> dict[int, str]:
-    """Return the SuperNodes that may not enrol, since others claim the same clients.
+    """Return the SuperNodes that may not enrol, and why: others claim the same clients.
 
-    Parameters
-    ----------
-    claims : mapping of int to collection of int
-        The clients that each SuperNode claims to host.
-    holders : mapping of int to int
-        The SuperNode of each client whose SuperNode is enrolled or claims it again.
-    is_first : bool
-        Whether nobody is enrolled yet.
-    remedy : str
-        How to bind numbers to SuperNodes where the ids do not.
-
-    Returns
-    -------
-    dict of int to str
-        SuperNode to reason.
-
-    Raises
-    ------
-    MembershipError
-        If two claim one client at the first enrolment; it names both.
+    ``claims`` are the clients of each SuperNode, ``holders`` the SuperNodes of clients that are
+    enrolled or claimed again. If two claim one client at the first enrolment, ``MembershipError``
+    names both and the ``remedy``.
     """
     if not holders and each_once(np.fromiter(chain.from_iterable(claims.values()), np.int64)):
         return {}
@@ -55,15 +38,11 @@ def sorted_out(
     doubles = dict[int, str]()
     for node in sorted(claims.keys() - refused.keys()):
         for client in claims[node]:
-            other = first.setdefault(client, node)
-            if other == node:
-                continue
-            words = (
-                f"client {client} is claimed by node {other} and by node {node}: {OWN}; {remedy}"
-            )
-            if is_first:
-                raise MembershipError(words)
-            doubles |= {other: words, node: words}
+            if (other := first.setdefault(client, node)) != node:
+                words = f"client {client} is claimed by nodes {other} and {node}: {OWN}; {remedy}"
+                if is_first:
+                    raise MembershipError(words)
+                doubles |= {other: words, node: words}
     return refused | doubles
 
 

@@ -90,7 +90,6 @@ class Reading:
         return result
 
     def part(self) -> Reading:
-        """Return a reading of a group of entries, which has sizes of its own."""
         return Reading(self.config, self.metrics, self.arrays)
 
 
@@ -247,7 +246,6 @@ class Part(Field[object]):
 
     @cached_property
     def others(self) -> set[str]:
-        """Return the attributes that are not sent, because the reader has them."""
         return getattr(self.make, "__dataclass_fields__", {}).keys() - self.parts.keys()
 
     @cached_property
@@ -318,11 +316,9 @@ class Message:
 
     # Any: a Config, and lists
     def to_config(self) -> dict[str, Any]:
-        """Write the entries."""
         return self._written().config
 
     def to_record(self) -> RecordDict:
-        """Write the message."""
         written = self._written()
         arrays: dict[str, dict[str, Array]] = {record: {} for record in written.records}
         for name, values in written.arrays.items():
@@ -333,7 +329,6 @@ class Message:
 
     @property
     def examples(self) -> int:
-        """The weight of a reply."""
         return 1
 
     def to_numpy(self, examples: int | None = None) -> Answer:
@@ -346,12 +341,10 @@ class Message:
 
     @classmethod
     def from_config(cls, config: Entries, **known: object) -> Self:
-        """Read a message without arrays."""
         return cls._read(Reading(config, config, [], known))
 
     @classmethod
     def from_numpy(cls, parameters: Parameters, config: Entries, **known: object) -> Self:
-        """Read the message at the client."""
         return cls._read(Reading(config, config, list(parameters), known))
 
     @classmethod

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from flower_graph.errors import MalformedReplyError
 from flower_graph.ops.counts import ERROR_SUMS, Counts, Errors, count, count_size
 from flower_graph.wire.arrays import IntArray
-from flower_graph.wire.codec import Message, Reading, Shaped, Writing
+from flower_graph.wire.codec import Message, Reading, Writing
 from flower_graph.wire.fields import Exact, Word
 from flower_graph.wire.keys import COUNTED, COUNTING, ERRORS, HISTOGRAMS, RANKS, ROLES
 
@@ -34,27 +34,26 @@ Counting = Annotated[
 
 
 @dataclass(frozen=True)
-class CountsField(Shaped[Counts | Errors | None]):
+class CountsField(Exact):
     """Counts of a SuperNode's clients, if they were asked for."""
 
-    type = Exact.type
-
-    @property
-    def _row(self) -> Exact:
-        return Exact(self.key, shape=self.shape)
-
-    def write(self, value: Counts | Errors | None, to: Writing) -> None:
+    def write(self, value: Any, to: Writing) -> None:  # Any: not of an Exact, but counts
         # Sums of errors are float64, of as many bytes
         if value is not None:
-            self._row.write(value.flat().numpy().view(np.int64), to)
+            super().write(value.flat().numpy().view(np.int64), to)
 
     def read(self, name: str, reading: Reading) -> Counts | Errors | None:
         classes, what = reading.known.get("classes", 0), reading.known.get("counting", "")
         if not what:
             return None
         reading.sizes["m"] = counts_size(classes, what)
-        row = self._row.required(name, reading)
-        return as_errors(row) if what == ERRORS else as_counts(row, classes, what)
+        row = self.required(name, reading)
+        if what != ERRORS:
+            return as_counts(row, classes, what)
+        try:
+            return Errors.of_flat(torch.from_numpy(row.view(np.float64)))
+        except ValueError as error:
+            raise MalformedReplyError(str(error)) from error
 
 
 Counted = Annotated[
@@ -91,14 +90,6 @@ def as_counts(row: IntArray, classes: int, counting: str) -> Counts:
         raise MalformedReplyError(str(error)) from error
 
 
-def as_errors(row: IntArray) -> Errors:
-    """Read sums of errors off one row; ``MalformedReplyError`` if they are none."""
-    try:
-        return Errors.of_flat(torch.from_numpy(row.view(np.float64)))
-    except ValueError as error:
-        raise MalformedReplyError(str(error)) from error
-
-
 def counts_size(classes: int, counting: str) -> int:
     """Return how many numbers the counts of clients have; 0 if nothing is asked for."""
     if counting == ERRORS:
@@ -118,5 +109,4 @@ def _flags(counting: str) -> dict[str, bool]:
 def added(parts: Iterable[K | None]) -> K | None:
     """Add up counts; None without any."""
     given = [one for one in parts if one is not None]
-    total: K | None = reduce(add, given) if given else None
-    return total
+    return reduce(add, given) if given else None

@@ -243,16 +243,13 @@ class Exchange:
                 self.ledger.count_wire("down", count_bytes(content))
             else:
                 gathering.reject(node_id, "not sent: the grid refused the message; node gone?")
-        for reply in self._pull(gathering.open, timeout):
+        for reply in self._pull(gathering.open, server_round, timeout):
             size = size_of(reply)
             self.ledger.count_wire("up", size)
-            self.failures.note(reply, gathering.open)
             gathering.take(reply, size, self._unanswered)
         for node_id in gathering.open.values():
             gathering.reject(node_id, f"no reply within {timeout:g} s")
-        self._remember(gathering.open, server_round)
         replies = gathering.replies.in_order(requests)
-        self.failures.check(requests)
         log_rejected(LOG, server_round, called, replies.rejected)
         log_rejected(LOG, server_round, "ignored", replies.strays)
         return replies
@@ -266,28 +263,27 @@ class Exchange:
         messages of earlier exchanges.
         """
         waiting, replies = self._sent(list(messages)), []
-        asked = {*waiting.values()}
-        for reply in self._pull(waiting, timeout):
-            answers, sender = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-            if (late := self._unanswered.pop(answers, None)) is not None:
+        for reply in self._pull(waiting, server_round, timeout):
+            answers, why = reply.metadata.reply_to_message_id, ""
+            node, late = waiting.get(answers), self._unanswered.pop(answers, None)
+            if late is not None:
                 self.ledger.count_wire("up", size_of(reply))
                 why = f"late: round {late.server_round}, expected {server_round}"
-                log_rejected(LOG, server_round, "ignored", [Rejected(sender, why)])
-                continue
-            self.failures.note(reply, waiting)
-            if (node := waiting.get(answers)) is not None and _is_of(node, reply):
+            elif node is not None and _is_of(node, reply):
                 del waiting[answers]
             elif node is not None and reply.has_error():
                 why = f"error in the name of node {node}"
-                log_rejected(LOG, server_round, "ignored", [Rejected(sender, why)])
-                continue
-            replies.append(reply)
-        self._remember(waiting, server_round)
-        self.failures.check(asked)
+            if why:
+                ignored = Rejected(reply.metadata.src_node_id, why)
+                log_rejected(LOG, server_round, "ignored", [ignored])
+            else:
+                replies.append(reply)
         return replies
 
-    def _pull(self, waiting: Mapping[str, int], timeout: float) -> Iterator[Message]:
-        """Yield replies until all nodes have answered, or time is up.
+    def _pull(
+        self, waiting: Mapping[str, int], server_round: int, timeout: float
+    ) -> Iterator[Message]:
+        """Yield replies until all nodes have answered, or time is up; remember nodes that have not.
 
         A node whose answer cannot come any more gets an error instead, as Flower up to 1.42 gives
         it: later versions report neither lost answers nor lost SuperNodes.
@@ -295,7 +291,7 @@ class Exchange:
         # Forget messages that the grid has dropped, and the oldest beyond a limit.
         messages, now = self._unanswered.items(), time.monotonic()
         self._unanswered = dict([one for one in messages if one[1].forget_at > now][-MAX_LATE:])
-        deadline, wait = _deadline(timeout), FIRST_WAIT
+        deadline, wait, asked = _deadline(timeout), FIRST_WAIT, {*waiting.values()}
         look = deadline - timeout + LOOK_WAIT
         while waiting:
             gone: set[int] = set()
@@ -303,15 +299,23 @@ class Exchange:
                 gone = {*waiting.values()} - {*self.grid.get_node_ids()}
                 look = time.monotonic() + LOOK_WAIT
             replies, lost = pull(self.grid, [*waiting, *self._unanswered])
-            yield from replies
+            for reply in replies:
+                self.failures.note(reply, waiting)
+                yield reply
             for message_id, node in [*waiting.items()]:
                 if node in gone or lost.get(message_id) == node:
-                    yield _lost(message_id, node, GONE if node in gone else LOST)
+                    reply = _lost(message_id, node, GONE if node in gone else LOST)
+                    self.failures.note(reply, waiting)
+                    yield reply
             left = deadline - time.monotonic()
             if left <= 0 or not waiting:
                 break
             time.sleep(min(wait, left))
             wait = _longer(wait)
+        forget_at = time.monotonic() + TTL_MARGIN
+        for message_id, node in waiting.items():  # so that a late reply is recognised
+            self._unanswered[message_id] = Unanswered(node, server_round, forget_at)
+        self.failures.check(asked)
 
     def _sent(self, messages: list[Message]) -> dict[str, int]:
         if not messages:
@@ -325,12 +329,6 @@ class Exchange:
             accepted = [message_id if message_id in taken else "" for message_id in local]
         pairs = zip(accepted, messages, strict=True)
         return {number: message.metadata.dst_node_id for number, message in pairs if number}
-
-    def _remember(self, waiting: Mapping[str, int], server_round: int) -> None:
-        """Remember which nodes have not answered, so that a late reply is recognised."""
-        forget_at = time.monotonic() + TTL_MARGIN
-        for message_id, node_id in waiting.items():
-            self._unanswered[message_id] = Unanswered(node_id, server_round, forget_at)
 
 
 def _is_of(node_id: int, reply: Message) -> bool:

@@ -23,6 +23,7 @@ from flower_graph.wire.keys import CHECKPOINT, CONFIG, HANDLED, NOT_SAVED, RUN_T
 Bytes = NDArray[np.uint8]
 Integers = NDArray[np.int64]
 N = TypeVar("N", bound=np.generic)
+T = TypeVar("T")
 MAX_LINES = 1 << 14  # of one reply: as many as there can be clients in one sum
 RUN_BYTES = 16  # the nonce that tells one run from another
 
@@ -39,53 +40,54 @@ class Whole(Field[int]):
     def decode(self, value: object, name: str, reading: Reading) -> int:
         if name in reading.known and value != reading.known[name]:
             raise MalformedReplyError(f"{self.key} {brief(value)}, expected {reading.known[name]}")
-        if not isinstance(value, int) or isinstance(value, bool) or not self._fits(value):
+        if (
+            type(value) is not int
+            or (self.least is not None and value < self.least)
+            or (self.most is not None and value > self.most)
+        ):
             words = {None: "an integer", 0: "a count", 1: "a positive number"}
             raise self.refuse(words.get(self.least, f"an integer from {self.least}"), value)
         return value
 
-    def _fits(self, value: int) -> bool:
-        return (self.least is None or value >= self.least) and (
-            self.most is None or value <= self.most
-        )
+
+@dataclass(frozen=True)
+class Scalar(Field[T]):
+    """A value of one type, or of several."""
+
+    kinds: ClassVar[tuple[type, ...]]
+    wanted: ClassVar[str]
+
+    def decode(self, value: Any, name: str, reading: Reading) -> T:
+        if type(value) not in self.kinds:
+            raise self.refuse(self.wanted, value)
+        result: T = value
+        return result
 
 
 @dataclass(frozen=True)
-class Real(Field[float]):
+class Real(Scalar[float]):
     """A number."""
 
+    kinds, wanted, type = (int, float), "a number", "float"
     is_number = True
-    type = "float"
 
-    def decode(self, value: object, name: str, reading: Reading) -> float:
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            raise self.refuse("a number", value)
-        return float(value)
+    def decode(self, value: Any, name: str, reading: Reading) -> float:
+        return float(super().decode(value, name, reading))
 
 
 @dataclass(frozen=True)
-class Flag(Field[bool]):
+class Flag(Scalar[bool]):
     """Yes or no."""
 
-    type = "bool"
-
-    def decode(self, value: object, name: str, reading: Reading) -> bool:
-        if not isinstance(value, bool):
-            raise self.refuse("yes or no", value)
-        return value
+    kinds, wanted, type = (bool,), "yes or no", "bool"
 
 
 @dataclass(frozen=True)
-class Word(Field[str]):
+class Word(Scalar[str]):
     """Text."""
 
     empty = ""
-    type = "str"
-
-    def decode(self, value: object, name: str, reading: Reading) -> str:
-        if not isinstance(value, str):
-            raise self.refuse("text", value)
-        return value
+    kinds, wanted, type = (str,), "text", "str"
 
 
 @dataclass(frozen=True)
@@ -119,14 +121,13 @@ class Reasons(Field[dict[int, str]]):
         return [f"{client}:{why}" for client, why in value.items()]
 
     def decode(self, value: object, name: str, reading: Reading) -> dict[int, str]:
-        reasons: dict[int, str] = {}
-        if len(lines := _listed(value)) > MAX_LINES:
+        lines = value if isinstance(value, list) else [value]
+        if len(lines) > MAX_LINES:
             raise MalformedReplyError(f"{self.key}: {len(lines)} reasons, at most {MAX_LINES}")
-        for line in lines:
-            if (one := reason_of(line)) is None:
-                raise self.refuse("number:reason", line)
-            reasons[one[0]] = one[1]
-        return reasons
+        pairs = [reason_of(line) for line in lines]
+        if None in pairs:
+            raise self.refuse("number:reason", lines[pairs.index(None)])
+        return dict(pair for pair in pairs if pair is not None)
 
 
 def reason_of(line: object) -> tuple[int, str] | None:
@@ -135,15 +136,13 @@ def reason_of(line: object) -> tuple[int, str] | None:
     return (int(number), why) if colon and number.removeprefix("-").isdecimal() else None
 
 
-def _listed(value: object) -> list[object]:
-    return value if isinstance(value, list) else [value]
-
-
 @dataclass(frozen=True)
 class Numbers(Shaped[Any]):  # left open: integers where they are whole, else floats
     """A list of numbers, one for each client."""
 
+    shape: str = "c"
     whole: bool = False
+    most: int | None = None  # numbers
     is_number = True
     empty: ClassVar[object] = []
 
@@ -154,38 +153,72 @@ class Numbers(Shaped[Any]):  # left open: integers where they are whole, else fl
     # Any: as above
     def decode(self, value: object, name: str, reading: Reading) -> list[Any]:
         kinds = {int} if self.whole else {int, float}
+        if isinstance(value, list) and self.most is not None and len(value) > self.most:
+            raise MalformedReplyError(f"{self.key}: {len(value)} numbers, at most {self.most}")
         if (
             not isinstance(value, list)
             or not kinds.issuperset(map(type, value))
             or reading.fit(self.shape, len(value)) is None
         ):
-            (count,) = reading.shape(self.shape)
-            words = f"{count} numbers" if count != -1 else "numbers"
-            raise self.refuse(f"whole {words}" if self.whole else words, value)
+            words = f"{'whole ' * self.whole}numbers {reading.words(self.shape)}"
+            raise self.refuse(words, value)
         return list(value) if self.whole else [float(number) for number in value]
 
 
 @dataclass(frozen=True)
-class Exact(Shaped[IntArray]):
-    """Whole numbers that must arrive unchanged: bytes, because mods may add noise to arrays."""
+class Block(Shaped[NDArray[Any]]):
+    """Numbers of a shape that must arrive unchanged: bytes, as mods may add noise to arrays."""
 
     empty = b""
+    type = "bytes (uint8)"
+
+    def encode(self, value: NDArray[Any]) -> bytes:
+        return value.tobytes()
+
+    def decode(self, value: object, name: str, reading: Reading) -> NDArray[Any]:
+        numbers = self.unpack(value)
+        result = reading.fit(self.shape, numbers.size)
+        if result is None:
+            words = reading.words(self.shape)
+            raise MalformedReplyError(f"{self.key}: {numbers.size} numbers, expected {words}")
+        return numbers.reshape(result)
+
+    def unpack(self, value: object) -> NDArray[Any]:
+        if not isinstance(value, bytes):
+            raise self.refuse("bytes", value)
+        return np.frombuffer(value, np.uint8)
+
+
+@dataclass(frozen=True)
+class Flags(Block):
+    """Yes or no for each of a shape."""
+
+    type = "bytes (bool)"
+
+    def unpack(self, value: object) -> NDArray[Any]:
+        flags = super().unpack(value)
+        if (flags > 1).any():
+            raise MalformedReplyError(f"{self.key}: a byte is {flags.max()}, expected 0 or 1")
+        return flags > 0
+
+
+@dataclass(frozen=True)
+class Exact(Block):
+    """Whole numbers; the requested ones, if the reader knows them."""
+
     type = "bytes (int64)"
 
     def encode(self, value: IntArray) -> bytes:
         return pack_integers(value)
 
-    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
-        numbers = self.unpack(value)
-        if name in reading.known and not np.array_equal(numbers, wanted := reading.known[name]):
+    def decode(self, value: object, name: str, reading: Reading) -> NDArray[Any]:
+        numbers = super().decode(value, name, reading)
+        wanted = reading.known.get(name)
+        if wanted is not None and not np.array_equal(numbers, wanted):
             raise MalformedReplyError(f"{self.key}: {numbers[:5]}..., expected {wanted[:5]}...")
-        result = reading.fit(self.shape, numbers.size)
-        if result is None:
-            wanted = reading.words(self.shape)
-            raise MalformedReplyError(f"{self.key}: {numbers.size} numbers, expected {wanted}")
-        return numbers.reshape(result)
+        return numbers
 
-    def unpack(self, value: object) -> IntArray:
+    def unpack(self, value: object) -> NDArray[Any]:
         return unpack_integers(value, self.key)
 
 
@@ -195,51 +228,15 @@ class Clients(Exact):
 
     may_be_none: bool = False
 
-    def decode(self, value: object, name: str, reading: Reading) -> IntArray:
-        clients = super().decode(value, name, reading)
+    def unpack(self, value: object) -> NDArray[Any]:
+        clients = super().unpack(value)
         if clients.size == 0 and not self.may_be_none:
             raise MalformedReplyError(f"{self.key}: there is no client")
         numbers, counts = np.unique(clients, return_counts=True)
-        if clients.size and counts.max() > 1:
-            raise MalformedReplyError(
-                f"{self.key}: client {numbers[counts.argmax()]} is there twice"
-            )
+        if (counts > 1).any():
+            twice = numbers[counts.argmax()]
+            raise MalformedReplyError(f"{self.key}: client {twice} is there twice")
         return clients
-
-
-@dataclass(frozen=True)
-class Block(Shaped[NDArray[np.generic]]):
-    """Bytes of a shape, for each client or row."""
-
-    empty = b""
-    type = "bytes (uint8)"
-
-    def encode(self, value: NDArray[np.generic]) -> bytes:
-        return value.tobytes()
-
-    def decode(self, value: object, name: str, reading: Reading) -> NDArray[np.generic]:
-        return self._rows(value, reading)
-
-    def _rows(self, value: object, reading: Reading) -> Bytes:
-        result = reading.fit(self.shape, len(value)) if isinstance(value, bytes) else None
-        if not isinstance(value, bytes) or result is None:
-            got = f"{len(value)} bytes" if isinstance(value, bytes) else brief(value)
-            wanted = reading.words(self.shape)
-            raise MalformedReplyError(f"{self.key}: expected bytes of shape {wanted}, got {got}")
-        return np.frombuffer(value, np.uint8).reshape(result)
-
-
-@dataclass(frozen=True)
-class Flags(Block):
-    """Yes or no for each of a shape."""
-
-    type = "bytes (bool)"
-
-    def decode(self, value: object, name: str, reading: Reading) -> NDArray[np.generic]:
-        flags = self._rows(value, reading)
-        if (flags > 1).any():
-            raise MalformedReplyError(f"{self.key}: a byte is {flags.max()}, expected 0 or 1")
-        return flags > 0
 
 
 @dataclass(frozen=True)
@@ -264,16 +261,14 @@ class Ragged(Shaped[Sequence[IntArray]]):
         return pack_integers(np.concatenate(value))
 
     def decode(self, value: object, name: str, reading: Reading) -> Sequence[IntArray]:
-        if self.pointer is None:
-            sizes, words = reading.known["sizes"], "came, expected"
-        else:
-            sizes = self.pointer.required(name, reading)
-            words = f"ids came, {self.pointer.key} says"
+        sizes = (
+            reading.known["sizes"] if self.pointer is None else self.pointer.required(name, reading)
+        )
         numbers = unpack_integers(value, self.key)
-        if numbers.size != sum(sizes):
-            raise MalformedReplyError(f"{self.key}: {numbers.size} {words} {sum(sizes)}")
-        if min(sizes, default=0) < 0:
-            raise MalformedReplyError(f"{self.key}: {min(sizes)} ids of a client")
+        if numbers.size != sum(sizes) or min(sizes, default=0) < 0:
+            raise MalformedReplyError(
+                f"{self.key}: {numbers.size} numbers for parts of {brief(sizes)}"
+            )
         return split_rows(numbers, sizes)
 
 
@@ -290,11 +285,13 @@ class Sizes(Exact):
 
     def decode(self, value: object, name: str, reading: Reading) -> IntArray:
         sizes, clients = self.unpack(value), reading.shape(self.shape)[0]
-        if sizes.size != clients:
-            raise MalformedReplyError(f"{sizes.size} sizes for {clients} clients")
         rows = reading.sizes["n"]
-        if (sizes < 0).any() or (sizes > rows).any() or sizes.sum() != rows:
-            raise MalformedReplyError(f"sizes {brief(sizes[:60].tolist())} for {rows} rows in all")
+        is_split = (sizes >= 0).all() and (sizes <= rows).all() and sizes.sum() == rows
+        if sizes.size != clients or not is_split:
+            raise MalformedReplyError(
+                f"{self.key}: {brief(sizes[:60].tolist())}: sizes of {clients} clients are "
+                f"expected, {rows} in all"
+            )
         return sizes
 
 

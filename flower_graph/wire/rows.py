@@ -173,10 +173,7 @@ def split_rows(reply: FlowerMessage, asked: Sequence[int]) -> dict[int, FlowerMe
 
 
 def _rows(name: str, array: Array, count: int) -> NDArray[np.generic]:
-    try:
-        values = decode_array(name, array)
-    except (ValueError, TypeError) as error:
-        raise MalformedReplyError(f"{name} cannot be read: {error}") from error
+    values = decode_array(name, array)
     if values.shape[:1] != (count,):
         raise MalformedReplyError(f"{name} has shape {values.shape}, expected {count} rows")
     return values

@@ -13,22 +13,13 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from flower_graph.client.learner import LocalGraph, dense
-from flower_graph.client.module_client import (
-    GraphOnDevice,
-    Learner,
-    ModuleClient,
-    ModuleSettings,
-)
+from flower_graph.client.module_client import GraphOnDevice, Learner, ModuleClient, ModuleSettings
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import check_sizes
 from flower_graph.engine.mini_batches import BatchOrder, epochs_of
 from flower_graph.ops.grouped import one_thread
 from flower_graph.ops.mending import slots
-from flower_graph.strategies.fed_sage.messages import (
-    GeneratorRequest,
-    Generators,
-    PeerGradients,
-)
+from flower_graph.strategies.fed_sage.messages import GeneratorRequest, Generators, PeerGradients
 from flower_graph.strategies.fed_sage.networks import (
     FEATURES,
     NEIGHBOURS,
@@ -44,7 +35,7 @@ from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire.numpy_client import Answer, Config, Measurements, Parameters
 
 # NeighGen's own optimiser, as published.
-GENERATOR_RATE, GENERATOR_DECAY = 0.001, 1e-4
+PUBLISHED = {"lr": 0.001, "weight_decay": 1e-4}
 GENERATOR_EPOCHS = 20  # steps of NeighGen alone; FedSage+ takes as many together after them
 
 
@@ -79,8 +70,6 @@ class SageClient(ModuleClient):
         Sizes, optimiser and seed of the classifier; the rest plays no part.
     averages : bool
         Whether classifiers are averaged and generators trained together (FedSage+).
-    generator_epochs : int
-        Steps of NeighGen alone.
     **more
         ``device``, ``checkpoint_dir``, ``output_dir`` and ``classes``, as of ``ModuleClient``.
     """
@@ -95,14 +84,13 @@ class SageClient(ModuleClient):
         settings: EgoSettings,
         *,
         averages: bool,
-        generator_epochs: int = GENERATOR_EPOCHS,
         **more: Any,  # arguments of ``ModuleClient``
     ) -> None:
         for ego in egos:
             check_sizes(ego, settings.num_features, settings.num_classes)
         how = module_settings(settings, averages=averages)
         super().__init__(context, egos, model_maker(settings), how, **more)
-        self._batch_size, self._generator_epochs = settings.batch_size, generator_epochs
+        self._batch_size = settings.batch_size
 
     # What a ready client may say anew
 
@@ -110,15 +98,9 @@ class SageClient(ModuleClient):
         """Step classifiers as the settings say, and ``fGen`` as published."""
         assert isinstance(module, TrainedModel)
         shared = [p for n, p in module.named_parameters() if not n.startswith("generator.")]
-        rates = {"lr": GENERATOR_RATE, "weight_decay": GENERATOR_DECAY}
-        own: dict[str, Any] = {"params": _features(module), **rates}
         how = self.settings
-        return torch.optim.Adam(
-            [{"params": shared}, own],
-            lr=how.learning_rate,
-            weight_decay=how.weight_decay,
-            fused=self.device.type == "cpu",
-        )
+        rates = {"lr": how.learning_rate, "weight_decay": how.weight_decay}
+        return self._adam({"params": shared, **rates}, {"params": _features(module), **PUBLISHED})
 
     def examples(self, graph: LocalGraph) -> int:
         """Return a client's weight: its training nodes, or 1 without any."""
@@ -203,20 +185,19 @@ class SageClient(ModuleClient):
 
     def _train_alone(self, learner: Learner, graph: ImpairedGraph) -> None:
         model = _model(learner)
-        adam = torch.optim.Adam(
-            model.parameters(),
-            lr=GENERATOR_RATE,
-            weight_decay=GENERATOR_DECAY,
-            fused=self.device.type == "cpu",
-        )
+        adam = self._adam({"params": model.parameters(), **PUBLISHED})
         model.generator.requires_grad_()
-        for epoch in range(self._generator_epochs):
+        for epoch in range(GENERATOR_EPOCHS):
             adam.zero_grad()
             self._generator_loss(learner, graph, "local", epoch).backward()
             adam.step()
         adam.zero_grad()
         model.freeze_encoder()
         model.generator.client.fill_(learner.graph.client)
+
+    # Any: a group of parameters as PyTorch's optimisers take it
+    def _adam(self, *groups: dict[str, Any]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(list(groups), fused=self.device.type == "cpu")
 
     def _learn(
         self,
@@ -238,10 +219,9 @@ class SageClient(ModuleClient):
     def _generator_loss(
         self, learner: Learner, graph: ImpairedGraph, purpose: str, epoch: int
     ) -> Tensor:
-        made_by, client = _model(learner).generator, learner.graph.client
-        rows = graph.rest.new_empty(graph.rest.shape[0], made_by.number.in_features)
-        noise = made_by.noise(client, purpose, epoch, rows)
-        return generator_loss(_model(learner), graph, noise)
+        model = _model(learner)
+        noise = model.generator.noise(learner.graph.client, purpose, epoch, graph.rest)
+        return generator_loss(model, graph, noise)
 
     @torch.no_grad()
     def _shown(self, learner: Learner, graph: ImpairedGraph, epoch: int) -> Generators:

@@ -8,21 +8,13 @@ from __future__ import annotations
 from torch import Tensor
 from torch_geometric.nn import GCNConv
 
-from flower_graph.config.rules import Rule
-from flower_graph.outputs.declared import COUNT, SEED, WIDTH, built_with, mapping
+from flower_graph.outputs.build import SEED, WIDTH, built_with
 from flower_graph.strategies.fed_sage.networks import MendingModel
 
 __all__ = ["SageModel"]
 
-# What a generator may be made with, besides the numbers of a node
-GENERATOR: dict[str, Rule] = {
-    **dict.fromkeys(("encoder_hidden", "latent", "hidden", "code"), WIDTH),
-    "neighbours": COUNT,
-    "seed": SEED,
-}
 
-
-@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, generator=mapping(GENERATOR))
+@built_with(features=WIDTH, hidden=WIDTH, classes=WIDTH, seed=SEED)
 class SageModel(MendingModel):
     """A classifier on the graph that its generator has mended; arguments of ``MendingModel``."""
 

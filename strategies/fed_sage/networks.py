@@ -77,33 +77,21 @@ class NeighbourGenerator(nn.Module):
         Class of the encoder's layers.
     features : int
         Numbers of a node.
-    encoder_hidden, latent, hidden, code, neighbours : int
-        Widths of its layers, and the most neighbours that a node is given.
     seed : int
         Of the noise, with the number in ``client``.
     """
 
     client: Tensor
 
-    def __init__(
-        self,
-        convolution: type[nn.Module],
-        features: int,
-        encoder_hidden: int = ENCODER_HIDDEN,
-        latent: int = LATENT,
-        hidden: int = GENERATOR_HIDDEN,
-        code: int = CODE,
-        neighbours: int = NEIGHBOURS,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, convolution: type[nn.Module], features: int, seed: int) -> None:
         super().__init__()
-        self.neighbours, self.seed = neighbours, seed
-        self.conv1 = convolution(features, encoder_hidden)
-        self.conv2 = convolution(encoder_hidden, latent)
-        self.number = nn.Linear(latent, 1)
-        self.lin1 = nn.Linear(latent, hidden)
-        self.lin2 = nn.Linear(hidden, neighbours * code)
-        self.lin3 = nn.Linear(code, features)
+        self.seed = seed
+        self.conv1 = convolution(features, ENCODER_HIDDEN)
+        self.conv2 = convolution(ENCODER_HIDDEN, LATENT)
+        self.number = nn.Linear(LATENT, 1)
+        self.lin1 = nn.Linear(LATENT, GENERATOR_HIDDEN)
+        self.lin2 = nn.Linear(GENERATOR_HIDDEN, NEIGHBOURS * CODE)
+        self.lin3 = nn.Linear(CODE, features)
         self.register_buffer("client", torch.tensor(UNTRAINED))
 
     def encode(self, x: Tensor, graph: object) -> Tensor:
@@ -117,23 +105,19 @@ class NeighbourGenerator(nn.Module):
 
     def counts(self, numbers: Tensor) -> Tensor:
         """Round predicted numbers, ``[n]`` int64."""
-        return (numbers.detach() + 0.5).floor().clamp(0, self.neighbours).long()
+        return (numbers.detach() + 0.5).floor().clamp(0, NEIGHBOURS).long()
 
-    def noise(self, client: int, purpose: str, epoch: int, z: Tensor) -> Tensor:
+    def noise(self, client: int, purpose: str, epoch: int, x: Tensor) -> Tensor:
         """Draw a client's noise on its encoded nodes, ``[n, latent]``."""
         draw = generator(self.seed, "noise", purpose, client, epoch)
-        return torch.randn(z.shape, generator=draw).to(z)
-
-    def neighbours_of(self, z: Tensor, slot: Slots) -> Tensor:
-        """``fGen``: features ``[r, f]`` of the neighbours in some slots, of ``z`` with noise."""
-        return features_of(dict(self.named_parameters()), z, slot)
+        return torch.randn(len(x), LATENT, generator=draw).to(x)
 
     def forward(self, x: Tensor, graph: object) -> tuple[Tensor, Tensor]:
         """Return features ``[r, f]`` of new neighbours, and the node each hangs on, ``[r]``."""
         z = self.encode(x, graph)
         slot = slots(self.counts(self.numbers(z)))
         noise = self.noise(int(self.client), "mend", 0, z)
-        return self.neighbours_of(z + noise, slot), slot.parent
+        return features_of(dict(self.named_parameters()), z + noise, slot), slot.parent
 
 
 def features_of(weights: Mapping[str, Tensor], z: Tensor, slot: Slots) -> Tensor:
@@ -142,8 +126,7 @@ def features_of(weights: Mapping[str, Tensor], z: Tensor, slot: Slots) -> Tensor
     weight, bias = ([weights[f"lin{n}.{part}"] for n in (1, 2, 3)] for part in ("weight", "bias"))
     codes = torch.relu(functional.linear(z, weight[0], bias[0]))
     codes = torch.relu(functional.linear(codes, weight[1], bias[1]))
-    code = weight[2].shape[1]
-    chosen = codes.view(z.shape[0], codes.shape[1] // code, code)[slot.parent, slot.slot]
+    chosen = codes.view(z.shape[0], NEIGHBOURS, CODE)[slot.parent, slot.slot]
     return torch.tanh(functional.linear(chosen, weight[2], bias[2]))
 
 
@@ -154,19 +137,19 @@ class MendingModel(nn.Module):
     ----------
     features, hidden, classes : int
         Widths of the classifier.
-    generator : dict
-        The other arguments of ``NeighbourGenerator``.
+    seed : int
+        Of the generator's noise.
     """
 
     convolution: ClassVar[type[nn.Module]] = Convolution
-    prepared: ClassVar[Callable[..., object]] = staticmethod(
-        gcn_adjacency
-    )  # what its layers take for edges
+    # Makes of edges what its layers take
+    prepared: ClassVar[Callable[..., object]] = staticmethod(gcn_adjacency)
 
-    def __init__(self, features: int, hidden: int, classes: int, generator: dict[str, int]) -> None:
+    def __init__(self, features: int, hidden: int, classes: int, seed: int) -> None:
         super().__init__()
-        self.arguments = {"features": features, "hidden": hidden, "classes": classes}
-        self.generator = NeighbourGenerator(self.convolution, features, **generator)
+        sizes = {"features": features, "hidden": hidden, "classes": classes}
+        self.arguments: dict[str, object] = {**sizes, "seed": seed}
+        self.generator = NeighbourGenerator(self.convolution, features, seed)
         self.conv1 = self.convolution(features, hidden)
         self.conv2 = self.convolution(hidden, hidden)
         self.classifier = nn.Linear(hidden, classes)
@@ -194,7 +177,7 @@ class TrainedModel(MendingModel):
     """A client's model while it trains; it keeps the mended graph of a trained generator."""
 
     def __init__(self, features: int, hidden: int, classes: int, seed: int) -> None:
-        super().__init__(features, hidden, classes, {"seed": seed})
+        super().__init__(features, hidden, classes, seed)
         self._mended: tuple[Tensor, Tensor, object] | None = None
         for name, purpose in DRAWN_FOR.items():
             _draw(self.get_submodule(name), generator(seed, "sage", purpose))
@@ -212,16 +195,7 @@ class TrainedModel(MendingModel):
         return self.classify(x.shape[0], *self._mended[1:])
 
     def saved_as(self) -> Form:
-        generator = {
-            "encoder_hidden": ENCODER_HIDDEN,
-            "latent": LATENT,
-            "hidden": GENERATOR_HIDDEN,
-            "code": CODE,
-            "neighbours": NEIGHBOURS,
-            "seed": self.generator.seed,
-        }
-        module = "flower_graph.strategies.fed_sage.modules.SageModel"
-        return Form(module, self.arguments | {"generator": generator})
+        return Form("flower_graph.strategies.fed_sage.modules.SageModel", self.arguments)
 
 
 @torch.no_grad()
@@ -265,7 +239,7 @@ def generator_loss(model: MendingModel, graph: ImpairedGraph, noise: Tensor) -> 
     numbers = made_by.numbers(z)
     count, true = made_by.counts(numbers), missing.clamp(max=NEIGHBOURS)
     slot = slots(torch.maximum(count, true))
-    made = made_by.neighbours_of(z + noise, slot)
+    made = features_of(dict(made_by.named_parameters()), z + noise, slot)
     is_true = slot.slot < true[slot.parent]
     matched = Slots(slot.parent[is_true], slot.slot[is_true])
     nearest = nearest_hidden(made[is_true], matched, graph.impaired, graph.x)

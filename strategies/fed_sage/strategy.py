@@ -35,13 +35,8 @@ from typing import Any, TypeVar
 import numpy as np
 from flwr.app import RecordDict
 
-from flower_graph.config.rules import at_least
 from flower_graph.method.module_method import ModuleFedAvg
-from flower_graph.strategies.fed_sage.client import (
-    GENERATOR_EPOCHS,
-    model_maker,
-    module_settings,
-)
+from flower_graph.strategies.fed_sage.client import GENERATOR_EPOCHS, model_maker, module_settings
 from flower_graph.strategies.fed_sage.messages import (
     Arrays,
     GeneratorRequest,
@@ -63,8 +58,6 @@ class LocalSage(ModuleFedAvg):
     ----------
     settings : EgoSettings
         Sizes, optimiser and seed of the classifier; the rest plays no part.
-    generator_epochs : int
-        Steps of NeighGen alone, at least 1; FedSage+ takes as many together after them.
     **more
         As for ``ReportedFedAvg``.
     """
@@ -73,20 +66,14 @@ class LocalSage(ModuleFedAvg):
     averages = False  # whether classifiers are averaged and generators trained together
 
     # Any, here and below: further arguments are those of the parent
-    def __init__(
-        self, settings: EgoSettings, *, generator_epochs: int = GENERATOR_EPOCHS, **more: Any
-    ) -> None:
-        at_least(1).check("generator_epochs", generator_epochs)
+    def __init__(self, settings: EgoSettings, **more: Any) -> None:
         how = module_settings(settings, averages=self.averages)
         super().__init__(model_maker(settings), how, classes=settings.num_classes, **more)
-        self._settings, self._generator_epochs = settings, generator_epochs
+        self._settings = settings
 
     def fixed_settings(self) -> dict[str, object]:
-        return super().fixed_settings() | {
-            "hidden": self._settings.hidden,
-            "batch_size": self._settings.batch_size,
-            "generator_epochs": self._generator_epochs,
-        }
+        own = {"hidden": self._settings.hidden, "batch_size": self._settings.batch_size}
+        return super().fixed_settings() | own
 
 
 class FedSage(LocalSage):
@@ -108,8 +95,8 @@ class FedSage(LocalSage):
         started, clients = time.perf_counter(), self.session.members.clients
         first = GeneratorRequest(0, share=True).to_record()
         shown = self._generated(dict.fromkeys(self.session.hosted(), first), 1)
-        for epoch in range(1, self._generator_epochs + 1):
-            is_last = epoch == self._generator_epochs
+        for epoch in range(1, GENERATOR_EPOCHS + 1):
+            is_last = epoch == GENERATOR_EPOCHS
             requests = self._compared(epoch, shown, share=not is_last) if shown else {}
             if not requests:
                 LOG.warning("epoch %d: no generator was compared; the rounds begin", epoch)

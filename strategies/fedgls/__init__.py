@@ -5,10 +5,7 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fedgls.networks import (
-        LearnerSettings,
-        StructureSettings,
-    )
+    from flower_graph.strategies.fedgls.networks import LearnerSettings, StructureSettings
     from flower_graph.strategies.fedgls.strategy import (
         FedProto,
         LocalClient,

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from flower_graph.engine.graph_batch import (
     DropoutMask,
+    GraphBatch,
     Metrics,
     draw_kept,
     evaluate,
@@ -40,23 +41,11 @@ from flower_graph.engine.stacked_weights import (
 )
 from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
-from flower_graph.ops.graph import (
-    Adjacency,
-    gcn_adjacency,
-    leading_block,
-    propagate,
-    replace_block,
-)
-from flower_graph.ops.graph_learner import (
-    Pattern,
-    edge_agreement,
-    to_adjacency,
-    weighted_propagate,
-)
-from flower_graph.ops.grouped import grouped_add, grouped_linear, one_thread
+from flower_graph.ops.graph import Adjacency, gcn_adjacency, leading_block, propagate, replace_block
+from flower_graph.ops.graph_learner import Pattern, edge_agreement, to_adjacency, weighted_propagate
+from flower_graph.ops.grouped import group_sizes, group_sum, grouped_add, grouped_linear, one_thread
 from flower_graph.ops.prototypes import class_sums, distance_to_means
 from flower_graph.rng import generator
-from flower_graph.strategies.fedgls.losses import NodeLosses
 from flower_graph.strategies.fedgls.networks import (
     ENCODER,
     GNN,
@@ -418,3 +407,40 @@ def split_rest(rest: Tensor, settings: StructureSettings) -> tuple[Tensor, Tenso
     h, k = settings.hidden, settings.num_classes
     bias, weight, last = rest.split([h, h * k, k], dim=1)
     return bias, weight.unflatten(1, (h, k)), last
+
+
+class NodeLosses:
+    """The losses of classifying and of distilling (equations 10 and 11), for all networks at once.
+
+    Each loss is a product of log-shares with targets that have no gradient. For cross-entropy, the
+    mean over a client's training nodes, a node's target is its weight, at its class. For
+    ``KL(softmax(H) || softmax(Z))``, the mean over all of a client's nodes, the targets are the
+    shares of ``H`` times the node's weight; the divergence's other term depends on ``H`` alone.
+    """
+
+    # own: the clients, each with the network by which it classifies. With encoders each client's
+    # encoder follows, as a second network on the same nodes.
+    def __init__(self, own: GraphBatch, num_classes: int, *, has_encoders: bool) -> None:
+        y, share, self._ptr = own.y, own.train_share, own.ptr
+        self._sizes = torch.tensor(group_sizes(own.ptr), device=y.device)
+        n, self._has_encoders = y.numel(), has_encoders
+        self._targets = share.new_zeros(num_classes, 2 * n if has_encoders else n)
+        self._targets[y.clamp(min=0), torch.arange(n, device=y.device)] = share
+        self._each = (1 / self._sizes).repeat_interleave(self._sizes)  # [n] weight of every node
+        self._last = share.new_zeros(num_classes, 0)
+
+    def total(self, shares: Tensor) -> Tensor:
+        """Add up the losses, without the terms that have no gradient."""
+        # shares [k, n] or [k, 2 n], their logarithms
+        if self._has_encoders:
+            n, self._last = self._each.numel(), shares.detach()
+            torch.mul(self._last[:, :n].exp(), self._each, out=self._targets[:, n:])
+        return -(self._targets * shares).sum()
+
+    def divergence(self) -> Tensor:
+        """Return each client's divergence in the last step, ``[c]``; empty without encoders."""
+        if not self._has_encoders:
+            return torch.zeros(0)
+        teacher, student = self._last.split(self._each.numel(), dim=1)
+        apart = (teacher.exp() * (teacher - student)).sum(0)
+        return group_sum(apart, self._ptr) / self._sizes

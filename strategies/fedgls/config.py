@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flower_graph.config.common import (
-    CutRunConfig,
-    DataConfig,
-    RobustSection,
-    StrategySection,
-)
+from flower_graph.config.common import CutRunConfig, DataConfig, RobustSection, StrategySection
 from flower_graph.config.module import GCNSection, TrainingSection
 from flower_graph.config.rules import ABOVE_ZERO, FRACTION, NOT_NEGATIVE, at_least, choice
 from flower_graph.config.schema import section, setting

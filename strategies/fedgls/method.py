@@ -15,8 +15,7 @@ from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.baselines import Figures, client_baselines, says_one_class
 from flower_graph.data.folders.client_files import clients_path, is_one_graph
 from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.party import RunData, graph_data
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients
 from flower_graph.errors import ConfigError, OutputError
@@ -26,6 +25,7 @@ from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import require_one_client
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fedgls.config import APP, AVERAGING, FEDGLS, FedGLSConfig
+from flower_graph.strategies.fedgls.kept import called, newcomers_logits
 from flower_graph.strategies.fedgls.networks import (
     KNN,
     LEARNED,
@@ -35,7 +35,6 @@ from flower_graph.strategies.fedgls.networks import (
     LearnerSettings,
     StructureSettings,
 )
-from flower_graph.strategies.fedgls.newcomer import called, newcomers_logits
 from flower_graph.strategies.fedgls.strategy import (
     FedProto,
     LocalClient,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.outputs.files import SavedModels
     from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.fedgls.attack import ModelAudit
@@ -139,14 +138,12 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         graphs, folder = self.hosted(config, context)
         require_one_client(config.privacy, [graph.client for graph in graphs])
         settings = structure_settings(config, folder)
-        saved = None if out is None else out / CHECKPOINTS
-        make = KINDS[config.strategy.name].client
-        return make(
+        return KINDS[config.strategy.name].client(
             context,
             graphs,
             settings,
             device=config.device,
-            checkpoint_dir=saved,
+            checkpoint_dir=None if out is None else out / CHECKPOINTS,
             output_dir=out,
             classes=self.class_names(config, folder),
         )
@@ -214,7 +211,7 @@ class FedGLS(GraphMethod[FedGLSConfig, StructureFedAvg]):
         return called(models, client, graph).softmax(1)
 
     def predict_beside(
-        self, run: Left[FedGLSConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[FedGLSConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         name = run.config.strategy.name
         # If there is only one client's model, as on its own machine, it is used.
@@ -317,21 +314,18 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
 
 
 def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
-    how, learner = config.strategy, asdict(config.graph)
-    del learner["graphless_ratio"]
-    tau, knn_on = learner.pop("tau"), learner.pop("knn_on")
+    how, graph = config.strategy, asdict(config.graph)
+    of_learner = {name: graph[name] for name in graph.keys() & {*LearnerSettings._fields}}
+    names = ("learning_rate", "weight_decay", "local_epochs", "prototype_weight")
     return StructureSettings(
-        num_features=features,
-        num_classes=classes,
-        graphs=KINDS[how.name].graphs,
-        learning_rate=how.learning_rate,
-        weight_decay=how.weight_decay,
-        local_epochs=how.local_epochs,
+        features,
+        classes,
+        KINDS[how.name].graphs,
         keep_optimiser=how.optimiser == "keep",
         seed=config.seed,
-        learner=LearnerSettings(**learner),
-        tau=tau,
-        knn_on=knn_on,
-        prototype_weight=how.prototype_weight,
+        learner=LearnerSettings(**of_learner),
+        tau=graph["tau"],
+        knn_on=graph["knn_on"],
+        **{name: getattr(how, name) for name in names},
         **asdict(config.model),
     )

@@ -21,7 +21,7 @@ from flower_graph.ops.graph_learner import (
     symmetric_pattern,
 )
 from flower_graph.ops.similarity import Rows, SparseRows, kept_similarity, nearest
-from flower_graph.outputs.declared import COUNT, FLAG, LAYERS, SHARE, WIDTH, built_with, mapping
+from flower_graph.outputs.build import COUNT, FLAG, LAYERS, SHARE, WIDTH, built_with, mapping
 from flower_graph.outputs.modules import GCN
 
 __all__ = ["MLP", "GraphLearner", "StructureModel"]
@@ -124,7 +124,7 @@ class GraphLearner(nn.Module):
             rows = SparseRows(row, col, x[row, col], shape)
             return rows if self.weight is None else attentive_encode(rows, self.weight)
         entries = csr_tensor(pointers(row, shape[0]), col.to(torch.int32), x[row, col], shape)
-        first, *deeper = [cast(nn.Linear, linear).weight.T for linear in self.linears]
+        first, *deeper = [cast("nn.Linear", linear).weight.T for linear in self.linears]
         width = first.shape[1]
         rest = torch.stack(deeper)[None] if deeper else first.new_zeros(1, 0, width, width)
         return mlp_encode(Adjacency(entries, entries), first.contiguous(), rest, [0, shape[0]])

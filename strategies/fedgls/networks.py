@@ -19,13 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
-from flower_graph.engine.stacked_weights import (
-    MOMENTS,
-    ModelWeights,
-    Tensors,
-    rows_of,
-    untrained,
-)
+from flower_graph.engine.stacked_weights import MOMENTS, ModelWeights, Tensors, rows_of, untrained
 from flower_graph.errors import DataError
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.graph_learner import (

@@ -44,8 +44,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers, check_graphs
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.engine.graph_batch import check_sizes, count_batch
 from flower_graph.engine.machine import resolve_device
@@ -114,17 +113,16 @@ class StructureClient(NumPyClient):
             check_sizes(graph, settings.num_features, settings.num_classes)
         self._device, self._classes = resolve_device(device), classes
         self.outputs = ClientOutputs(context, output_dir)
-        clients = [graph.client for graph in self.graphs]
+        self._clients = [graph.client for graph in self.graphs]
         self._makers = Makers(self._start, self._build)
         self._state = CohortState[StructureCohort](
-            context, "structure-client", clients, checkpoint_dir
+            context, "structure-client", self._clients, checkpoint_dir
         )
 
     def get_properties(self, config: Config) -> Config:
         self._state.restore(Resume.from_config(config), self._makers)
-        clients = [graph.client for graph in self.graphs]
         nodes = sum(graph.x.shape[0] for graph in self.graphs)
-        return Enrolment(clients, self._state.processed(self._makers), nodes).to_config()
+        return Enrolment(self._clients, self._state.processed(self._makers), nodes).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Train from the server's models; return the clients' mean models (steps 2 to 4)."""
@@ -144,7 +142,7 @@ class StructureClient(NumPyClient):
     ) -> tuple[StructureCohort, Trained]:
         # They keep their state even if nobody is left to average.
         server_round = RoundRequest.from_config(config).server_round
-        chosen = Asked.from_config(config).chosen([graph.client for graph in self.graphs])
+        chosen = Asked.from_config(config).chosen(self._clients)
         with self.opened() as cohort:
             self.receive(cohort, parameters)
             with cohort.taking_part(chosen) as part:
@@ -156,8 +154,7 @@ class StructureClient(NumPyClient):
     ) -> Answer:
         others = () if alone is None else [one for one in cohort.clients if one != alone]
         models, shares, nodes = cohort.mean_models([*trained.diverged, *others])
-        has_shares = self.settings.graphs == OWN
-        shared = SharedModels.of(models, shares if has_shares else None)
+        shared = SharedModels.of(models, shares if self.settings.graphs == OWN else None)
         return training_answer(shared, nodes, cohort.size - len(others), trained)
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
@@ -196,10 +193,8 @@ class StructureClient(NumPyClient):
 
     def _build(self, tensors: Tensors) -> tuple[StructureCohort, Tensors]:
         # Steps are counted on the CPU, as Adam requires.
-        placed = {
-            key: value if key.endswith("step") else value.to(self._device)
-            for key, value in tensors.items()
-        }
+        to = self._device
+        placed = {k: one if k.endswith("step") else one.to(to) for k, one in tensors.items()}
         return StructureCohort(self.graphs, self.settings, placed, self._device), placed
 
 
@@ -227,10 +222,7 @@ class PrototypeClient(LocalClient):
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         k, h = self.settings.num_classes, self.settings.hidden
         prototypes = SharedPrototypes.from_numpy(parameters, {}, k=k, h=h)
-        means, share = (
-            torch.from_numpy(np.ascontiguousarray(part, np.float32))
-            for part in (prototypes.vectors, prototypes.share)
-        )
+        means, share = map(torch.tensor, (prototypes.vectors, prototypes.share))
         goal = torch.where(share[:, None] > 0, means, torch.nan)
         cohort, trained = self.train(parameters, config, goal)
         sums, count = cohort.class_sums(trained.diverged)
@@ -297,10 +289,8 @@ class StructureFedAvg(ReportedFedAvg):
 
     def most_examples(self, node: int, *, training: bool) -> int | None:
         """Return the weight that a SuperNode declared, at most the number of all nodes."""
-        limits = (
-            super().most_examples(node, training=training),
-            self.num_nodes if training else None,
-        )
+        limits = [super().most_examples(node, training=training)]
+        limits += [self.num_nodes] if training else []
         return min((most for most in limits if most is not None), default=None)
 
     def first_arrays(self) -> ArrayRecord:

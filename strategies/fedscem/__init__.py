@@ -11,15 +11,9 @@ if TYPE_CHECKING:
         EgoModelClient,
         SelfTraining,
     )
-    from flower_graph.strategies.fedscem.cohort import (
-        EgoSettings,
-    )
-    from flower_graph.strategies.fedscem.cohort_client import (
-        EgoNetworkClient,
-    )
-    from flower_graph.strategies.fedscem.strategy import (
-        MaskedEmbeddingAveraging,
-    )
+    from flower_graph.strategies.fedscem.cohort import EgoSettings
+    from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+    from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 __all__ = [
     "EgoFedAvg",

@@ -18,13 +18,17 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.deviating import Deviation, of_alignment, of_sums
-from flower_graph.audit.distrusting import of_parties, of_proved_alignment
+from flower_graph.audit.deviating import (
+    Deviation,
+    of_alignment,
+    of_parties,
+    of_proved_alignment,
+    of_sums,
+)
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align.blinded import BLIND, BlindReply, canonical, hash_to_group
 from flower_graph.secure.align.plaintext import IDENTITIES, PlainReply
-from flower_graph.secure.align.polynomial import POLYNOMIALS, PolynomialReply, evaluate
 from flower_graph.strategies.fedscem.config import FEDSCEM, FedSCemConfig
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
@@ -32,7 +36,7 @@ from flower_graph.wire.arrays import unpack_integers
 Holders = HoldsGraphs[FedSCemConfig, EgoNetwork]
 Identities = Sequence[int | str]
 # How identities are aligned, how vectors are summed
-FORMS = (("psi", "masked"), ("psi", "plain"), ("polynomial", "masked"))
+FORMS = (("psi", "masked"), ("psi", "plain"), ("plain", "masked"))
 
 
 def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Finding]:
@@ -41,7 +45,7 @@ def attack(exchanges: Sequence[Exchange], held: Sequence[Identities]) -> list[Fi
     candidates = sorted(set().union(*sets), key=str)
     truth = np.array([[node in mine for node in candidates] for mine in sets])
     messages = _alignments(exchanges, len(sets))
-    members, sizes = _members(exchanges, candidates, messages), _sizes(messages)
+    members, sizes = _members(exchanges, candidates, messages)
     pairs = np.triu_indices(len(sets), 1)
     linked = (truth.astype(int) @ truth.T.astype(int))[pairs] > 0
     result = [
@@ -89,16 +93,14 @@ def vectors(
 
 def _centred(words: NDArray[np.generic]) -> NDArray[np.float64]:
     """Read unsigned words as signed ones; other numbers stay."""
-    if words.dtype.kind == "u":
-        return words.view(f"<i{words.dtype.itemsize}").astype(np.float64)
-    return words.astype(np.float64)
+    return words.view(words.dtype.str.replace("u", "i")).astype(np.float64)
 
 
 def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
     first: dict[int, Exchange] = {}
     for one in exchanges:
         config = config_of(one.request)
-        if config.get(keys.ALIGN_STAGE) in (BLIND, POLYNOMIALS, IDENTITIES):
+        if config.get(keys.ALIGN_STAGE) in (BLIND, IDENTITIES):
             (client,) = unpack_integers(config["align-clients"], "align-clients")
             first.setdefault(int(client), one)
     if len(first) < clients:
@@ -106,47 +108,32 @@ def _alignments(exchanges: Sequence[Exchange], clients: int) -> list[Exchange]:
     return [first[client] for client in sorted(first)]
 
 
-def _entries(one: Exchange) -> dict[str, Any]:
-    metrics = one.reply.metric_records.get(keys.METRICS, MetricRecord())
-    return config_of(one.reply) | dict(metrics)
-
-
 def _members(
     exchanges: Sequence[Exchange], candidates: Identities, messages: Sequence[Exchange]
-) -> NDArray[np.float64]:
-    """Score each candidate for each client: 1 if the client's message shows that it holds it."""
-    request = config_of(messages[0].request)
-    replies = [_entries(one) for one in messages]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Score each candidate for each client, ``[c, n]``, and each client's size, ``[c]``.
+
+    The score is 1 if the client's message shows that it holds the candidate.
+    """
+    replies = []
+    for one in messages:
+        metrics = one.reply.metric_records.get(keys.METRICS, MetricRecord())
+        replies.append(config_of(one.reply) | dict(metrics))
     texts = canonical(candidates, "the server")
-    if request[keys.ALIGN_STAGE] == IDENTITIES:
-        named = [set(PlainReply.from_config(reply).identities[0]) for reply in replies]
-        return np.array([[text.decode() in mine for text in texts] for mine in named], float)
-    if request[keys.ALIGN_STAGE] == POLYNOMIALS:
-        prime = int(request["align-prime"])
-        points = np.array(candidates, np.uint64)
-        given = [PolynomialReply.from_config(reply, prime=prime).coefficients for reply in replies]
-        values = [evaluate(mine[None], points, prime)[:, 0] for mine in given]
-        return np.array(np.stack(values) == 0, float)
-    # Without the blind, which only the client has, no candidate's point is among its points.
-    run = _run_id(exchanges)
-    hashed = [hash_to_group(run, text) for text in texts]
-    sent = [{row.tobytes() for row in BlindReply.from_config(reply).points} for reply in replies]
-    return np.array([[point in mine for point in hashed] for mine in sent], float)
-
-
-def _sizes(messages: Sequence[Exchange]) -> NDArray[np.float64]:
-    entries = ("align-points", "align-coefficients", "align-identities")
-    replies = [_entries(one) for one in messages]
-    sent = [next(reply[entry] for entry in entries if entry in reply) for reply in replies]
-    return np.array([len(value) for value in sent], float)
-
-
-def _run_id(exchanges: Sequence[Exchange]) -> bytes:
-    for one in exchanges:
-        config = config_of(one.request)
-        if isinstance(run := config.get("sum-run"), bytes):
-            return run
-    raise ValueError("no message names the run of the secure sum, which identities are hashed with")
+    sent: list[set[Any]]
+    if config_of(messages[0].request)[keys.ALIGN_STAGE] == IDENTITIES:
+        known: list[Any] = [text.decode() for text in texts]
+        sent = [set(PlainReply.from_config(reply).identities[0]) for reply in replies]
+    else:
+        # Without the blind, which only the client has, no candidate's point is among its points.
+        run = next(
+            c["sum-run"] for c in (config_of(e.request) for e in exchanges) if "sum-run" in c
+        )
+        known = [hash_to_group(run, text) for text in texts]
+        points = [BlindReply.from_config(reply).points for reply in replies]
+        sent = [{row.tobytes() for row in mine} for mine in points]
+    members = np.array([[one in mine for one in known] for mine in sent], float)
+    return members, np.array([len(mine) for mine in sent], float)
 
 
 def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> Finding:
@@ -157,8 +144,7 @@ def _larger(name: str, sizes: NDArray[np.float64], truth: NDArray[np.int64]) -> 
 
 
 def _alignment_of(strategy: Any) -> tuple[bytes, object]:
-    session = strategy.session
-    return session.sums.server.run_id, session.members.aligner
+    return strategy.session.sums.server.run_id, strategy.session.members.aligner
 
 
 class EgoAudit(Audit[FedSCemConfig, Holders]):
@@ -169,8 +155,7 @@ class EgoAudit(Audit[FedSCemConfig, Holders]):
         "Candidates are all nodes of all clients. Words of a masked sum are read as numbers. "
         "How many nodes a client has, up to a power of two, shows with `psi` too: the number of "
         "its points.",
-        "The sums themselves, which the server learns with `plain`, or for `polynomial` under "
-        "masks alone, are not attacked here.",
+        "The sums themselves, which the server learns with `plain`, are not attacked here.",
     )
     audited = (FEDSCEM,)
 

@@ -35,13 +35,11 @@ from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoSettings,
+    common_model,
     initial_weights,
+    predictions_of,
 )
-from flower_graph.strategies.fedscem.cohort_client import (
-    EgoCohortClient,
-    model_of,
-)
-from flower_graph.strategies.fedscem.kept import common_model, predictions_of
+from flower_graph.strategies.fedscem.cohort_client import EgoCohortClient, model_of
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
     NO_SLOTS,
@@ -49,11 +47,7 @@ from flower_graph.strategies.fedscem.messages import (
     write_settings,
 )
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
-from flower_graph.strategies.fedscem.vector import (
-    mean_metrics,
-    mean_weights,
-    measure,
-)
+from flower_graph.strategies.fedscem.vector import mean_metrics, mean_weights, measure
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
@@ -102,8 +96,7 @@ class EgoModelClient(EgoCohortClient):
         if NUM_FEATURES not in config:  # a server of another project
             return Enrolment(clients, most_examples=len(clients)).to_config()
         settings = read_settings(config)
-        self.restore(settings, Resume.from_config(config))
-        handled = self.handled(settings)
+        handled = self.restore(settings, Resume.from_config(config))
         return Enrolment(clients, handled, len(clients)).to_config()
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -122,7 +115,7 @@ class EgoModelClient(EgoCohortClient):
         if "proximal-mu" in config:  # Flower's FedProx sends it
             settings = settings._replace(proximal=float(config["proximal-mu"]))
         asked = Asked.from_config(config).chosen([ego.client for ego in self.egos])
-        with self._kept.opened(self._makers(settings)) as (cohort, _):
+        with self._kept.opened(self._makers(settings)) as cohort:
             clients = cohort.choose(asked)
             clients.start_from(model_of(parameters))
             clients.train(int(config.get(SERVER_ROUND, 0)))
@@ -130,7 +123,8 @@ class EgoModelClient(EgoCohortClient):
 
     def evaluate(self, parameters: Parameters, config: Config) -> Measurements:
         settings = read_settings(config)
-        with self.opened(settings) as clients:
+        with self._kept.opened(self._makers(settings)) as cohort:
+            clients = cohort.everyone()
             clients.start_from(model_of(parameters))
             logits = clients.classify(clients.embed())
             judged = evaluate(clients.batch, logits)
@@ -144,9 +138,8 @@ class EgoModelClient(EgoCohortClient):
         return self._kept.save_if_asked(config, answer, self._makers(settings))
 
     def _taken(self, chosen: ChosenEgos) -> Snapshot:
-        chosen.start_from(
-            model := chosen.begun()
-        )  # a client that was not measured has trained since
+        model = chosen.begun()
+        chosen.start_from(model)  # a client that was not measured has trained since
         predictions = predictions_of(self.egos, chosen, self._classes)
         return Snapshot(predictions, [common_model(model, chosen.settings, chosen.batch.clients)])
 

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flower_graph.data.new_graph import NewGraph
+from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import (
     Metrics,
     check_classes,
@@ -30,6 +32,8 @@ from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Te
 from flower_graph.ops.contrast import projected_nt_xent
 from flower_graph.ops.graph import pointers, propagate
 from flower_graph.ops.grouped import grouped_add, grouped_linear
+from flower_graph.outputs.files import Predictions, SavedModels, SparseRows
+from flower_graph.outputs.form import predictions_from
 from flower_graph.rng import generator
 
 if TYPE_CHECKING:
@@ -146,6 +150,9 @@ class EgoCohort:
         """Return everything that lasts between rounds; changing a tensor changes the cohort."""
         return self._state
 
+    def everyone(self) -> ChosenEgos:
+        return self.choose(self.batch.clients)
+
     def choose(self, clients: Sequence[int]) -> ChosenEgos:
         """Return some of the clients, by number, in the cohort's order; cache the last choice."""
         wanted = set(clients)
@@ -165,6 +172,13 @@ class ChosenEgos(StackedWeights):
         super().__init__(cohort.tensors(), cohort.batch, places)
         self.settings = cohort.settings
         self._last: tuple[Tensor, list[Tensor], Tensor] | None = None  # of ``_embed``
+
+    def counter(self, name: str) -> Tensor:
+        """Return a number that a state has of each client, such as a round, ``[c]``."""
+        return self._state[name][self._place]
+
+    def set_counter(self, name: str, value: int) -> None:
+        self._state[name][self._place] = value
 
     def train(self, server_round: int) -> Tensor:
         """Step on ``L_nc`` (equation 3); return the logits from before, for ``evaluate``."""
@@ -313,3 +327,69 @@ class ChosenEgos(StackedWeights):
 
     def _split(self, rest: Tensor) -> list[Tensor]:
         return list(split_rest(rest, self.settings).values())
+
+
+MODULE = "flower_graph.strategies.fedscem.modules.EgoGCN"
+FIRST = "conv1.lin.weight"
+# names of the engine's parameters, whose matrices PyTorch stores transposed
+NAMES = {
+    "bias-1": "conv1.bias",
+    "weight-2": "conv2.lin.weight",
+    "bias-2": "conv2.bias",
+    "classifier": "classifier.weight",
+    "classifier-bias": "classifier.bias",
+    "projection": "projection.weight",
+    "projection-bias": "projection.bias",
+}
+
+
+def predictions_of(
+    egos: Sequence[EgoNetwork], chosen: ChosenEgos, classes: Sequence[str] | None
+) -> Predictions:
+    """Return the clients' predictions for all their nodes, from their weights."""
+    of_client = {ego.client: ego for ego in egos}
+    egos = [of_client[client] for client in chosen.batch.clients]
+    nodes = [node for ego in egos for node in ego.called or ego.identities]
+    return predictions_from(egos, chosen.classify(chosen.embed()), classes, nodes)
+
+
+def own_models(chosen: ChosenEgos) -> SavedModels:
+    """Return the clients' models; only the rows of a client's features are its own."""
+    batch, (first, rest) = chosen.batch, chosen.weights()
+    rows = SparseRows(FIRST, first, batch.feature, torch.tensor(batch.row_ptr), transposed=True)
+    begun = {FIRST: chosen.begun().first.T}
+    own = _named(rest, chosen.settings)
+    return SavedModels(MODULE, _arguments(chosen.settings), list(batch.clients), begun, own, rows)
+
+
+def common_model(model: ModelWeights, settings: EgoSettings, clients: Sequence[int]) -> SavedModels:
+    """Return the model that the clients share; client -1 is the server."""
+    rest = {name: part[0] for name, part in _named(model.rest[None], settings).items()}
+    return SavedModels(
+        MODULE, _arguments(settings), list(clients), {FIRST: model.first.T} | rest, {}
+    )
+
+
+def train_alone(graph: NewGraph, settings: EgoSettings, trains: Tensor, rounds: int) -> Tensor:
+    """Train a newcomer on nodes ``[n]`` of its own; return probabilities ``[n, k]`` of all."""
+    assert graph.edge_index is not None
+    nodes, nobody = torch.arange(graph.y.numel()), torch.zeros_like(trains)
+    ego = EgoNetwork(0, 0, nodes, graph.edge_index, graph.x, graph.y, trains, nobody, nobody)
+    chosen = EgoCohort([ego], settings).choose([0])
+    for number in range(rounds):
+        chosen.train(number)
+    return chosen.classify(chosen.embed()).softmax(1)
+
+
+def _named(rest: Tensor, settings: EgoSettings) -> dict[str, Tensor]:
+    parts = split_rest(rest, settings)
+    return {NAMES[name]: part.mT if part.dim() == 3 else part for name, part in parts.items()}
+
+
+def _arguments(settings: EgoSettings) -> dict[str, int]:
+    return {
+        "features": settings.num_features,
+        "hidden": settings.hidden,
+        "classes": settings.num_classes,
+        "projection": settings.projection,
+    }

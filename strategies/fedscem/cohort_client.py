@@ -4,59 +4,55 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, Context
-from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
-from flower_graph.data.checked import check_clients
+from flower_graph.client.state import CohortState, Makers, Tensors, check_graphs
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.engine.graph_batch import Metrics, check_sizes, evaluate
 from flower_graph.engine.machine import resolve_device
 from flower_graph.engine.stacked_weights import ModelWeights
-from flower_graph.errors import RefusedError, StateLostError, UnreadableSumError
+from flower_graph.errors import OutOfRangeError, RefusedError, StateLostError, UnreadableSumError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
 from flower_graph.outputs.files import Snapshot
 from flower_graph.privacy.local import ClientNoise
+from flower_graph.secure.align.blinded import UnionRequest
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.slots import SlotTable
+from flower_graph.secure.client import PartyActions
+from flower_graph.secure.parties.alignment import ProvedUnionRequest, VerifiedAlignmentClient
+from flower_graph.secure.parties.differences import digest_of
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import PartyActions
+from flower_graph.secure.parties.messages import Ready
+from flower_graph.secure.parties.party import PartyClient
+from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,
     EgoSettings,
     Shared,
+    own_models,
+    predictions_of,
 )
-from flower_graph.strategies.fedscem.ego_secrets import (
-    PLAIN,
-    EgoSecrets,
-    pad_run,
-)
-from flower_graph.strategies.fedscem.kept import own_models, predictions_of
+from flower_graph.strategies.fedscem.ego_secrets import PLAIN, EgoSecrets, begin_alignment, pad_run
 from flower_graph.strategies.fedscem.messages import (
     EgoEnrolment,
     EgoReply,
     EgoRequest,
+    ModelArrays,
+    PlainEnrolment,
     read_settings,
     round_terms,
+    union_terms,
     write_settings,
-)
-from flower_graph.strategies.fedscem.parties import (
-    add_proved_table,
-    add_table,
-    answer_party,
-    check_request,
 )
 from flower_graph.strategies.fedscem.vector import (
     VectorEncoding,
@@ -64,7 +60,6 @@ from flower_graph.strategies.fedscem.vector import (
     add_up,
     check_shared,
     measure,
-    put_masks,
     read_shared,
 )
 from flower_graph.wire.fields import Resume
@@ -85,8 +80,8 @@ LOG = logging.getLogger(__name__)
 # For each client: the last round that it trained for, and the last whose means it used. A repeated
 # message, or a resumed run, does neither a second time.
 TRAINED, FUSED = "trained-round", "fused-round"
-FUSIONS = b"fusions"  # in the journal
-Opened = tuple[EgoCohort, Tensors]
+COUNTERS = (TRAINED, FUSED, "step")  # these stay on the CPU
+FUSIONS, TABLE = b"fusions", b"table of tokens"  # in the journal
 SETTINGS = "ego-settings"  # in Context.state
 
 
@@ -104,68 +99,46 @@ class EgoCohortClient(NumPyClient):
         classes: Sequence[str] | None = None,
         trust: TrustSettings | None = None,
     ) -> None:
-        if not egos:
-            raise ValueError("egos: none is given; a SuperNode hosts at least one")
-        numbers = [ego.client for ego in egos]
-        if len(set(numbers)) != len(numbers):
-            raise ValueError(f"egos: client numbers {numbers!s:.60} are not all different")
-        check_clients(egos)
+        check_graphs(egos, all_train=False)
         self.egos, self._device = list(egos), resolve_device(device)
         self._state, self._classes = context.state, classes
         self.outputs, self.trust = ClientOutputs(context, output_dir), trust
-        self.secrets = EgoSecrets(context, {ego.client: ego.identities for ego in egos}, trust)
-        self._kept = CohortState[Opened](context, "ego-client", numbers, checkpoint_dir)
+        identities = {ego.client: ego.identities for ego in egos}
+        self.secrets = EgoSecrets(context, identities, trust)
+        self._kept = CohortState[EgoCohort](context, "ego-client", [*identities], checkpoint_dir)
 
-    def restore(self, settings: EgoSettings, resume: Resume) -> None:
+    def restore(self, settings: EgoSettings, resume: Resume) -> int:
+        """Load a checkpoint if one is due; return how many messages the models have handled."""
         # Kept, since a later request for a snapshot does not have the models' settings.
         self._state[SETTINGS] = ConfigRecord(write_settings(settings))
         self._kept.restore(resume, self._makers(settings))
-
-    def handled(self, settings: EgoSettings) -> int:
-        """Return how many messages the models have handled; 0 if they are lost."""
         return self._kept.processed(self._makers(settings))
-
-    @contextmanager
-    def opened(self, settings: EgoSettings) -> Iterator[ChosenEgos]:
-        """Work with all clients' models; keep changes only if the block ends without an error."""
-        with self._kept.opened(self._makers(settings)) as (cohort, _):
-            yield self._everyone(cohort)
 
     def snapshot(self) -> Snapshot:
         if SETTINGS not in self._state:
             raise StateLostError("what was kept of this run is not here")
         settings = read_settings(dict(self._state.config_records[SETTINGS]))
-        cohort, _ = self._kept.look(self._makers(settings))
-        return self._taken(self._everyone(cohort))
+        return self._taken(self._kept.look(self._makers(settings)).everyone())
 
     def _taken(self, chosen: ChosenEgos) -> Snapshot:
         return Snapshot(predictions_of(self.egos, chosen, self._classes), [own_models(chosen)])
 
-    def _everyone(self, cohort: EgoCohort) -> ChosenEgos:
-        return cohort.choose([ego.client for ego in self.egos])
-
     def _measured(
         self, server_round: int, chosen: ChosenEgos, judged: Metrics, loss: Tensor
     ) -> None:
-        nodes = np.diff(chosen.batch.ptr)
-        clients, accuracy = chosen.batch.clients, judged.accuracy.numpy()
-        self.outputs.measured(
-            server_round, clients, loss=loss.numpy(), accuracy=accuracy, nodes=nodes
-        )
+        nodes, accuracy = np.diff(chosen.batch.ptr), judged.accuracy.numpy()
+        figures = {"loss": loss.numpy(), "accuracy": accuracy, "nodes": nodes}
+        self.outputs.measured(server_round, chosen.batch.clients, **figures)
 
-    def _save(self, settings: EgoSettings, server_round: int, run: str) -> str:
-        return self._kept.save(server_round, run, self._makers(settings))
-
-    def _makers(self, settings: EgoSettings) -> Makers[Opened]:
+    def _makers(self, settings: EgoSettings) -> Makers[EgoCohort]:
         def start() -> Tensors:
             never = torch.zeros(len(self.egos), dtype=torch.int32)
             counters = {TRAINED: never, FUSED: never.clone()}
             return EgoCohort(self.egos, settings, device=self._device).tensors() | counters
 
-        def build(tensors: Tensors) -> tuple[Opened, Tensors]:
-            counters = (TRAINED, FUSED, "step")
-            placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
-            return (EgoCohort(self.egos, settings, placed, self._device), placed), placed
+        def build(tensors: Tensors) -> tuple[EgoCohort, Tensors]:
+            placed = {k: t if k in COUNTERS else t.to(self._device) for k, t in tensors.items()}
+            return EgoCohort(self.egos, settings, placed, self._device), placed
 
         return Makers(start, build)
 
@@ -219,11 +192,12 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
             check_sizes(ego, enrolment.settings.num_features, enrolment.settings.num_classes)
         if self._kept.store.is_due(enrolment.resume):
             self.secrets.refuse_going_back()
-        self.restore(enrolment.settings, enrolment.resume)
-        if self._kept.store.version and not self.handled(enrolment.settings):
+        had_state = bool(self._kept.store.version)
+        handled = self.restore(enrolment.settings, enrolment.resume)
+        if had_state and not handled:
             self.secrets.drop()  # clients without their state are aligned again
         reply = self.secrets.begin(enrolment.run_id, enrolment.alignment)
-        return reply.to_config() | {HANDLED: self.handled(enrolment.settings)}
+        return reply.to_config() | {HANDLED: handled}
 
     def align(self, parameters: Parameters, config: Config) -> Answer:
         with self.secrets.opened() as (_, aligner):
@@ -231,9 +205,23 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def union(self, parameters: Parameters, config: Config) -> Answer:
         """Take the key-holders' answers, add the table of tokens to a masked sum (step 2)."""
+        mask = MaskRequest.from_config(config)
         with self.secrets.opened() as (host, aligner):
-            add = add_table if self.trust is None else add_proved_table
-            reply = add(host, aligner, config)
+            if self.trust is None:
+                union = UnionRequest.from_config(config)
+                aligner.finish(union)
+                ready = set(aligner.finished)
+                present = [client for client in mask.clients.tolist() if client in ready]
+                table = aligner.sketch(union.cells, present)
+                reply = host.mask(mask, present, table, union_terms(union.epoch))
+            else:
+                proved = ProvedUnionRequest.from_config(config)
+                host.receive(mask, Ready.from_config(config), None)
+                aligner.finish_verified(proved)
+                # Two sums of tables in one alignment, one of them without us, differ by our table.
+                Journal(host.trust.journal).contribute(proved.epoch, TABLE, host.trust.run)
+                table = aligner.sketch(proved.cells, aligner.finished)
+                reply = host.mask(table, union_terms(proved.epoch), digest_of([table]))
         return [reply.total], 1, reply.to_config() | {ARRAY_NAMES: [f"{SUMS}/{TOTAL}"]}
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
@@ -249,11 +237,14 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
 
     def of_party(self, action: str, config: Config, trust: TrustSettings) -> Config:
         with self.secrets.opened() as (host, aligner):
-            return answer_party(host, aligner, action, config)
+            entries: Config = host.answer(action, config)
+            if action == "sum_epoch":
+                begin_alignment(host, aligner)
+            return entries
 
     def save(self, parameters: Parameters, config: Config) -> Answer:
         number, run = int(config[SERVER_ROUND]), str(config[RUN_TOKEN])
-        why = self._save(read_settings(config), number, run)
+        why = self._kept.save(number, run, self._makers(read_settings(config)))
         return [], 1, {NOT_SAVED: why} if why else {}
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
@@ -268,93 +259,80 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         started = time.perf_counter()
         if self._masked and request.mask is None:
             raise RefusedError("no masks are asked for, and the run's config has masked sums")
+        number, makers = request.server_round, self._makers(request.settings)
         with self.secrets.opened() as (host, aligner):
             if ALIGN_STAGE in request.slots:
                 aligner.answer(request.slots)
             order = aligner.order if isinstance(aligner, AlignmentClient) else None
-            run, now = pad_run(host), round_terms(request.server_round, request.ring, order)
+            run, now = pad_run(host), round_terms(number, request.ring, order)
             if self.trust is not None:
                 check_request(request, host, aligner)
-            with self._kept.opened(self._makers(request.settings)) as (cohort, tensors):
+            with self._kept.opened(makers) as cohort:
                 chosen = cohort.choose(request.clients.tolist())
-                place = torch.tensor(chosen.places)
                 if request.model is not None:
-                    self._start_from(chosen, tensors, place, request)
-                before = round_terms(request.server_round - 1, request.ring, order)
-                pads = before.pad_context(run)
-                contrast, is_unread = self._fuse(
-                    chosen, tensors, place, request, aligner.slots, pads
-                )
-                due = bool((tensors[TRAINED][place] < request.server_round).any())
-                if due and not request.is_last:
-                    self._hold(request.server_round - 1, cohort)
+                    self._start_from(chosen, number, request.model)
+                pads = round_terms(number - 1, request.ring, order).pad_context(run)
+                contrast, is_unread = self._fuse(chosen, request, aligner.slots, pads)
+                due = bool((chosen.counter(TRAINED) < number).any())
+                if due and not request.is_last and number > 1:
+                    self.outputs.candidate(number - 1, lambda: self._taken(cohort.everyone()))
                 # The step begins with the forward pass that is measured.
-                logits = self._train(chosen, tensors, place, request) if due else None
+                logits = self._train(chosen, request) if due else None
                 h = chosen.embed()
                 logits = chosen.classify(h) if logits is None else logits
                 judged = evaluate(chosen.batch, logits)
-                if due or request.is_last:  # otherwise the message was repeated after the step
-                    self._note_figures(request, chosen, judged, contrast)
+                if (due or request.is_last) and number > 1:  # else repeated after the step
+                    loss = judged.loss
+                    if contrast is not None:
+                        loss = loss + request.settings.mu * contrast.nan_to_num(0.0)
+                    self._measured(number - 1, chosen, judged, loss)
                 measured = measure(judged, contrast, request.settings.tau)
             not_saved = ""
             if request.checkpoint:
-                not_saved = self._save(request.settings, request.server_round - 1, request.run)
+                not_saved = self._kept.save(number - 1, request.run, makers)
             trained = time.perf_counter()
-            writing = VectorEncoding.of(
-                request, aligner.slots, now.pad_context(run), checks=self.trust is not None
-            )
+            table, sum_round = aligner.slots, request.mask.server_round if request.mask else number
+            layout = request.vector_layout(table.num_slots, checked=self.trust is not None)
+            pads = now.pad_context(run)
+            writing = VectorEncoding(layout, table, request.ring, pads, sum_round)
             if self._noise is not None:
                 clients = chosen.batch.clients
                 h, measured = add_noise(self._noise, self._state, h, measured, writing, clients)
                 logits = None if self._noise.withholds else logits
             measured = np.pad(measured, ((0, 0), (0, 1)), constant_values=float(is_unread))
             total, present, left_out = add_up(chosen, h, measured, writing, logits)
-            state = h.detach().cpu().numpy()
-            entries, total = put_masks(host, request, total, present, left_out, now, state)
-        masked = time.perf_counter()
-        seconds = trained - started, masked - trained
-        return EgoReply(request.server_round, entries, total, *seconds, not_saved)
+            if not present:
+                raise OutOfRangeError("; ".join(f"client {c}: {w}" for c, w in left_out.items()))
+            if request.mask is None:
+                entries = PlainEnrolment(np.array(present, np.int64), left_out).to_config()
+            else:
+                if self.trust is not None:  # the digest names the embeddings of the sum
+                    state = digest_of([np.array(request.is_last), h.detach().cpu().numpy()])
+                    reply = host.mask(total, now, state)
+                else:
+                    reply = host.mask(request.mask, present, total, now)
+                reply.left_out.update(left_out)
+                entries, total = reply.to_config(), reply.total
+        seconds = trained - started, time.perf_counter() - trained
+        return EgoReply(number, entries, total, *seconds, not_saved)
 
-    def _hold(self, server_round: int, cohort: EgoCohort) -> None:
-        if server_round:
-            self.outputs.candidate(server_round, lambda: self._taken(self._everyone(cohort)))
-
-    def _note_figures(
-        self, request: EgoRequest, chosen: ChosenEgos, judged: Metrics, contrast: Tensor | None
-    ) -> None:
-        loss, mu = judged.loss, request.settings.mu
-        if contrast is not None:
-            loss = loss + mu * contrast.nan_to_num(0.0)
-        if request.server_round > 1:
-            self._measured(request.server_round - 1, chosen, judged, loss)
-
-    def _start_from(
-        self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
-    ) -> None:
+    def _start_from(self, chosen: ChosenEgos, number: int, model: ModelArrays) -> None:
         """Begin the round with the mean model; a repeated message changes nothing."""
         # The models of a checkpoint may have begun the round already: with the fusion, and after
         # the last round even without the local step.
-        assert request.model is not None
-        number = request.server_round
-        is_new = bool(((tensors[TRAINED] < number) & (tensors[FUSED] < number - 1))[place].any())
-        chosen.start_from(model_of(request.model), replace=is_new)
+        is_new = (chosen.counter(TRAINED) < number) & (chosen.counter(FUSED) < number - 1)
+        chosen.start_from(model_of(model), replace=bool(is_new.any()))
 
     def _fuse(
-        self,
-        chosen: ChosenEgos,
-        tensors: Tensors,
-        place: Tensor,
-        request: EgoRequest,
-        table: SlotTable,
-        pads: bytes,
+        self, chosen: ChosenEgos, request: EgoRequest, table: SlotTable, pads: bytes
     ) -> tuple[Tensor | None, bool]:
         """Co-train with the means of the round before (equation 11)."""
         # Returns the result of ``ChosenEgos.fuse``, if it was called, and whether means could not
         # be read.
         before, is_unread, is_shared = request.server_round - 1, False, False
-        if before < 1 or bool((tensors[FUSED][place] >= before).all()):
+        if before < 1 or bool((chosen.counter(FUSED) >= before).all()):
             return None, is_unread
-        tensors[FUSED][place] = before
+        chosen.set_counter(FUSED, before)
         # If nothing was shared, only the classification loss is left.
         empty = torch.zeros(0, dtype=torch.long, device=self._device)
         shared = Shared(empty, torch.zeros(0, request.settings.hidden, device=self._device))
@@ -388,17 +366,31 @@ class EgoNetworkClient(EgoCohortClient, PartyActions):
         with Journal(trust.journal).one_trial(step, FUSIONS, trust.run):
             check_shared(request.sums, table, request.ring, pads, hidden)
 
-    def _train(
-        self, chosen: ChosenEgos, tensors: Tensors, place: Tensor, request: EgoRequest
-    ) -> Tensor | None:
+    def _train(self, chosen: ChosenEgos, request: EgoRequest) -> Tensor | None:
         if request.is_last:
             return None
-        tensors[TRAINED][place] = request.server_round
+        chosen.set_counter(TRAINED, request.server_round)
         # With batches `iter` alternates these steps with the fusion's steps.
         is_without = request.variant == "minus" or request.alternates
         return None if is_without else chosen.train(request.server_round)
 
 
-def model_of(parts: Sequence[NDArray[np.generic]]) -> ModelWeights:
+def check_request(
+    request: EgoRequest, party: PartyClient, aligner: VerifiedAlignmentClient
+) -> None:
+    """Refuse requests that contradict what the clients have agreed on."""
+    if request.mask is None or request.ready is None or request.ring is None:
+        raise RefusedError("a vector is asked for without masks: nothing is sent")
+    if request.model is not None:
+        raise RefusedError("weights are asked for, whose sums the server would read")
+    if request.clients.tolist() != aligner.finished:
+        raise RefusedError(
+            f"clients {request.clients.tolist()!s:.60} are asked, {aligner.finished!s:.60} are "
+            "aligned here: two sums over different clients could differ by a single client's vector"
+        )
+    party.receive(request.mask, request.ready, request.ring)
+
+
+def model_of(parts: ModelArrays) -> ModelWeights:
     """Read a whole model from its two arrays."""
     return ModelWeights(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from flower_graph.config.common import (
-    DataConfig,
-    RobustSection,
-    RunConfig,
-)
+from flower_graph.config.common import DataConfig, RobustSection, RunConfig
 from flower_graph.config.partition import EgoSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -23,8 +20,7 @@ from flower_graph.config.rules import (
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.method.trust import OpenedSums
-from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES, MOST_BLOCK
 
 APP = "fedscem"
 FEDSCEM = "masked-embedding-averaging"
@@ -40,7 +36,7 @@ NOT_ROBUST = {
 }
 VARIANTS = ("full", "iter", "minus")
 MODEL_SHARING = ("none", "fedavg", "fedprox")
-ALIGNMENTS = ("psi", "polynomial", "plain")
+ALIGNMENTS = ("psi", "plain")
 AGGREGATIONS = ("masked", "plain")
 # With a tenth that may collude, no number of clients allows more
 BORNE = Rule("at least 0 and below 0.45", lambda value: 0 <= value < 0.45)
@@ -108,16 +104,10 @@ class StrategyConfig(RobustSection, OpenedSums):
     dropout: float = setting(
         0.3, BORNE, help="share of the clients, and of the SuperNodes, that may vanish in a round"
     )
-    block_cap: int = setting(
-        MOST_BLOCK,
-        at_least(16),
-        help="points of a client's block in the blinded alignment, at most",
-    )
-    most_points: int = setting(
-        MOST_POINTS,
-        at_least(16),
-        help="points of one SuperNode's clients in the blinded alignment, at most",
-    )
+    GONE: ClassVar[dict[str, str]] = {
+        "block_cap": f"a client has at most {MOST_BLOCK} points; leave the key out",
+        "most_points": "key-holders set it, in the node config (most-points); leave the key out",
+    }
 
     def validate(self) -> None:
         self.refuse_robust(self.name, NOT_ROBUST)

@@ -13,32 +13,25 @@ from flower_graph.config.rules import choice
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
-from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
+from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.parties.alignment import VerifiedAlignmentClient
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.secure.sum.partners import least_clients
 from flower_graph.storage.places import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.config import ALIGNMENTS
 from flower_graph.strategies.fedscem.messages import NO_SLOTS, VERIFIED
 
 PLAIN = "plain"  # the form of alignment in which the server learns identities
 Identities = Mapping[int, Sequence[object]]
-Aligner = AlignmentClient | PolynomialAlignmentClient | PlaintextAlignmentClient
+Aligner = AlignmentClient | PlaintextAlignmentClient
 Host = SumClient | PartyClient
-OPEN_ALIGNERS: dict[str, type[PolynomialAlignmentClient] | type[PlaintextAlignmentClient]] = {
-    "polynomial": PolynomialAlignmentClient,
-    PLAIN: PlaintextAlignmentClient,
-    NO_SLOTS: PlaintextAlignmentClient,  # idle
-}
 Kept = tuple[str, Host, Aligner]  # begins with the form of alignment
 NAME = "ego-secrets"  # in Context.state
-_LIVE: dict[
-    tuple[int, int], tuple[str, Kept]
-] = {}  # the objects with their tokens, by run and SuperNode
+# The objects with their tokens, by run and SuperNode
+_LIVE: dict[tuple[int, int], tuple[str, Kept]] = {}
 
 
 class EgoSecrets:
@@ -47,8 +40,7 @@ class EgoSecrets:
     # They are small objects, not tensors: ``Context.state`` holds them as bytes, and comes with the
     # next message. The process that handled the last message still has the objects; a token tells
     # whether they are those of the context. With the in-process engine (``state-dir = ":memory:"``)
-    # nothing is written, as the
-    # process is the only one.
+    # nothing is written, as the process is the only one.
 
     def __init__(
         self, context: Context, identities: Identities, trust: TrustSettings | None = None
@@ -65,14 +57,15 @@ class EgoSecrets:
                 f"alignment is {form!r:.40}: with a key of its own a SuperNode takes part in "
                 f"{VERIFIED} alone, without one in all but that"
             )
-        # The secrets of another run are of no more use.
+        kept = None
         with suppress(StateLostError):
-            kept_form, host, aligner = self.load()
-            if host.run_id == run_id and kept_form == form:
-                return self._shown(form, host, aligner)
-        aligner = self._aligner(form, run_id)
-        host = self._host(run_id, aligner)
-        return self._shown(form, host, aligner)
+            kept = self.load()
+        if kept is None or (kept[0], kept[1].run_id) != (form, run_id):
+            kept = self._new(run_id, form)  # the secrets of another run are of no more use
+        host = kept[1]
+        reply = host.bind() if isinstance(host, PartyClient) else host.keys()
+        self.keep(*kept)
+        return reply
 
     def refuse_going_back(self) -> None:
         """Refuse a checkpoint from before a sum of this run: a round's sums could be compared."""
@@ -82,11 +75,6 @@ class EgoSecrets:
                     "this SuperNode has sent vectors in this run: it loads no checkpoint from "
                     "before, as two sums of a round can be compared"
                 )
-
-    def _shown(self, form: str, host: Host, aligner: Aligner) -> KeyReply | BindReply:
-        reply = host.bind() if isinstance(host, PartyClient) else host.keys()
-        self.keep(form, host, aligner)
-        return reply
 
     def load(self) -> Kept:
         """Return the form of alignment and both objects; ``StateLostError`` without them."""
@@ -134,35 +122,34 @@ class EgoSecrets:
         keys, local = rest[:cut], rest[cut:]
         if (self._trust is not None) != (form == VERIFIED):
             raise StateLostError("the kept keys were made for another setting of strategy.trust")
+        clients, trust = self._identities, self._trust
         host: Host
-        if self._trust is not None:
-            host = PartyClient.from_bytes(keys, self._trust)
-        else:
+        if trust is None:
             host = SumClient.from_bytes(keys, self._least)
-        if set(host.clients) != set(self._identities):
+        else:
+            host = PartyClient.from_bytes(keys, trust)
+        if set(host.clients) != set(clients):
             raise StateLostError("the keys that were kept belong to other clients")
         if isinstance(host, PartyClient):
-            identities = self._identities
-            aligner = VerifiedAlignmentClient.restored(local, host.run_id, identities, host.trust)
+            aligner = VerifiedAlignmentClient.from_bytes(local, host.run_id, clients, host.trust)
             begin_alignment(host, aligner)
             return form, host, aligner
         if form == "psi":
-            return form, host, AlignmentClient.from_bytes(local, host.run_id, self._identities)
-        return form, host, OPEN_ALIGNERS[form].from_bytes(local, self._identities)
+            return form, host, AlignmentClient.from_bytes(local, host.run_id, clients)
+        return form, host, PlaintextAlignmentClient.from_bytes(local, clients)
 
-    def _host(self, run_id: bytes, aligner: Aligner) -> Host:
-        if self._trust is None:
-            return SumClient(run_id, list(self._identities), least=self._least)
-        assert isinstance(aligner, AlignmentClient)
-        return PartyClient(run_id, list(self._identities), self._trust, aligner.points)
-
-    def _aligner(self, form: str, run_id: bytes) -> Aligner:
+    def _new(self, run_id: bytes, form: str) -> Kept:
+        numbers, identities = list(self._identities), self._identities
         if self._trust is not None:
-            return VerifiedAlignmentClient(run_id, self._identities, self._trust)
-        if form == "psi":
-            return AlignmentClient(run_id, self._identities)
+            verified = VerifiedAlignmentClient(run_id, identities, self._trust)
+            return form, PartyClient(run_id, numbers, self._trust, verified.points), verified
         choice(*ALIGNMENTS, NO_SLOTS).check("alignment", form)
-        return OPEN_ALIGNERS[form](self._identities)
+        aligner: Aligner
+        if form == "psi":
+            aligner = AlignmentClient(run_id, identities)
+        else:  # idle without slots
+            aligner = PlaintextAlignmentClient(identities)
+        return form, SumClient(run_id, numbers, least=self._least), aligner
 
 
 def begin_alignment(party: PartyClient, aligner: VerifiedAlignmentClient) -> None:

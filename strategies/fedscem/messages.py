@@ -8,7 +8,7 @@ Entries of the secure sum and of the alignment travel in the same messages under
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
@@ -20,11 +20,10 @@ from flower_graph.secure.channel import framed
 from flower_graph.secure.parties.messages import Ready
 from flower_graph.secure.relayed import CHECKS
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.messages import RING, MaskRequest
-from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.secure.sum.messages import RING, MaskRequest, SumTerms
 from flower_graph.strategies.fedscem.cohort import EgoSettings
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import FloatArray, IntArray
+from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import (
     ABSENT,
     Field,
@@ -162,7 +161,7 @@ class EgoEnrolment(Message, down="query"):
     run_id: Annotated[bytes, Raw("sum-run", group="Set-up of the sum")]
     alignment: Annotated[
         str,
-        Word("alignment", "`psi`, `verified`, `polynomial`, `plain` or `none`: what will follow"),
+        Word("alignment", "`psi`, `verified`, `plain` or `none`: what will follow"),
     ]
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
@@ -242,11 +241,11 @@ class SumsPart(Part):
         return Sums(sum_round=sum_round, contributors=contributors, **part)
 
 
-ModelArrays = tuple[NDArray[np.generic], NDArray[np.generic]] | None
+ModelArrays = Sequence[NDArray[np.generic]]  # first layer, and the rest
 
 
 @dataclass(frozen=True)
-class Model(Field[ModelArrays]):
+class Model(Field[ModelArrays | None]):
     """A whole model, and a flag that it is there."""
 
     turn = 1
@@ -258,18 +257,17 @@ class Model(Field[ModelArrays]):
     )
     rest = Tensor(f"model/{keys.REST}", "all other weights, flat", shape="D")
 
-    def write(self, value: ModelArrays, to: Writing) -> None:
+    def write(self, value: ModelArrays | None, to: Writing) -> None:
         to.config[self.key] = value is not None
         for tensor, values in zip((self.first, self.rest), value or (), strict=False):
             tensor.write(values, to)
 
-    def decode(self, value: object, name: str, reading: Reading) -> ModelArrays:
+    def decode(self, value: object, name: str, reading: Reading) -> ModelArrays | None:
         if not isinstance(value, bool):
             raise self.refuse("yes or no", value)
         if not value:
             return None
-        first, rest = (take(one.key, one.shape, reading) for one in (self.first, self.rest))
-        return first, rest
+        return [take(one.key, one.shape, reading) for one in (self.first, self.rest)]
 
 
 @dataclass(frozen=True)
@@ -303,9 +301,7 @@ class EgoRequest(Message, down="train"):
     # Of the round before; None before the first, and where it was skipped
     sums: Annotated[Sums | None, SumsPart(make=Sums, when="sums-round", absent=0)] = None
     # The model to start from, where models are shared
-    model: Annotated[
-        tuple[FloatArray, FloatArray] | None, Model("shares-model", "whether `model` is there")
-    ] = None
+    model: Annotated[ModelArrays | None, Model("shares-model", "whether `model` is there")] = None
     # How numbers are written, and the secure sum's part; None for plain sums
     ring: Annotated[
         Ring | None, MaskedRing("Ring", make=RING.make, fields=RING.fields, when=RING.when)
@@ -325,6 +321,14 @@ class EgoRequest(Message, down="train"):
     def alternates(self) -> bool:
         """Whether batches train both losses in turn, so that there is no local step."""
         return self.variant == "iter" and self.settings.batch_size is not None
+
+    def vector_layout(self, slots: int, *, checked: bool) -> Layout:
+        """Return the parts of this round's vectors; after the last round, measurements alone."""
+        hidden, about = self.settings.hidden, (self.settings.num_classes, self.counting)
+        if self.is_last:
+            return Layout(0, hidden, 0, *about)
+        weights = sum(part.size for part in self.model or ())
+        return Layout(slots, hidden, weights, *about, CHECKS if checked and slots else 0)
 
 
 @dataclass(frozen=True)

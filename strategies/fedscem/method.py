@@ -6,6 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,8 @@ from torch import Tensor
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.ego_folder import load_ego_folder
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.client_folder import Clients, load_ego_folder
+from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.new_graph import NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
@@ -29,7 +29,7 @@ from flower_graph.method.permits import Permits
 from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.central import central_noise
 from flower_graph.privacy.local import ClientNoise, client_noise, require_one_client
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.server.averaging import ReportedFedAvg
 from flower_graph.server.robust import make_robust
 from flower_graph.strategies.fed_sage.client import SageClient
@@ -40,23 +40,14 @@ from flower_graph.strategies.fedscem.baselines import (
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.fedscem.cohort_client import (
-    EgoNetworkClient,
-)
-from flower_graph.strategies.fedscem.config import (
-    APP,
-    AVERAGING,
-    FEDSCEM,
-    SAGE,
-    FedSCemConfig,
-)
-from flower_graph.strategies.fedscem.kept import train_alone
+from flower_graph.strategies.fedscem.cohort import EgoSettings, train_alone
+from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
+from flower_graph.strategies.fedscem.config import APP, AVERAGING, FEDSCEM, SAGE, FedSCemConfig
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.statistics import PartitionStatistics
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.fedscem.attack import EgoAudit
 
 LOG = logging.getLogger(__name__)
@@ -72,7 +63,7 @@ SERVERS: dict[str, Callable[..., Server]] = {
 # Settings that FedSCem's strategy has, but no baseline
 OF_FEDSCEM = (
     *("variant", "model_sharing", "alignment", "aggregation"),
-    *("limit", "resolution", "dropout", "block_cap", "most_points", "least_holders"),
+    *("limit", "resolution", "dropout", "least_holders"),
 )
 # A noise so many deviations long comes once in 4e11 draws; a run draws fewer.
 FARTHEST = 7
@@ -96,11 +87,8 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         self, config: FedSCemConfig, out: Path | None, folder: RunFolder | None = None
     ) -> Server:
         how, settings = config.strategy, ego_settings(config, folder)
-        options: dict[str, Any] = {
-            "participation": how.participation,
-            "min_nodes": how.fewest_nodes,
-        }
-        options |= checkpoint_settings(config, out)
+        options: dict[str, Any] = {**checkpoint_settings(config, out)}
+        options |= {"participation": how.participation, "min_nodes": how.fewest_nodes}
         if how.name in AVERAGING:
             averaging = make_robust(AVERAGES[how.name], how.average, settings, **options)
             averaging.central_noise = central_noise(config.privacy, config.rounds)
@@ -192,7 +180,7 @@ class FedSCem(OwnGraphMethod[FedSCemConfig, Server, EgoNetwork]):
         return figures
 
     def predict_beside(
-        self, run: Left[FedSCemConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[FedSCemConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         """Predict by a model; without a common one a newcomer trains on its own labels."""
         config = run.config
@@ -230,21 +218,16 @@ def ego_settings(config: FedSCemConfig, folder: RunFolder | None = None) -> EgoS
 
 
 def _settings(config: FedSCemConfig, features: int, classes: int) -> EgoSettings:
-    model, how = config.model, config.strategy
+    how = config.strategy
+    names = ("learning_rate", "weight_decay", "local_epochs", "mu", "tau", "batch_size")
     is_proximal = "fedprox" in (how.name, how.model_sharing)
     return EgoSettings(
-        num_features=features,
-        num_classes=classes,
-        hidden=model.hidden,
-        projection=model.projection,
-        learning_rate=how.learning_rate,
-        weight_decay=how.weight_decay,
+        features,
+        classes,
         seed=config.seed,
-        local_epochs=how.local_epochs,
-        mu=how.mu,
-        tau=how.tau,
         proximal=how.proximal if is_proximal else 0.0,
-        batch_size=how.batch_size,
+        **{name: getattr(how, name) for name in names},
+        **asdict(config.model),
     )
 
 

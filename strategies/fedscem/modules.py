@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GCNConv
 
-from flower_graph.outputs.declared import WIDTH, built_with
+from flower_graph.outputs.build import WIDTH, built_with
 
 __all__ = ["EgoGCN"]
 

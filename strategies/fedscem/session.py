@@ -16,27 +16,32 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from flwr.app import RecordDict
 
 from flower_graph.errors import AlignmentError, MalformedReplyError, NoClientsError
 from flower_graph.records.participation import NOT_READY, Participation, by_reason
-from flower_graph.secure.align.limits import Limits
+from flower_graph.secure.align.blinded import MAX_CLIENTS
+from flower_graph.secure.align.plaintext import PlaintextAlignmentServer
 from flower_graph.secure.align.server import AlignmentServer
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
+from flower_graph.secure.parties.alignment import VerifiedAlignmentServer
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import MaskedReply
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import Keys as SumKeys
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.secure.sum.stages import SumStages, as_record, entries_of
+from flower_graph.secure.sum.service import SumStages, as_record, entries_of
+from flower_graph.server.membership import Membership, renamed
 from flower_graph.server.session import Session
 from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.fedscem.membership import EgoMembership
 from flower_graph.strategies.fedscem.messages import (
     NO_SLOTS,
+    VERIFIED,
+    EgoEnrolment,
     EgoReply,
     EgoRequest,
     Layout,
@@ -53,11 +58,98 @@ from flower_graph.strategies.fedscem.vector import (
 )
 from flower_graph.wire.arrays import largest_size, read_array
 from flower_graph.wire.exchange import count_bytes, reasons_of
+from flower_graph.wire.fields import Resume, read_handled
 from flower_graph.wire.keys import MAX_NUMBER, SUMS, TOTAL
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 
 LOG = logging.getLogger(__name__)
 ROUNDING = 1e-3  # by which a sum of accuracies may be off
+# Client numbers that one SuperNode may claim where identities are blinded: half of all there can be
+MOST_CLAIMED = MAX_CLIENTS // 2
+
+
+class Keys(NamedTuple):
+    """A SuperNode's clients and keys."""
+
+    clients: list[int]  # Ascending
+    handled: int | None  # How many messages of this run they have handled, if known
+    reply: SumKeys
+
+
+class EgoMembership(Membership):
+    """The clients of each SuperNode, their keys, and which slots they know."""
+
+    def __init__(
+        self, settings: EgoSettings, alignment: str, sums: SumServer, least_holders: int
+    ) -> None:
+        super().__init__()
+        self.settings, self.alignment, self.sums = settings, alignment, sums
+        self.aligner: AlignmentServer | PlaintextAlignmentServer
+        self.parties = sums if isinstance(sums, PartySums) else None
+        if self.parties is not None:
+            self.alignment = VERIFIED
+            self.aligner = VerifiedAlignmentServer(
+                sums.run_id, self.parties.registry, least_holders
+            )
+        elif alignment == "psi":
+            self.aligner = AlignmentServer(least_holders)
+        else:  # idle where nothing is shared
+            self.aligner = PlaintextAlignmentServer()
+        self.new: list[int] = []  # SuperNodes with keys, not aligned yet
+        self.begun: set[int] = set()  # clients that have taken part in a round
+        self.unsent: dict[int, dict[str, object]] = {}  # what tells each SuperNode its slots
+
+    def question(self, resume: Resume) -> RecordDict:
+        return EgoEnrolment(self.settings, self.sums.run_id, self.alignment, resume).to_record()
+
+    def read(self, node: int, content: RecordDict) -> Keys:
+        reply: SumKeys = self.sums.enrolment[-1].from_config(entries_of(content))
+        self.sums.check_keys(node, reply)
+        if self.alignment == "psi" and reply.clients.size > MOST_CLAIMED:
+            raise MalformedReplyError(
+                f"{reply.clients.size} clients, at most {MOST_CLAIMED} are taken"
+            )
+        return Keys(sorted(reply.clients.tolist()), read_handled(entries_of(content)), reply)
+
+    def unasked(self) -> None:
+        """Leave out SuperNodes without keys."""
+
+    def replaced(self, old: int, node: int, answer: Keys) -> None:
+        """Rename a SuperNode that is back with its keys; forget one without."""
+        if not self.sums.knows(old, answer.reply):
+            self.forget(old)
+            return
+        self.sums.move(old, node)
+        self.aligner.move(old, node)
+        self.move(old, node)
+        self.unsent = renamed(self.unsent, old, node)
+        self.new = [node if at == old else at for at in self.new]
+
+    def enrolled(self, node: int, answer: Keys) -> None:
+        if self.sums.node_of(answer.clients[0]) != node:
+            self.sums.enroll(node, answer.reply)
+            self.new.append(node)
+        if answer.handled == 0 and self.begun & set(answer.clients):
+            LOG.warning("node %d has lost its state: its clients begin anew", node)
+
+    def begin_epoch(self) -> None:
+        """Let the parties of a new epoch be aligned, and nobody else."""
+        parties, aligner = self.parties, self.aligner
+        assert parties is not None and parties.epoch is not None
+        assert isinstance(aligner, VerifiedAlignmentServer)
+        members = parties.epoch_clients()
+        aligner.forget(set(aligner.enrolled) - {c for local in members.values() for c in local})
+        for party, local in members.items():
+            node = parties.node_of_party(party)
+            assert node is not None  # the parties of a new epoch are connected
+            aligner.enroll(node, local)
+        aligner.begin(parties.epoch.digest, members, parties.registry)
+
+    def forget(self, node: int) -> None:
+        self.sums.forget(node)
+        self.aligner.forget(self.clients[node])
+        self.new = [at for at in self.new if at != node]
+        super().forget(node)
 
 
 class EgoSession(Session):
@@ -74,16 +166,15 @@ class EgoSession(Session):
         limit: float,
         resolution: float,
         dropout: float,
-        limits: Limits,
+        least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
         differ_by: int = USUAL_DIFFERENCE,
         **more: Any,  # arguments of ``Session``
     ) -> None:
         server = SumServer(dropout=dropout)
         if registry is not None:
-            work = {"block_cap": limits.block_cap, "most_points": limits.most_points}
-            server = PartySums(registry, dropout=dropout, differ_by=differ_by, **work)
-        members = EgoMembership(settings, alignment, server, limits)
+            server = PartySums(registry, dropout=dropout, differ_by=differ_by)
+        members = EgoMembership(settings, alignment, server, least_holders)
         super().__init__(members, seed=settings.seed, **more)
         self.min_nodes = max(server.fewest_nodes, self.min_nodes)
         self.sums = SumStages(
@@ -95,13 +186,12 @@ class EgoSession(Session):
             first=1,  # as rounds do
             unmask="train.unmask",
         )
-        self.settings, self.is_masked = settings, aggregation == "masked"
+        self.is_masked = aggregation == "masked"
         self.setup_seconds = 0.0
         self.num_slots = 0  # identities that two clients or more hold
         self.unaligned: dict[int, str] = {}  # clients that cannot take part: reason
         self.drawn: set[int] = set()  # clients of this round's sum
-        self._named = 0  # clients that reports have named already
-        self._told = 0  # clients that the log has named after an alignment
+        self._named = self._told = 0  # clients that reports, and the log, have named already
 
     @property
     def clients(self) -> dict[int, list[int]]:
@@ -127,7 +217,9 @@ class EgoSession(Session):
                 self.unaligned.pop(client, None)
         begun = self.sums.begin(server_round, self.connected)
         if members.parties is not None:
-            members.forget_unbound(members.parties)
+            # Parties without a binding for the next epoch are asked again.
+            for node in members.clients.keys() - members.parties.homes.values():
+                members.forget(node)
         if begun:
             members.begin_epoch()
             self.unaligned.clear()
@@ -135,7 +227,7 @@ class EgoSession(Session):
             reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
-            begun = bool(new) or members.aligner.waits(self.sums.server.out)
+            begun = bool(new)
         if begun:
             if members.alignment != NO_SLOTS:
                 self._align(server_round)
@@ -175,20 +267,15 @@ class EgoSession(Session):
             )
 
     def _unite(self, server_round: int, aligner: AlignmentServer) -> None:
-        if not (clients := aligner.uniting):
-            aligner.union_failed("nobody is left whose tables could be added up")
-            return
+        clients = aligner.uniting
         silent = self.sums.ready(server_round, clients)
         unions = aligner.union_requests()
         first = next(iter(unions.values()))
         length = 3 * first.cells
         masks = self.sums.masks(length, 64, union_terms(first.epoch))
+        asked = {n: as_record(unions[n], *parts) for n, (_, parts) in masks.items() if n in unions}
         replies = self.send(
-            {
-                node: as_record(unions[node], *parts)
-                for node, (_, parts) in masks.items()
-                if node in unions
-            },
+            asked,
             server_round,
             partial(self._take_masked, length=length),
             message_type="train.union",
@@ -228,9 +315,6 @@ class EgoSession(Session):
         drawn = self.draw(len(everyone), server_round, least=2 if self.is_masked else 1)
         return [everyone[index] for index in drawn]
 
-    def prepare(self, server_round: int, clients: list[int]) -> None:
-        self.sums.ready(server_round, clients)
-
     def requests(self, server_round: int, base: EgoRequest, length: int) -> dict[int, EgoRequest]:
         # The mask requests; if the server may lie, also which parties are ready
         masks: dict[int, Any] = {}
@@ -260,13 +344,13 @@ class EgoSession(Session):
         return requests
 
     def ask(
-        self, server_round: int, requests: Mapping[int, EgoRequest], length: int
+        self, server_round: int, requests: Mapping[int, EgoRequest], layout: Layout
     ) -> dict[int, EgoReply]:
         replies = self.send(
             {node: request.to_record() for node, request in requests.items()},
             server_round,
-            lambda node, content: self._take_vector(node, content, requests[node], length),
-            max_reply_bytes=reply_bytes(length, self._most_clients),
+            lambda node, content: self._take_vector(node, content, requests[node], layout),
+            max_reply_bytes=reply_bytes(layout.length, self._most_clients),
         ).values
         for node in replies:
             self.members.unsent.pop(node, None)
@@ -274,18 +358,14 @@ class EgoSession(Session):
         return replies
 
     def _take_vector(
-        self, node: int, content: RecordDict, request: EgoRequest, length: int
+        self, node: int, content: RecordDict, request: EgoRequest, layout: Layout
     ) -> EgoReply:
-        reply = EgoReply.read(content, server_round=request.server_round, L=length)
+        reply = EgoReply.read(content, server_round=request.server_round, L=layout.length)
         if request.mask is not None:
             masked = MaskedReply.from_config(reply.entries, total=reply.total)
             self.sums.take_masked(node, masked)
         else:
             presence = PlainEnrolment.from_config(reply.entries, asked=request.clients)
-            about = self.settings.num_classes, request.counting
-            slots = 0 if request.is_last else self.num_slots
-            layout = Layout(slots, self.settings.hidden, 0, *about)
-            layout = layout._replace(weights=length - layout.length)
             check_plain_sum(reply.total, layout, presence.clients.size)
         return reply
 
@@ -322,7 +402,6 @@ class EgoSession(Session):
         ]
 
     def _plain_sum(self, server_round: int, vectors: Mapping[int, EgoReply]) -> RoundSum:
-        self.sums.server.tick()
         if not vectors:
             return RoundSum(server_round, server_round, skipped="no client sent its vector")
         total = np.sum([reply.total for reply in vectors.values()], axis=0)

@@ -34,39 +34,55 @@ it is revealed, and step 4 goes on without ``L_ct``.
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from flwr.app import ArrayRecord
+import torch
 from numpy.typing import NDArray
 
 from flower_graph.config.rules import ABOVE_ZERO, choice
+from flower_graph.engine.stacked_weights import ModelWeights
 from flower_graph.errors import NoClientsError
 from flower_graph.outputs.files import NO_CLIENT, Snapshot
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.align.limits import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS, Limits
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
-from flower_graph.secure.sum.stages import as_record
+from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.service import as_record
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.fedscem.cohort import EgoSettings
-from flower_graph.strategies.fedscem.config import (
-    AGGREGATIONS,
-    ALIGNMENTS,
-    MODEL_SHARING,
-    VARIANTS,
+from flower_graph.strategies.fedscem.cohort import (
+    EgoSettings,
+    common_model,
+    initial_weights,
+    split_rest,
 )
-from flower_graph.strategies.fedscem.kept import common_model
+from flower_graph.strategies.fedscem.config import AGGREGATIONS, ALIGNMENTS, MODEL_SHARING, VARIANTS
 from flower_graph.strategies.fedscem.messages import (
     NO_SLOTS,
+    SUMMED_NAMES,
+    UNREAD,
     EgoReply,
     EgoRequest,
+    Layout,
+    SumArray,
+    Sums,
     write_save,
 )
-from flower_graph.strategies.fedscem.server_state import EgoServerState
 from flower_graph.strategies.fedscem.session import EgoSession
+from flower_graph.strategies.fedscem.vector import (
+    Means,
+    RoundSum,
+    check_measured,
+    mean_metrics,
+    read_counted,
+)
+from flower_graph.wire.counts import counts_size
+from flower_graph.wire.ledger import ByteLedger, Traffic
 
+LOG = logging.getLogger(__name__)
 FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less than embeddings do
 # Aggregation, alignment and model sharing with which a lying server learns no client's data
 READ_BY_NOBODY = ("masked", "psi", "none")
@@ -84,8 +100,7 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
     model_sharing : str
         ``"none"``, ``"fedavg"`` or ``"fedprox"`` (with ``settings.proximal``).
     alignment : str
-        ``"psi"``: blinded identities. ``"polynomial"``: the paper's, for reproduction only.
-        ``"plain"``: in the clear.
+        ``"psi"``: blinded identities. ``"plain"``: in the clear.
     aggregation : str
         ``"masked"`` or ``"plain"``.
     limit, resolution : float
@@ -93,11 +108,6 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         are shared, a step of 2^-20 at most.
     dropout : float
         Share of a round's clients that may vanish.
-    block_cap : int
-        Most points of a client's block in the alignment ``"psi"``: the power of two above the
-        number of its identities. A client with more is left out.
-    most_points : int
-        Most points of all clients of one SuperNode; clients beyond that number are left out.
     least_holders : int
         Least number of clients that hold a summed node; 2 or more, above 2 with the alignments
         ``"psi"`` and ``"plain"``.
@@ -132,8 +142,6 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         limit: float = 32.0,
         resolution: float = 2.0**-12,
         dropout: float = 0.3,
-        block_cap: int = MOST_BLOCK,
-        most_points: int = MOST_POINTS,
         least_holders: int = LEAST_HOLDERS,
         registry: Path | str | None = None,
         differ_by: int = USUAL_DIFFERENCE,
@@ -152,44 +160,48 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
                 f"aggregation={aggregation!r}, alignment={alignment!r}, model_sharing="
                 f"{model_sharing!r}: with a registry they are {READ_BY_NOBODY}"
             )
+        shares_model = model_sharing != "none"
         super().__init__(
             EgoSession(
                 settings,
                 alignment=alignment,
                 aggregation=aggregation,
                 limit=limit,
-                resolution=resolution if model_sharing == "none" else min(resolution, FINE),
+                resolution=min(resolution, FINE) if shares_model else resolution,
                 dropout=dropout,
-                limits=Limits(block_cap, most_points, least_holders),
+                least_holders=least_holders,
                 registry=registry,
                 differ_by=differ_by,
                 **more,
             )
         )
-        shares_model = model_sharing != "none"
-        self.kept = EgoServerState(settings, variant=variant, shares_model=shares_model)
-        self.num_classes = settings.num_classes
+        self.settings, self.variant, self.num_classes = settings, variant, settings.num_classes
+        self.model = initial_weights(settings) if shares_model else None
+        self.started = self.model  # the model that this round began with
+        self.sums: Sums | None = None  # of the last round, for the clients
+        self.ledger = ByteLedger()
+        # Bytes before this round: a resumed run sends its messages again.
+        self._wire: Traffic = self.ledger.state_dict()
+        self._payload: Traffic = self.ledger.state_dict()
         self._early: list[dict[str, object]] = []  # left out before the first report
 
     @property
     def payload(self) -> dict[str, dict[str, int]]:
         """Payload bytes so far: direction to kind to bytes."""
-        return self.kept.ledger.payload
-
-    def begin(self, initial_arrays: ArrayRecord | None) -> None:
-        self.kept.counting = self.counting
+        return self.ledger.payload
 
     def round(self, server_round: int) -> RoundReport | None:
         """Do steps 3 to 7; return the report of the round before."""
         # A round's measurements come with the next round's vectors.
-        session, kept = self.session, self.kept
+        session = self.session
         if session.admit(server_round):
-            kept.forget_sums()
+            self.sums = None  # the slots have changed
         if session.is_masked and not session.sums.clients:
-            session.prepare(server_round, session.sample(server_round))
-        base, layout = kept.request(server_round, session), kept.layout(server_round, session)
+            session.sums.ready(server_round, session.sample(server_round))
+        base = self.request(server_round)
+        layout = self.layout(base)
         requests = session.requests(server_round, base, layout.length)
-        self.answers = session.ask(server_round, requests, layout.length)
+        self.answers = session.ask(server_round, requests, layout)
         if requests and not self.answers:  # without requests the round is skipped
             raise NoClientsError(
                 f"round {server_round}: none of {len(requests)} SuperNodes gave a usable answer "
@@ -200,14 +212,13 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         session.rejected = silent
         result.rejected += [{"node": one.node_id, "reason": one.reason} for one in silent]
         asked = sum(map(len, session.asked.values()))
-        means = kept.take(layout, result, base.ring, self.answers.values(), asked)
-        self.counts = kept.counts
+        means = self.take(layout, result, base.ring, self.answers.values(), asked)
         contrast = 0.0 if math.isnan(means.contrast) else means.contrast
         report = self.report(
             server_round - 1,
             session.became_of(result),
             means._asdict(),
-            loss=means.cross_entropy + kept.settings.mu * contrast,
+            loss=means.cross_entropy + self.settings.mu * contrast,
             cross_entropy=means.cross_entropy,
             regulariser=means.contrast,
             bytes=self.payload,
@@ -218,7 +229,9 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         if server_round == session.members.resume.server_round + 1:
             self._early = report.rejected
             return None
-        report.rejected[:0], self._early = _others(self._early, report.rejected), []
+        named = [(entry.get("node"), entry.get("client")) for entry in report.rejected]
+        early = [one for one in self._early if (one.get("node"), one.get("client")) not in named]
+        report.rejected[:0], self._early = early, []
         return report
 
     def rejoin(self) -> list[str]:
@@ -234,33 +247,148 @@ class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
         ``first`` ``[f, h]``, ``bias-1`` ``[h]``, ``weight-2``, ``bias-2``, ``classifier``,
         ``classifier-bias``, ``projection`` and ``projection-bias``.
         """
-        return self.kept.model_arrays()
+        if self.model is None:
+            return {}
+        parts = split_rest(self.model.rest[None], self.settings)
+        rest = {name: part[0].numpy() for name, part in parts.items()}
+        return {"first": self.model.first.numpy()} | rest
 
     def snapshot(self) -> Snapshot | None:
-        if (model := self.kept.started) is None:
+        if self.started is None:
             return None
-        return Snapshot(None, [common_model(model, self.kept.settings, [NO_CLIENT])])
+        return Snapshot(None, [common_model(self.started, self.settings, [NO_CLIENT])])
 
     def clients_save(self, server_round: int) -> dict[int, str]:
         saved = {node: reply.not_saved for node, reply in self.answers.items()}
-        order = write_save(self.kept.settings, server_round, self.session.checkpoints.run)
+        order = write_save(self.settings, server_round, self.session.checkpoints.run)
         return self.session.have_saved(server_round, as_record(order), saved)
 
     def fixed_settings(self) -> dict[str, object]:
-        kept = self.kept
-        local = {"variant": kept.variant, "shares_model": kept.model is not None}
-        return {**kept.settings._asdict(), **local}
+        local = {"variant": self.variant, "shares_model": self.model is not None}
+        return {**self.settings._asdict(), **local}
 
     def state(self) -> dict[str, object]:
-        return self.kept.state_dict() | {"excluded": sorted(self.session.sums.server.excluded)}
+        state: dict[str, object] = {"ledger": self._payload, "wire": self._wire}
+        state["excluded"] = sorted(self.session.sums.server.excluded)
+        if self.started is not None:
+            # The clients' part was saved within the next round, which began with this model.
+            state |= {"first": self.started.first, "rest": self.started.rest}
+        return state
 
     def load_state(self, state: StateDict) -> None:
-        self.kept.load_state_dict(state)
+        self.ledger.load_state_dict(state["ledger"])
+        if self.model is not None:
+            self.model = ModelWeights(state["first"], state["rest"])
         self.session.sums.server.exclude(state.get("excluded", ()))
 
+    # What is sent and what a sum says
 
-def _others(
-    early: list[dict[str, object]], later: list[dict[str, object]]
-) -> list[dict[str, object]]:
-    repeated = [(entry.get("node"), entry.get("client")) for entry in later]
-    return [entry for entry in early if (entry.get("node"), entry.get("client")) not in repeated]
+    def request(self, server_round: int) -> EgoRequest:
+        """Return a round's request, without the parts that differ by SuperNode."""
+        session, model = self.session, self.model
+        self.started, self._wire = model, session.exchange.ledger.state_dict()
+        return EgoRequest(
+            server_round,
+            np.zeros(0, np.int64),
+            self.settings,
+            self.variant,
+            sums=self.sums,
+            model=None if model is None else (model.first.numpy(), model.rest.numpy()),
+            ring=session.ring(),
+            is_last=server_round > session.rounds,
+            checkpoint=session.is_due(server_round - 1),
+            run=session.checkpoints.run,
+            counting=self.counting,
+        )
+
+    def layout(self, base: EgoRequest) -> Layout:
+        distrusted = self.session.members.parties is not None
+        return base.vector_layout(self.session.num_slots, checked=distrusted)
+
+    def take(
+        self,
+        layout: Layout,
+        found: RoundSum,
+        ring: Ring | None,
+        replies: Iterable[EgoReply],
+        asked: int,
+    ) -> Means:
+        """Keep a sum's embeddings for the next round; return its figures of the last one."""
+        self._count(layout, found, asked, 8 if ring is None else ring.word // 8)
+        self.sums = self.counts = None
+        seconds = [(reply.train_seconds, reply.mask_seconds) for reply in replies]
+        found.parts = {
+            "train": max((train for train, _ in seconds), default=0.0),
+            "mask": max((mask for _, mask in seconds), default=0.0),
+            **found.parts,
+        }
+        metrics = dict.fromkeys(SUMMED_NAMES, math.nan)
+        if found.total is not None:
+            try:
+                metrics = self._read(layout, found, found.total, ring)
+            except ValueError as error:  # nobody knows whose words were wrong
+                self.sums = self.counts = None
+                found.skipped = f"a client's part of the sum was not as agreed: {error}"
+                found.contributors, found.answered = 0, set()
+                LOG.warning("round %d: %s", found.server_round, found.skipped)
+        if metrics[UNREAD] > 0:
+            why = (
+                f"{metrics[UNREAD]:.0f} of {found.contributors} clients could not read the means "
+                "and went on alone: a client's part of the sum was not as agreed"
+            )
+            found.rejected.append({"reason": why})
+            LOG.warning("round %d: %s", found.server_round - 1, why)
+        return mean_metrics(metrics, self.settings.tau)
+
+    def _read(
+        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
+    ) -> dict[str, float]:
+        if layout.slots:
+            self.sums = self._kept_sums(layout, found, total, ring)
+        numbers = total[layout.metrics]
+        if ring is not None:
+            # For a plain sum this was checked reply by reply.
+            numbers, step = ring.decode(numbers), 2.0**-ring.fraction_bits
+            ring.check_sums(numbers, found.contributors)
+            check_measured(numbers, found.contributors, step * found.contributors)
+        self.counts = read_counted(total, layout, ring)
+        if layout.weights and self.model is not None:
+            sums = total[layout.model]
+            if ring is not None:
+                sums = ring.decode(sums)
+                ring.check_sums(sums, found.contributors)
+            mean = torch.from_numpy((sums / found.contributors).astype(np.float32))
+            first, rest = mean.tensor_split([self.model.first.numel()])
+            self.model = ModelWeights(first.view_as(self.model.first), rest)
+        return dict(zip(SUMMED_NAMES, map(float, numbers), strict=True))
+
+    def _kept_sums(
+        self, layout: Layout, found: RoundSum, total: SumArray, ring: Ring | None
+    ) -> Sums:
+        embeddings, counts = total[layout.embeddings], total[layout.counts]
+        if ring is None:
+            # Nobody else may see a single client's embedding.
+            few = counts < LEAST_HOLDERS
+            embeddings = embeddings.reshape(layout.slots, -1) * ~few[:, None]
+            embeddings, counts = embeddings.ravel(), counts * ~few
+        sums = Sums(found.server_round, found.sum_round, found.contributors, embeddings, counts)
+        if not layout.checks:
+            return sums
+        tags = total[layout.tags].astype("<u8").view(np.uint8).reshape(layout.checks, -1)
+        return sums._replace(members=np.array(sorted(found.answered)), checks=tags)
+
+    def _count(self, layout: Layout, found: RoundSum, asked: int, word: int) -> None:
+        """Count payload as single clients would send and get it."""
+        if self.sums is not None:
+            down = self.sums.embeddings.nbytes + self.sums.counts.nbytes
+            self.ledger.count("down", "embeddings", asked * down)
+        self._payload = self.ledger.state_dict()  # the sums are not sent again
+        up = found.contributors
+        self.ledger.count("up", "embeddings", up * layout.slots * layout.hidden * word)
+        self.ledger.count("up", "activations", up * layout.slots * word)
+        counted = counts_size(layout.classes, layout.counting)
+        self.ledger.count("up", "metrics", up * (len(SUMMED_NAMES) + counted) * word)
+        if self.model is not None:
+            weights = self.model.first.numel() + self.model.rest.numel()
+            self.ledger.count("up", "weights", up * layout.weights * word)
+            self.ledger.count("down", "weights", asked * weights * 4)

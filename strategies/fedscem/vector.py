@@ -21,29 +21,18 @@ from torch import Tensor
 
 from flower_graph.engine.graph_batch import Metrics, count_batch
 from flower_graph.engine.stacked_weights import sum_first_layers
-from flower_graph.errors import (
-    MalformedReplyError,
-    OutOfRangeError,
-    RefusedError,
-    UnreadableSumError,
-)
+from flower_graph.errors import MalformedReplyError, RefusedError, UnreadableSumError
 from flower_graph.ops.counts import Counts
 from flower_graph.privacy.local import ClientNoise
 from flower_graph.secure.align.slots import SlotTable
-from flower_graph.secure.parties.differences import digest_of
-from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.relayed import CHECKS, REFUSAL
+from flower_graph.secure.relayed import REFUSAL
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.strategies.fedscem.cohort import ChosenEgos, Shared
 from flower_graph.strategies.fedscem.messages import (
     METRIC_NAMES,
     SUMMED_NAMES,
     UNREAD,
-    EgoRequest,
     Layout,
-    PlainEnrolment,
     SumArray,
     Sums,
 )
@@ -63,20 +52,6 @@ class VectorEncoding:
     ring: Ring | None  # None for plain sums
     pads: bytes  # What pads are made for: the run, and what the sum is of
     sum_round: int  # Number of the secure sum of this round
-
-    @classmethod
-    def of(
-        cls, request: EgoRequest, table: SlotTable, pads: bytes, *, checks: bool = False
-    ) -> VectorEncoding:
-        slots = 0 if request.is_last else table.num_slots
-        weights = 0
-        if request.model is not None and not request.is_last:
-            weights = sum(part.size for part in request.model)
-        about = request.settings.num_classes, request.counting
-        tags = CHECKS if checks and slots else 0
-        layout = Layout(slots, request.settings.hidden, weights, *about, tags)
-        sum_round = request.mask.server_round if request.mask else request.server_round
-        return cls(layout, table, request.ring, pads, sum_round)
 
 
 def add_up(
@@ -102,8 +77,8 @@ def add_up(
         place, size = torch.from_numpy(slots[kept]), (layout.slots, layout.hidden)
         summed = torch.zeros(size, dtype=rows.dtype).index_add_(0, place, rows)
         total[layout.embeddings] = summed.numpy().ravel()
-        ones = np.bincount(slots[kept], minlength=layout.slots).astype(np.float64)
-        total[layout.counts] = _encode_counts(writing.ring, ones)
+        step = 1 if writing.ring is None else _encode(writing.ring, np.ones(1))
+        total[layout.counts] = np.bincount(slots[kept], minlength=layout.slots) * step
     total[layout.metrics] = _encode(writing.ring, metrics[good]).sum(0)
     if layout.weights:
         total[layout.model] = _weights(chosen, good, writing.ring)
@@ -179,13 +154,15 @@ def _unfit(
     """Find the clients with a number that is NaN, or beyond the ring's limit."""
     limit = writing.ring.limit if writing.ring else float(np.finfo(np.float32).max)
     largest = h.abs().amax(1).nan_to_num(torch.inf, posinf=torch.inf)
-    worst = [("an embedding", _largest(largest, chosen))]
-    worst.append(("a measurement", np.nan_to_num(np.abs(metrics), nan=np.inf).max(1)))
+    of_client = torch.zeros(chosen.batch.size, device=h.device)
+    of_client.scatter_reduce_(0, chosen.batch.node_client, largest, "amax")
+    measured = np.nan_to_num(np.abs(metrics), nan=np.inf).max(1)
+    worst = {"an embedding": of_client.tolist(), "a measurement": measured.tolist()}
     if writing.layout.weights:
-        worst.append(("a weight", chosen.largest().cpu().numpy()))
+        worst["a weight"] = chosen.largest().tolist()
     left_out = {}
-    for what, values in worst:
-        for client, value in zip(chosen.batch.clients, values.tolist(), strict=True):
+    for what, values in worst.items():
+        for client, value in zip(chosen.batch.clients, values, strict=True):
             if not value <= limit:
                 left_out[client] = f"{what} is outside the range of -{limit:g} to {limit:g}"
                 # For the client's own log: the server does not learn how large.
@@ -193,20 +170,11 @@ def _unfit(
     return left_out
 
 
-def _largest(values: Tensor, chosen: ChosenEgos) -> NDArray[np.float32]:
-    out = torch.zeros(chosen.batch.size, device=values.device)
-    return out.scatter_reduce_(0, chosen.batch.node_client, values, "amax").cpu().numpy()
-
-
 def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.number]:
     """Encode numbers for the sum: int64 modulo 2^64, or float64."""
     if ring is None:
         return values.astype(np.float64)
     return ring.encode(values).view(f"<i{ring.word // 8}").astype(np.int64)
-
-
-def _encode_counts(ring: Ring | None, counts: NDArray[np.float64]) -> NDArray[np.number]:
-    return counts if ring is None else counts.astype(np.int64) * _encode(ring, np.ones(1))
 
 
 def mean_weights(chosen: ChosenEgos, shares: Tensor) -> list[NDArray[np.float32]]:
@@ -267,29 +235,6 @@ def check_shared(sums: Sums, table: SlotTable, ring: Ring, pads: bytes, hidden: 
 def _common(table: SlotTable, pads: bytes, sum_round: int, hidden: int) -> NDArray[np.uint64]:
     """Return the pad that all clients add to embeddings and counts, to hide the holders."""
     return table.group_pad(pads, sum_round, table.num_slots * (hidden + 1))
-
-
-def put_masks(
-    host: SumClient | PartyClient,
-    request: EgoRequest,
-    total: SumArray,
-    present: list[int],
-    left_out: dict[int, str],
-    terms: SumTerms,
-    state: NDArray[np.generic],
-) -> tuple[dict[str, object], NDArray[np.generic]]:
-    """Mask the sum, if the round has masks; return the reply's entries and the sum."""
-    # state: identifies the embeddings of the sum
-    if not present:
-        raise OutOfRangeError("; ".join(f"client {c}: {why}" for c, why in left_out.items()))
-    if request.mask is None:
-        return PlainEnrolment(np.array(present, np.int64), left_out).to_config(), total
-    if isinstance(host, PartyClient):
-        reply = host.mask(total, terms, digest_of([np.array(request.is_last), state]))
-    else:
-        reply = host.mask(request.mask, present, total, terms)
-    reply.left_out.update(left_out)
-    return reply.to_config(), reply.total
 
 
 def contrast_scale(tau: float) -> float:
@@ -376,9 +321,7 @@ def add_noise(
         place = start + np.flatnonzero(slots >= 0)
         start += slots.size
         if not np.isfinite(local[place]).all():
-            result[place] = (
-                np.nan
-            )  # cannot be clipped: only this client is left out, with the reason
+            result[place] = np.nan  # cannot be clipped: this client alone is left out, and told
         elif place.size:
             result[place] = noise.protect(local[None, place])[0]
     return torch.from_numpy(result).to(h.device), shown

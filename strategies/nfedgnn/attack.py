@@ -8,6 +8,12 @@ would move alike, and later rounds would tell nothing; with it they do not.
 
 The attack supposes that all nonzero features of a user are equally large, as in a bag of words. It
 finds their value out: for a wrong value the equations have no solution.
+
+With one layer for all, a server that reads the sums of gradients knows the layer ``W`` of every
+round, because it can step as all users do. Under masks it does not. It can use the seed's first
+weights instead, and it can compare users, because all latent vectors are maps of features by the
+same ``W``. A factorisation of all vectors into features and weights is no use to the server: no
+factor tells which feature is which word.
 """
 
 from __future__ import annotations
@@ -16,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.optimize import nnls
 
@@ -30,16 +37,11 @@ from flower_graph.audit.attacks import (
     dense,
     of_kind,
 )
-from flower_graph.audit.scores import Finding, Floats, guesses, top
+from flower_graph.audit.scores import Finding, Floats, cosines, guesses, ranking, top
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.ops.adam import BETAS, EPS
-from flower_graph.strategies.nfedgnn.common_attack import (
-    compare,
-    read_common,
-    scores_of,
-)
+from flower_graph.ops.adam import BETAS, EPS, Adam
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
-from flower_graph.strategies.nfedgnn.messages import read_settings
+from flower_graph.strategies.nfedgnn.messages import COMMON_SETTINGS, SETTINGS
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
 from flower_graph.wire import keys
 from flower_graph.wire.arrays import unpack_integers
@@ -50,32 +52,28 @@ USERS = 25  # that are attacked in a run: each takes a second
 EQUATIONS = 160  # more of them make the search slow, and hardly better
 # Singular values below this share of the largest are drowned by float32's rounding.
 RANK_TOLERANCE = 1e-6
-SEARCH_STEPS = 6000
+SEARCH_STEPS = 6000  # of non-negative least squares
+COMPARED = 300  # users that are compared with each other
 
 
-class Seen(NamedTuple):
-    """The contents of a run's messages."""
-
-    settings: UserSettings  # The users' models, seed included
-    # Of each user: what it was sent and what it answered, from the first round on
-    steps: dict[int, list[Step]]
+Scores = dict[str, dict[int, Floats]]  # each user's features, by the name of the attack
 
 
-def read(exchanges: Sequence[Exchange], users: NDArray[np.int64]) -> Seen:
-    """Read the messages of some users."""
-    # users [m]
-    steps: dict[int, list[Step]] = {user: [] for user in users.tolist()}
+def read(
+    exchanges: Sequence[Exchange], users: Sequence[int]
+) -> tuple[UserSettings, dict[int, list[Step]]]:
+    """Return the users' settings, and what some of them were sent and have answered."""
+    steps: dict[int, list[Step]] = {user: [] for user in users}
     applied: dict[tuple[str, int], int] = {}
     settings = None
     for one in of_kind(exchanges, "train"):
-        config = config_of(one.request)
-        settings = read_settings(config)
+        settings = SETTINGS.from_config(config_of(one.request))
         for user, step in _steps(one, applied):
             if user in steps:
                 steps[user].append(step)
     if settings is None:
         raise ValueError("no training message was recorded; at least one round is needed")
-    return Seen(settings, steps)
+    return settings, {user: local for user, local in steps.items() if local}
 
 
 def _steps(one: Exchange, applied: dict[tuple[str, int], int]) -> list[tuple[int, Step]]:
@@ -112,33 +110,43 @@ def attack(
     x: Floats,
     rng: np.random.Generator,
     *,
-    users: int,
-    sums_to_one: bool,
+    users: int = USERS,
+    sums_to_one: bool = False,
+    is_common: bool = False,
 ) -> list[Finding]:
-    """Recover the features of some users."""
+    """Recover the features of some users, and compare users."""
     # x [n, f]
     having = np.flatnonzero((x != 0).any(1))
-    drawn = rng.choice(having, min(users, having.size), replace=False)
-    seen = read(exchanges, drawn)
-    start = shared_linear_weight(x.shape[1], seen.settings).numpy()[: x.shape[1]]
-    settings = seen.settings
+    drawn = rng.choice(having, min(users, having.size), replace=False).tolist()
+    if is_common:
+        seen = read_common(exchanges, *x.shape)
+        scores, latents = scores_of(seen, drawn, x.shape[1]), list(seen.latents.values())
+    else:
+        scores = own_scores(exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
+        latents = [_first_latents(exchanges, x.shape[0])]
+    found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
+    return [*found, compare(latents, x, rng)]
+
+
+def own_scores(
+    exchanges: Sequence[Exchange], users: Sequence[int], features: int, *, sums_to_one: bool
+) -> Scores:
+    """Score users' features by their first latent vector, and by all latents and gradients."""
+    settings, steps = read(exchanges, users)
+    start = shared_linear_weight(features, settings).numpy()[:features]
     known = Known(start, settings.bias, settings.weight_decay)
     values = [1 / count for count in range(1, MOST_WORDS + 1)] if sums_to_one else [1.0]
-    truth = {user: x[user] != 0 for user in drawn.tolist() if seen.steps[user]}
-    latents = {user: seen.steps[user][0].latent for user in truth}
-    scores = {
+    return {
         "from one latent, least squares": {
-            user: least_squares(latent, start) for user, latent in latents.items()
+            user: least_squares(local[0].latent, start) for user, local in steps.items()
         },
         "from one latent, sparse": {
-            user: sparse_from_one(latent, start) for user, latent in latents.items()
+            user: sparse_from_one(local[0].latent, start) for user, local in steps.items()
         },
         "from all latents and gradients, sparse": {
-            user: sparse_from_sequence(known, seen.steps[user], values)[0] for user in truth
+            user: sparse_from_sequence(known, local, values)[0] for user, local in steps.items()
         },
     }
-    found = [_measure(f"features, {name}", truth, result, rng) for name, result in scores.items()]
-    return [*found, compare([_first_latents(exchanges, x.shape[0])], x, rng)]
 
 
 def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
@@ -149,22 +157,17 @@ def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
     return result
 
 
-def _measure(
-    name: str,
-    truth: dict[int, NDArray[np.bool_]],
-    scores: dict[int, Floats],
-    rng: np.random.Generator,
-) -> Finding:
+def _measure(name: str, x: Floats, scores: dict[int, Floats], rng: np.random.Generator) -> Finding:
     right, wholly = [], 0
-    for user, hits in truth.items():
+    truth = x[list(scores)] != 0
+    for hits, local in zip(truth, scores.values(), strict=True):
         order = rng.permutation(hits.size)
-        mine = hits[order][top(scores[user][order], int(hits.sum()))]
+        mine = hits[order][top(local[order], int(hits.sum()))]
         wholly += int(mine.all())
         right.append(mine)
-    counts = np.array([hits.sum() for hits in truth.values()])
-    features = next(iter(truth.values())).size
+    counts = truth.sum(1)
     # A user with many features has many guesses, of which many are right by chance.
-    chance = float((counts**2).sum() / (features * counts.sum()))
+    chance = float((counts**2).sum() / (x.shape[1] * counts.sum()))
     return guesses(name, np.concatenate(right), chance, wholly=wholly / len(truth))
 
 
@@ -228,7 +231,8 @@ def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
     size = known.start.shape[1]
     if not known.bias:
         return np.zeros((len(steps), size))
-    local = [step._replace(average=_last_row(step.average)) for step in steps]
+    last = [None if step.average is None else step.average[-1:] for step in steps]
+    local = [step._replace(average=row) for step, row in zip(steps, last, strict=True)]
     return row_course(np.zeros((1, size)), 1.0, known, local)[:, 0]
 
 
@@ -252,16 +256,77 @@ def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step])
     return np.stack(course)
 
 
-def _last_row(average: Floats | None) -> Floats | None:
-    return None if average is None else average[-1:]
-
-
 def _unexplained(matrix: Floats, target: Floats) -> float:
     """Return the part of the target that the columns do not explain, 0 to 1."""
     size, space = np.linalg.eigh(matrix @ matrix.T)
     space = space[:, size > size[-1] * RANK_TOLERANCE**2]
     rest = target - space @ (space.T @ target)
     return float(np.linalg.norm(rest) / np.linalg.norm(target)) if target.any() else 0.0
+
+
+# One layer for all ------------------------------------------------------------------------------
+
+
+class CommonSeen(NamedTuple):
+    """The contents of the messages of a run with one layer."""
+
+    latents: dict[int, Floats]  # [n, h] without dropout, by the round of the layer's last step
+    layers: dict[int, Floats]  # [f, h] the layer of each of these rounds, as the server has it
+    reads_sums: bool  # whether the server has followed the layer, or guesses it
+
+
+def read_common(exchanges: Sequence[Exchange], users: int, features: int) -> CommonSeen:
+    """Follow the layer by the sums, if they can be read, and collect latent vectors."""
+    latents, steps, settings = dict[int, Floats](), dict[int, tuple[Floats, float]](), None
+    for one in of_kind(exchanges, "train"):
+        config = config_of(one.request)
+        settings, at = COMMON_SETTINGS.from_config(config), int(config["layer-round"])
+        if config["has-total"] and at not in steps:
+            total = array_of(one.request, "total", "gradient").copy()
+            steps[at] = total, float(config["learning-rate"])
+        if "measured" in config:
+            numbers = unpack_integers(config["measured"], "measured")
+            here = latents.setdefault(at, np.zeros((users, settings.latent_size)))
+            here[numbers] = array_of(one.reply, keys.ARRAYS, "measured")
+    if settings is None or not latents:
+        raise ValueError("no latent vector was recorded; at least one round is needed")
+    weight = shared_linear_weight(features, settings)
+    adam, layers = Adam([weight], weight_decay=settings.weight_decay), dict[int, Floats]()
+    for at in sorted(latents):
+        if at in steps:
+            weight.grad, adam.lr = torch.from_numpy(steps[at][0]), steps[at][1]
+            adam.step()
+        layers[at] = weight.numpy().astype(float).copy()
+    return CommonSeen(latents, layers, bool(steps))
+
+
+def scores_of(seen: CommonSeen, users: Sequence[int], features: int) -> Scores:
+    """Score users' features by the equations of one round and of all rounds."""
+    every = sorted(seen.latents)
+    result: Scores = {}
+    how = "the layer followed" if seen.reads_sums else "the seed's first weights"
+    for name, rounds in (("one round", every[:1]), (f"{len(every)} rounds", every)):
+        bias = np.concatenate([seen.layers[at][features:].sum(0) for at in rounds])
+        matrix = np.concatenate([seen.layers[at][:features] for at in rounds], 1)
+        target = {
+            user: np.concatenate([seen.latents[at][user] for at in rounds]) - bias for user in users
+        }
+        for kind, solve in (("least squares", least_squares), ("sparse", sparse_from_one)):
+            found = {user: solve(value, matrix) for user, value in target.items()}
+            result[f"{kind}, {name}, by {how}"] = found
+    return result
+
+
+def compare(latents: Sequence[Floats], x: Floats, rng: np.random.Generator) -> Finding:
+    """Guess from the vectors which pairs of users have more common features than most pairs."""
+    # latents: [n, h] of some rounds; x [n, f]
+    rows = np.concatenate(latents, 1)
+    chosen = rng.choice(len(x), min(COMPARED, len(x)), replace=False)
+    pairs = np.triu_indices(chosen.size, 1)
+    common = cosines((x[chosen] != 0).astype(float))[pairs]
+    scores = cosines(rows[chosen])[pairs]
+    truth: NDArray[np.bool_] = common > np.quantile(common, 0.95)
+    return ranking("which users have features in common, from latents", scores, truth)
 
 
 class RelayAudit(Audit[NFedGNNConfig, object]):
@@ -297,21 +362,5 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
 
     def attack(self, config: NFedGNNConfig, grid: RecordingGrid, method: object) -> list[Finding]:
         x, sums_to_one = dense(cached_data(config).x), "row" in config.data.features
-        rng = audit_rng(config)
-        if config.strategy.share == SUMMED:
-            return attack_common(grid.exchanges, x, rng)
-        return attack(grid.exchanges, x, rng, users=USERS, sums_to_one=sums_to_one)
-
-
-def attack_common(
-    exchanges: Sequence[Exchange], x: Floats, rng: np.random.Generator
-) -> list[Finding]:
-    """Recover features of users that share one layer, and compare users."""
-    # x [n, f]
-    having = np.flatnonzero((x != 0).any(1))
-    drawn = rng.choice(having, min(USERS, having.size), replace=False).tolist()
-    seen = read_common(exchanges, *x.shape)
-    truth = {user: x[user] != 0 for user in drawn}
-    scores = scores_of(seen, drawn, x.shape[1])
-    found = [_measure(f"features, {name}", truth, one, rng) for name, one in scores.items()]
-    return [*found, compare(list(seen.latents.values()), x, rng)]
+        how = {"sums_to_one": sums_to_one, "is_common": config.strategy.share == SUMMED}
+        return attack(grid.exchanges, x, audit_rng(config), **how)

@@ -14,8 +14,7 @@ from flwr.app import ConfigRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.data.checked import check_rows
 from flower_graph.data.graph import row_entries
 from flower_graph.engine.machine import resolve_device
@@ -26,14 +25,7 @@ from flower_graph.outputs.client import ClientOutputs, Snapshot
 from flower_graph.outputs.weights import SavedModels
 from flower_graph.storage import row_file
 from flower_graph.storage.places import node_name, state_key
-from flower_graph.storage.reading import Tree
 from flower_graph.storage.writing import remove_empty
-from flower_graph.strategies.nfedgnn.chosen_users import (
-    AVERAGE_ROUND,
-    GRADIENT_ROUND,
-    ChosenUsers,
-)
-from flower_graph.strategies.nfedgnn.common_layer import CommonSettings
 from flower_graph.strategies.nfedgnn.kept import user_models
 from flower_graph.strategies.nfedgnn.messages import (
     EnrolmentReply,
@@ -41,12 +33,12 @@ from flower_graph.strategies.nfedgnn.messages import (
     RelayReply,
     RelayRequest,
 )
-from flower_graph.strategies.nfedgnn.stored import StoredCohort, stored_state
 from flower_graph.strategies.nfedgnn.users import (
     ADAM_TENSORS,
     Cohort,
     LinearCohort,
     ModuleCohort,
+    StoredCohort,
     UserSettings,
 )
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
@@ -54,6 +46,9 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 LOG = logging.getLogger(__name__)
 ROWS = "rows"  # in a checkpoint: where each user's rows of weights begin
 Opened = tuple[Cohort, Tensors]
+# Per user: the last round whose gradient was applied, and whose averaged weights were taken over.
+# A message that comes twice, because its reply was lost, is applied once.
+GRADIENT_ROUND, AVERAGE_ROUND = "gradient-round", "average-round"
 
 
 class UsersClient(NumPyClient):
@@ -61,6 +56,7 @@ class UsersClient(NumPyClient):
 
     actions: tuple[str, ...] = ("finish",)
     settings_key = "user-settings"  # in Context.state, where the run keeps something
+    question: type[EnrolmentRequest] = EnrolmentRequest
     _state: CohortState[Any]
 
     def __init__(
@@ -80,9 +76,33 @@ class UsersClient(NumPyClient):
         self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
 
+    def get_properties(self, config: Config) -> Config:
+        question = self.question.from_config(config)
+        settings, makers = question.settings, self._makers(question.settings)
+        if question.before is not None and int(self.users.min()) >= question.before:
+            self._state.begin(question.resume)  # all have come since that checkpoint
+        else:
+            self._restore(question, makers)
+        handled = self._state.processed(makers)
+        if self._model is not None:
+            shape = [sum(p.numel() for p in self._model.parameters()), 1]
+        else:
+            shape = [self._x.shape[1] + int(settings.bias), settings.latent_size]
+        reply = EnrolmentReply(self.users.numpy(), shape, handled)
+        return self._enrolment(reply, makers).to_config()
+
+    def _enrolment(self, reply: EnrolmentReply, makers: Makers[Any]) -> EnrolmentReply:
+        return reply
+
+    def _restore(self, question: EnrolmentRequest, makers: Makers[Any]) -> None:
+        raise NotImplementedError
+
+    def _makers(self, settings: UserSettings) -> Makers[Any]:
+        raise NotImplementedError
+
     # What of a run outlasts its messages
 
-    def _remember(self, settings: UserSettings | CommonSettings) -> None:
+    def _remember(self, settings: UserSettings) -> None:
         if self.outputs.is_on and self.settings_key not in self._context.state:
             self._context.state[self.settings_key] = ConfigRecord(settings._asdict())
 
@@ -97,15 +117,10 @@ class UsersClient(NumPyClient):
         kept = self._context.state.config_records.get(self.settings_key)
         if kept is None:
             raise StateLostError("what was kept of this run is not here")
-        return Snapshot(None, [self._halves(dict(kept))])
+        return Snapshot(None, [self._halves(UserSettings(**dict(kept)))])  # type: ignore[arg-type]
 
-    def _halves(self, settings: Tree) -> SavedModels:
+    def _halves(self, settings: UserSettings) -> SavedModels:
         raise NotImplementedError
-
-    def _weight_shape(self, latent_size: int, bias: bool) -> list[int]:
-        if self._model is not None:
-            return [sum(p.numel() for p in self._model.parameters()), 1]
-        return [self._x.shape[1] + int(bias), latent_size]
 
     def _pack(self, x: Tensor, bias: bool) -> ActiveRows:
         if x.layout == torch.sparse_csr:
@@ -123,6 +138,10 @@ class UsersClient(NumPyClient):
         if not torch.equal(self.users[place], wanted):
             raise ValueError("the message names users that this client does not host")
         return place
+
+    def _unless_all(self, place: Tensor) -> Tensor | None:
+        """Return the places of users; ``None``, the fast path, for all users in their order."""
+        return None if torch.equal(place, torch.arange(self.users.numel())) else place
 
 
 class NodeClient(UsersClient):
@@ -191,54 +210,35 @@ class NodeClient(UsersClient):
             beside=ROWS,
         )
 
-    def get_properties(self, config: Config) -> Config:
-        enrolment = EnrolmentRequest.from_config(config)
-        makers = self._makers(enrolment.settings)
-        if enrolment.before is not None and int(self.users.min()) >= enrolment.before:
-            self._state.begin(enrolment.resume)  # all have come since that checkpoint
-        else:
-            self._restore(enrolment)
-        settings = enrolment.settings
-        shape = self._weight_shape(settings.latent_size, settings.bias)
-        handled = self._state.processed(makers)
-        return EnrolmentReply(self.users.numpy(), shape, handled).to_config()
-
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""
         request = RelayRequest.from_numpy(parameters, config)
-        with self._updated(request) as users:
-            reply = RelayReply(request.server_round, users.latent())
+        with self._updated(request) as (cohort, users):
+            reply = RelayReply(request.server_round, cohort.forward(users).cpu().numpy())
             if request.send_weights:
-                reply.weight_sum, reply.holders = users.weight_sum()
+                total, count = cohort.weight_sum(users)
+                reply.weight_sum, reply.holders = total.cpu().numpy(), count.cpu().numpy()
         if request.checkpoint:
             reply.not_saved = self._save(request.server_round, request.run, request.settings)
         return reply.to_numpy()
 
     def _save(self, server_round: int, run: str, settings: UserSettings) -> str:
         """Write a checkpoint, with the start of each user's rows of weights."""
-        makers = self._makers(settings)
         if self._file is not None:
-            return self._mark(server_round, run, makers)
-        more = {} if self._model is not None else {ROWS: self._rows(settings).ptr.cpu()}
-        return self._state.save(server_round, run, makers, more)
+            try:
+                row_file.mark(self._file, server_round)
+            except OSError as error:
+                return f"its users' rows cannot be copied: {error.strerror}"
+        is_linear = self._model is None and self._file is None
+        more = {ROWS: self._rows(settings).ptr.cpu()} if is_linear else {}
+        return self._state.save(server_round, run, self._makers(settings), more)
 
-    def _mark(self, server_round: int, run: str, makers: Makers[Opened]) -> str:
-        """Write a checkpoint of all but the rows; from now on the file can go back to it."""
-        cohort, _ = self._state.look(makers)
-        assert isinstance(cohort, StoredCohort)
-        cohort.file.prepare()
-        problem = self._state.save(server_round, run, makers)
-        if not problem:
-            cohort.file.mark(server_round)
-        return problem
-
-    def _restore(self, enrolment: EnrolmentRequest) -> None:
+    def _restore(self, question: EnrolmentRequest, makers: Makers[Opened]) -> None:
         """Go on from a checkpoint; if users have changed, take the part of the users here."""
-        before, resume, settings = enrolment.before, enrolment.resume, enrolment.settings
-        makers = self._makers(settings)
+        before, resume, settings = question.before, question.resume, question.settings
         if self._file is not None and self._state.store.is_due(resume):
             if before is not None:
-                raise ValueError("users come and go only where their weights are in memory")
+                raise ValueError("rows_dir: not where users come and go")
             row_file.go_back(self._file, resume.server_round)
         if before is None:
             self._state.restore(resume, makers)
@@ -264,72 +264,84 @@ class NodeClient(UsersClient):
         here, there = (torch.from_numpy(place) for place in both[1:])
         for name, tensor in result.items():
             to, source = here, there
-            if name in ADAM_TENSORS:  # of all users' rows, one behind the other
+            if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
                 to = row_entries(self._rows(settings).ptr.cpu().long(), here)[1]
                 source = row_entries(more[ROWS].long(), there)[1]
             tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
         return result
 
-    def _halves(self, settings: Tree) -> SavedModels:
-        own = UserSettings(**settings)
-        cohort, tensors = self._state.look(self._makers(own))
-        if isinstance(cohort, StoredCohort):
-            tensors = {"weight": cohort.whole()}
-        return user_models(self.users.tolist(), self._rows(own), tensors, own)
+    def _halves(self, settings: UserSettings) -> SavedModels:
+        cohort, _ = self._state.look(self._makers(settings))
+        return user_models(self.users.tolist(), self._rows(settings), cohort.tensors(), settings)
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
         request = RelayRequest.from_numpy(parameters, config)
-        with self._updated(request) as users:
-            if isinstance(users.cohort, StoredCohort):
-                LOG.info("users' rows: %s bytes on the disk", f"{users.cohort.file.disk_bytes():,}")
+        with self._updated(request):
+            pass
         self._forget()
-        if self._file is not None and not row_file.is_marked(self._file):
-            row_file.remove(self._file)
+        if self._file is not None and not row_file.marked(self._file):
+            row_file.remove_all(self._file)
             remove_empty(self._file.parent)
         # Nothing more to tell; but mods such as LocalDpMod compare the shapes of both messages.
         return RelayReply(request.server_round, np.zeros_like(request.gradient)).to_numpy()
 
     @contextmanager
-    def _updated(self, request: RelayRequest) -> Iterator[ChosenUsers]:
-        """Open the users' state and apply a message; changes are kept if the block ends well."""
+    def _updated(self, request: RelayRequest) -> Iterator[tuple[Cohort, Tensor | None]]:
+        """Apply a message to its users; changes are kept if the block ends well."""
         self._remember(request.settings)
         # The state must be there if a gradient comes for what the users have sent.
         follows = bool(request.gradient_round.any())
-        place = self._places(request.users)
-        makers = self._makers(request.settings)
+        place, makers = self._places(request.users), self._makers(request.settings)
         with self._state.opened(makers, follows=follows) as (cohort, tensors):
-            users = ChosenUsers(cohort, tensors, place)
-            if request.average is not None:
-                users.take_average(request.average, request.average_round)
-            users.step(request)
-            yield users
+            self._average(cohort, place, tensors[AVERAGE_ROUND], request)
+            self._step(cohort, place, tensors[GRADIENT_ROUND], request)
+            yield cohort, self._unless_all(place)
+
+    def _average(self, cohort: Cohort, place: Tensor, seen: Tensor, request: RelayRequest) -> None:
+        """Replace the weights of the users that have not taken this average yet."""
+        due = place[seen[place] < request.average_round]
+        if request.average is not None and due.numel():
+            cohort.set_weights(self._unless_all(due), torch.from_numpy(request.average))
+            seen[due] = request.average_round
+
+    def _step(self, cohort: Cohort, place: Tensor, seen: Tensor, request: RelayRequest) -> None:
+        """Step the users for which the request's gradient is new."""
+        rounds = torch.from_numpy(request.gradient_round).to(torch.int32)
+        fresh = seen[place] < rounds
+        due = place[fresh]
+        if due.numel():
+            gradient = torch.from_numpy(request.gradient)
+            gradient = gradient if due.numel() == rounds.numel() else gradient[fresh]
+            cohort.step(self._unless_all(due), gradient, request.learning_rate)
+            seen[due] = rounds[fresh]
 
     def _makers(self, settings: UserSettings) -> Makers[Opened]:
         def start() -> Tensors:
             never = torch.zeros(self.users.numel(), dtype=torch.int32)
             rounds = {GRADIENT_ROUND: never, AVERAGE_ROUND: never.clone()}
             if self._file is not None:
-                row_file.create(self._file)
-                return stored_state(self.users.numel()) | rounds
+                row_file.create(self._file, self._file_size(settings))
+                return {"step": never.clone()} | rounds
             return self._cohort(settings, None).tensors() | rounds
 
         def build(tensors: Tensors) -> tuple[Opened, Tensors]:
-            tensors = self._placed(tensors)
-            return (self._cohort(settings, tensors), tensors), tensors
+            # Round counters stay with the CPU's bookkeeping.
+            counters = (GRADIENT_ROUND, AVERAGE_ROUND)
+            placed = {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
+            return (self._cohort(settings, placed), placed), placed
 
         return Makers(start, build)
 
-    def _placed(self, tensors: Tensors) -> Tensors:
-        """Move weights to the device; round counters stay with the CPU's bookkeeping."""
-        counters = (GRADIENT_ROUND, AVERAGE_ROUND)
-        return {k: t if k in counters else t.to(self._device) for k, t in tensors.items()}
+    def _file_size(self, settings: UserSettings) -> int:
+        rows = self._rows(settings).feature.numel()
+        return len(ADAM_TENSORS) * rows * settings.latent_size
 
     def _cohort(self, settings: UserSettings, tensors: Tensors | None) -> Cohort:
         if self._model is not None:
             return ModuleCohort(self._x.to(self._device), self._model, settings, tensors)
         if self._file is not None and tensors is not None:
-            file = row_file.RowFile(self._file, tensors)
-            return StoredCohort(self._rows(settings), settings, tensors, file)
+            numbers = row_file.mapped(self._file, self._file_size(settings))
+            return StoredCohort(self._rows(settings), settings, tensors, numbers)
         return LinearCohort(self._rows(settings), settings, tensors)
 
     def _rows(self, settings: UserSettings) -> ActiveRows:

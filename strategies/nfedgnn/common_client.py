@@ -2,11 +2,23 @@
 
 A message brings the sum for the last step; a SuperNode that has missed a step first gets a copy of
 the layer. The same sum is applied only once, however often it comes.
+
+In the masked form the server can see neither layer nor sums. The sum of the users' gradients leaves
+the SuperNode under masks, which cancel in the sum over all SuperNodes, and under pads, which only
+the common key takes off (``secure.common_key``). First weights and dropout come from the same key,
+so the server cannot follow the layer by itself.
+
+A SuperNode that does not trust the server sums only with SuperNodes that have keys of their own,
+and takes the common key only from them. It never steps with a changed sum: from its addition
+the server would know how the layer moved, and so, by the next latent vectors, each user's features.
 """
 
 from __future__ import annotations
 
+import struct
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,34 +27,53 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
-from flower_graph.errors import StateLostError
+from flower_graph.client.state import CohortState, Makers, Tensors
+from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.outputs.weights import SavedModels
-from flower_graph.storage.reading import Tree
-from flower_graph.strategies.nfedgnn.chosen_users import unless_all
+from flower_graph.secure.client import MaskingClient
+from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
+from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.journal import Journal
+from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.strategies.nfedgnn.cohort_client import UsersClient
 from flower_graph.strategies.nfedgnn.common_layer import (
-    LINEAR,
     CommonLayer,
-    CommonSettings,
     Layer,
     LinearLayer,
     ModuleLayer,
+    bounded,
 )
-from flower_graph.strategies.nfedgnn.common_messages import (
+from flower_graph.strategies.nfedgnn.kept import common_model
+from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CommonEnrolment,
     CommonQuestion,
     CopyReply,
     CopyRequest,
+    EnrolmentReply,
+    EnrolmentRequest,
     GradientRequest,
     LatentReply,
     LatentRequest,
+    MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.kept import common_model
+from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.wire.keys import SUM_STATE
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
+
+GRADIENTS = "sum of gradients"  # the purpose of the sums
+STEPS = b"steps of the layer"  # in the journal
+WORD, LEAST_FRACTION_BITS = 64, 40  # with fewer, Adam makes of the rounding what can be seen
+# Clients of the sum that stand for a SuperNode's users: two, since there is no sum of one client;
+# where SuperNodes have keys of their own these are counted
+IN_SUM, AS_PARTY = 2, 1
+
+
+def detail_of(server_round: int, layer_round: int) -> bytes:
+    """Describe a sum: the round of its gradients, and the round of their layer."""
+    return struct.pack("<qq", server_round, layer_round)
 
 
 class CommonLayerClient(UsersClient):
@@ -55,7 +86,7 @@ class CommonLayerClient(UsersClient):
     """
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
-    settings_key = "common-settings"
+    question = CommonQuestion
 
     def __init__(
         self,
@@ -75,20 +106,14 @@ class CommonLayerClient(UsersClient):
             context, "common-layer", self.users, checkpoint_dir, key="users"
         )
 
-    def get_properties(self, config: Config) -> Config:
-        question = CommonQuestion.from_config(config)
-        settings, resume, before = question.settings, question.resume, question.before
-        makers = self._makers(settings)
-        if before is not None and int(self.users.min()) >= before:
-            self._state.begin(resume)  # all have come since that checkpoint
-        else:
-            # All users share the layer, so it fits after users came or went.
-            self._state.restore(resume, makers, lambda saved, *_: saved if before else None)
-        handled = self._state.processed(makers)
-        layer_round = self._state.look(makers).round if handled else 0
-        shape = self._weight_shape(settings.latent_size, settings.bias)
-        of_layer = CommonEnrolment(self.users.numpy(), shape, handled, layer_round)
-        return self._enrolment(of_layer).to_config()
+    def _restore(self, question: EnrolmentRequest, makers: Makers[CommonLayer]) -> None:
+        # All users share the layer, so it fits after users came or went.
+        before = question.before
+        self._state.restore(question.resume, makers, lambda saved, *_: saved if before else None)
+
+    def _enrolment(self, reply: EnrolmentReply, makers: Makers[CommonLayer]) -> EnrolmentReply:
+        layer_round = self._state.look(makers).round if reply.handled else 0
+        return CommonEnrolment(**vars(reply), layer_round=layer_round)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = LatentRequest.from_numpy(parameters, config)
@@ -101,10 +126,11 @@ class CommonLayerClient(UsersClient):
             self._advance(layer, advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
-                place = self._unless_all(request.users)
-                reply.latent = _array(layer.forward(place, request.server_round))
+                users = self._unless_all(self._places(request.users))
+                reply.latent = layer.forward(users, request.server_round).cpu().numpy()
             if request.measured.size:
-                reply.measured = _array(layer.forward(self._unless_all(request.measured)))
+                users = self._unless_all(self._places(request.measured))
+                reply.measured = layer.forward(users).cpu().numpy()
         if request.checkpoint:
             saved = request.server_round - 1, request.run
             reply.not_saved = self._state.save(*saved, makers)
@@ -132,10 +158,9 @@ class CommonLayerClient(UsersClient):
         self._forget()
         return [], self.users.numel(), {}
 
-    def _halves(self, settings: Tree) -> SavedModels:
-        common = CommonSettings(**settings)
-        weight = self._state.look(self._makers(common)).weights[LINEAR]
-        return common_model(self.users.tolist(), weight, common.bias)
+    def _halves(self, settings: UserSettings) -> SavedModels:
+        layer = self._state.look(self._makers(settings))
+        return common_model(self.users.tolist(), layer.weight, settings.bias)
 
     def _advance(self, layer: CommonLayer, advance: Advance) -> None:
         if layer.round == advance.layer_round:
@@ -151,13 +176,10 @@ class CommonLayerClient(UsersClient):
 
     # What is otherwise where the server is to read no sum and no weight
 
-    def _enrolment(self, of_layer: CommonEnrolment) -> CommonEnrolment:
-        return of_layer
-
     def _take_key(self, config: Config) -> None:
         """Take what a request brings besides."""
 
-    def _seed(self, settings: CommonSettings) -> int:
+    def _seed(self, settings: UserSettings) -> int:
         return settings.seed
 
     def _total(self, advance: Advance) -> Tensor | None:
@@ -181,7 +203,7 @@ class CommonLayerClient(UsersClient):
                 raise ValueError(f"the copy of the layer does not fit: {name}")
             tensor.copy_(copy[name])
 
-    def _makers(self, settings: CommonSettings) -> Makers[CommonLayer]:
+    def _makers(self, settings: UserSettings) -> Makers[CommonLayer]:
         settings = settings._replace(seed=self._seed(settings))
         layer = self._state.store.once(lambda: self._layer(settings))
 
@@ -191,15 +213,116 @@ class CommonLayerClient(UsersClient):
 
         return Makers(lambda: CommonLayer.start(layer, settings), build)
 
-    def _layer(self, settings: CommonSettings) -> Layer:
+    def _layer(self, settings: UserSettings) -> Layer:
         if self._model is not None:
             return ModuleLayer(self._x.to(self._device), self.users, self._model)
         return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
 
-    def _unless_all(self, users: np.ndarray) -> Tensor | None:
-        """Return indices of users; ``None``, the fast path, for all users in their order."""
-        return unless_all(self._places(users), self.users.numel())
 
+class MaskedLayerClient(CommonLayerClient, MaskingClient):
+    """A ``CommonLayerClient`` whose server can see neither the layer nor the sums.
 
-def _array(latent: Tensor) -> np.ndarray:
-    return latent.cpu().numpy()
+    Parameters
+    ----------
+    context, x, users, **more
+        As of ``CommonLayerClient``.
+    trust : TrustSettings, optional
+        The SuperNode's key and the parties that it trusts, if it does not trust the server.
+    """
+
+    actions = (*CommonLayerClient.actions, *MaskingClient.actions, "share_key")
+
+    # Any: arguments are those of its parent
+    def __init__(
+        self,
+        context: Context,
+        x: Tensor,
+        users: Tensor,
+        *,
+        trust: TrustSettings | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(context, x, users, **more)
+        count = IN_SUM if trust is None else AS_PARTY
+        MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
+        self._key = CommonKey(context, trust)
+
+    def share_key(self, parameters: Parameters, config: Config) -> Answer:
+        request = ShareKeyRequest.from_config(config)
+        self._key.public  # noqa: B018  # its pair is there from then on
+        return [], self.users.numel(), self._key.share(request).to_config()
+
+    def finish(self, parameters: Parameters, config: Config) -> Answer:
+        self._key.drop()
+        self.context.state.pop(SUM_STATE, None)
+        return super().finish(parameters, config)
+
+    def _enrolment(self, reply: EnrolmentReply, makers: Makers[CommonLayer]) -> EnrolmentReply:
+        common, key = super()._enrolment(reply, makers), self._key
+        return MaskedEnrolment(
+            **vars(common), public=key.public, key_check=key.check, signed_by=key.signed_by
+        )
+
+    def _take_key(self, config: Config) -> None:
+        if config.get("key-packet") is not None:
+            self._key.take(KeyPacket.from_config(config))
+
+    def _seed(self, settings: UserSettings) -> int:
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
+        return self._key.seed() if self._key.check.any() else settings.seed
+
+    def _total(self, advance: Advance) -> Tensor | None:
+        if advance.total is not None:
+            raise RefusedError("a sum came that the server can read: nobody here takes part")
+        if (hidden := advance.hidden) is None:
+            return None
+        # Which sum it is follows from the step that it is for.
+        of = hidden.sum_run, hidden.sum_round, detail_of(advance.layer_round, advance.before)
+        trial: AbstractContextManager[None] = nullcontext()
+        if (trust := self.trust) is not None:
+            trial = Journal(trust.journal).one_trial(advance.layer_round, STEPS, trust.run)
+        with trial:
+            pad = self._key.pad(*of, hidden.ring, hidden.words.size - self._checks)
+            total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
+        # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
+        return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
+
+    @property
+    def _checks(self) -> int:
+        return 0 if self.trust is None else CHECKS
+
+    def _summed(
+        self, request: GradientRequest, total: NDArray[np.float64], config: Config
+    ) -> Answer:
+        if "mask-run" not in config:
+            raise RefusedError("a sum of gradients is asked for without masks: nothing is sent")
+        mask, ring = MaskRequest.from_config(config), RING.from_config(config)
+        if ring.word != WORD or ring.fraction_bits < LEAST_FRACTION_BITS:
+            raise RefusedError(
+                f"words of {ring.word} bits with {ring.fraction_bits} of a fraction; sums of "
+                f"gradients take {WORD} with at least {LEAST_FRACTION_BITS}"
+            )
+        # A SuperNode that refused a sum that is too long would tell of its users' features.
+        total = bounded(total, ring.limit)
+        first, *others = self.clients
+        numbers = np.concatenate([total.ravel(), np.zeros(self._checks)])
+        vectors = {first: numbers, **{other: np.zeros(numbers.size) for other in others}}
+        detail = detail_of(request.server_round, request.layer_round)
+        pad = self._key.pad(mask.run_id, mask.server_round, detail, ring, total.size)
+        words = pad.added(ring, total.ravel())
+        # Under pads two sums tell the server nothing: each is of a state of its own.
+        state = [np.array([request.server_round, request.layer_round]), np.frombuffer(mask.run_id)]
+        reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
+        return [reply.total], request.users.size, entries
+
+    def _seal(self, data: bytes) -> bytes:
+        return self._key.seal(data)
+
+    def _open(self, data: bytes) -> bytes:
+        return self._key.open(data)
+
+    def fit(self, parameters: Parameters, config: Config) -> Answer:
+        """Take the last step, then answer with latent vectors; refuse without the common key."""
+        if not self._key.check.any() and config.get("key-packet") is None:
+            raise StateLostError("the common key is not here")
+        return super().fit(parameters, config)

@@ -9,7 +9,6 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-import copy
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -21,30 +20,19 @@ from flower_graph.ops.active_rows import ActiveRows, take
 from flower_graph.ops.adam import Adam
 from flower_graph.ops.graph import csr_tensor, pointers, weighted_sums
 from flower_graph.rng import chances
-from flower_graph.strategies.nfedgnn.users import Tensors, shared_linear_weight
+from flower_graph.strategies.nfedgnn.users import (
+    ADAM_TENSORS,
+    FlatModule,
+    Tensors,
+    UserSettings,
+    shared_linear_weight,
+)
 
-STATE = ("weight", "exp-avg", "exp-avg-sq")  # of each parameter; in a state, beside ``step``
-MOMENTS = (("", ""), ("_sq", "-sq"))  # how the last two are called in Adam's state
 STEP, ROUND = "step", "round"  # how many were taken; of which round the last was
-LINEAR = "linear"  # the one parameter of a linear layer
 BLOCK_ROWS = 65_536  # of which features are dropped at a time, about
 FEATURES_OF_A_USER = 1 << 32  # at most, so that each has a number of its own
 
 Numbers = TypeVar("Numbers", bound=NDArray[np.floating])
-
-
-class CommonSettings(NamedTuple):
-    """Settings of the common layer, which the server sends to every user; constant in a run.
-
-    ``latent_size``, ``bias``, ``weight_decay`` and ``seed`` are as in ``UserSettings``;
-    ``dropout`` is the share of its features that a user drops in training.
-    """
-
-    latent_size: int
-    bias: bool
-    weight_decay: float
-    seed: int
-    dropout: float
 
 
 def bounded(total: Numbers, limit: float) -> Numbers:
@@ -74,7 +62,7 @@ class Dropped(NamedTuple):
 class LinearLayer:
     """A linear map ``[f, h]`` that all users share; a bias is its last row."""
 
-    def __init__(self, rows: ActiveRows, numbers: Tensor, settings: CommonSettings) -> None:
+    def __init__(self, rows: ActiveRows, numbers: Tensor, settings: UserSettings) -> None:
         # numbers [n]: the users' in the server's graph
         device = rows.value.device
         self.rows, self.numbers, self.settings = rows, numbers.to(device), settings
@@ -84,15 +72,12 @@ class LinearLayer:
         self._last: tuple[Dropped | None, Tensor] = None, rows.value
         self._parts = rows.blocks(BLOCK_ROWS)  # so small that what is made of them stays in cache
 
-    def start(self, settings: CommonSettings) -> dict[str, Tensor]:
-        count = self.rows.num_features - int(settings.bias)
-        return {LINEAR: shared_linear_weight(count, settings)}
+    def start(self, settings: UserSettings) -> Tensor:
+        return shared_linear_weight(self.rows.num_features - int(settings.bias), settings)
 
-    def forward(
-        self, weights: Tensors, users: Tensor | None = None, dropped: Dropped | None = None
-    ) -> Tensor:
+    def forward(self, weight: Tensor, users: Tensor | None, dropped: Dropped | None) -> Tensor:
         """Return latent vectors ``[p, h]`` of some users or all."""
-        rows, value, weight = self.rows, self._values(dropped), weights[LINEAR]
+        rows, value = self.rows, self._values(dropped)
         if users is not None:
             rows, place = take(rows, users)
             value = value[place]
@@ -101,7 +86,7 @@ class LinearLayer:
         return weighted_sums(rows.feature, rows.ptr, value, weight)
 
     def gradient(
-        self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
+        self, weight: Tensor, users: Tensor, gradient: Tensor, dropped: Dropped | None
     ) -> Tensor:
         """Add up the users' gradients, ``[f, h]``, in double precision."""
         # gradient [p, h], by the users' latent vectors; gradients of other users are 0
@@ -141,38 +126,31 @@ class ModuleLayer:
     def __init__(self, x: Tensor, numbers: Tensor, module: nn.Module) -> None:
         # x [n, f], numbers [n]
         self.x, self.numbers = x, numbers.to(x.device)
-        self._module = copy.deepcopy(module).eval().to(x.device)
+        self._module = FlatModule(module, x.device)
 
-    def start(self, settings: CommonSettings) -> dict[str, Tensor]:
-        named = self._module.named_parameters()
-        return {name: parameter.detach().clone() for name, parameter in named}
+    def start(self, settings: UserSettings) -> Tensor:
+        return self._module.start()[:, None]
 
-    def forward(
-        self, weights: Tensors, users: Tensor | None = None, dropped: Dropped | None = None
-    ) -> Tensor:
+    def forward(self, weight: Tensor, users: Tensor | None, dropped: Dropped | None) -> Tensor:
         users = torch.arange(self.x.shape[0]) if users is None else users
         with torch.no_grad():
-            return self._call(weights, users, dropped)
+            return self._call(weight, users, dropped)
 
     def gradient(
-        self, weights: Tensors, users: Tensor, gradient: Tensor, dropped: Dropped | None
+        self, weight: Tensor, users: Tensor, gradient: Tensor, dropped: Dropped | None
     ) -> Tensor:
         """Add up the users' gradients, all parameters one behind the other, ``[f, 1]``."""
-        # In double precision, as the sum is of many small numbers.
-        double = {name: w.double().requires_grad_() for name, w in weights.items()}
+        double = weight.double().requires_grad_()  # as the sum is of many small numbers
         latent = self._call(double, users, dropped)
-        parts = torch.autograd.grad(
-            latent, list(double.values()), gradient.to(latent), materialize_grads=True
-        )
-        return torch.cat([part.reshape(-1) for part in parts])[:, None]
+        (total,) = torch.autograd.grad(latent, double, gradient.to(latent), materialize_grads=True)
+        return total
 
-    def _call(self, weights: Tensors, users: Tensor, dropped: Dropped | None) -> Tensor:
+    def _call(self, weight: Tensor, users: Tensor, dropped: Dropped | None) -> Tensor:
         x = self.x[users]
         if dropped is not None:
             feature = torch.arange(x.shape[1], device=x.device).expand_as(x)
             x = x * dropped.scale(self.numbers[users][:, None].expand_as(x), feature)
-        x = x.to(next(iter(weights.values())).dtype)
-        return torch.func.functional_call(self._module, weights, (x,))  # type: ignore[no-any-return]
+        return self._module(weight[:, 0], x.to(weight.dtype))
 
 
 Layer = LinearLayer | ModuleLayer
@@ -181,49 +159,35 @@ Layer = LinearLayer | ModuleLayer
 class CommonLayer:
     """The weights that all users share, Adam's moments, and the round of the last step."""
 
-    def __init__(self, layer: Layer, settings: CommonSettings, tensors: Tensors) -> None:
+    def __init__(self, layer: Layer, settings: UserSettings, tensors: Tensors) -> None:
         self.layer, self.settings, self.tensors = layer, settings, tensors
+        self.weight = tensors["weight"]
 
     @staticmethod
-    def start(layer: Layer, settings: CommonSettings) -> Tensors:
-        result: Tensors = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
-        for name, weight in layer.start(settings).items():
-            parts = weight, torch.zeros_like(weight), torch.zeros_like(weight)
-            result |= {f"{part}.{name}": t for part, t in zip(STATE, parts, strict=True)}
-        return result
+    def start(layer: Layer, settings: UserSettings) -> Tensors:
+        weight = layer.start(settings)
+        moments = {name: torch.zeros_like(weight) for name in ADAM_TENSORS[1:]}
+        counts = {STEP: torch.zeros(()), ROUND: torch.zeros((), dtype=torch.int64)}
+        return {"weight": weight, **moments, **counts}
 
     @property
     def round(self) -> int:
         """The round of the last step; 0 before the first."""
         return int(self.tensors[ROUND])
 
-    @property
-    def weights(self) -> Tensors:
-        return {name: self.tensors[f"weight.{name}"] for name in self._names}
-
-    @property
-    def _names(self) -> list[str]:
-        named = [key.partition(".") for key in self.tensors]
-        return [name for part, _, name in named if part == "weight"]
-
     def forward(self, users: Tensor | None = None, server_round: int = 0) -> Tensor:
-        return self.layer.forward(self.weights, users, self._dropped(server_round))
+        return self.layer.forward(self.weight, users, self._dropped(server_round))
 
     def gradient(self, users: Tensor, gradient: Tensor, server_round: int) -> Tensor:
         """Add up some users' gradients with respect to the weights, with ``forward``'s dropout."""
-        dropped = self._dropped(server_round)
-        return self.layer.gradient(self.weights, users, gradient, dropped)
+        return self.layer.gradient(self.weight, users, gradient, self._dropped(server_round))
 
     def step(self, total: Tensor, server_round: int, learning_rate: float) -> None:
-        weights = list(self.weights.values())
-        adam = Adam(weights, lr=learning_rate, weight_decay=self.settings.weight_decay)
-        sizes = [weight.numel() for weight in weights]
-        for place, (name, part) in enumerate(
-            zip(self._names, total.reshape(-1).split(sizes), strict=True)
-        ):
-            weights[place].grad = part.reshape(weights[place].shape).to(weights[place])
-            moments = {f"exp_avg{end}": self.tensors[f"exp-avg{to}.{name}"] for end, to in MOMENTS}
-            adam.state[place] = {"step": self.tensors[STEP].clone(), **moments}
+        adam = Adam([self.weight], lr=learning_rate, weight_decay=self.settings.weight_decay)
+        exp_avg, exp_avg_sq = (self.tensors[name] for name in ADAM_TENSORS[1:])
+        count = self.tensors[STEP].clone()
+        adam.state[0] = {"step": count, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+        self.weight.grad = total.reshape(self.weight.shape).to(self.weight)
         adam.step()
         adam.zero_grad()
         self.tensors[STEP] += 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +18,6 @@ from flower_graph.config.rules import (
     require,
 )
 from flower_graph.config.schema import section, setting
-from flower_graph.errors import ConfigError
 from flower_graph.method.trust import TrustSection
 
 APP = "nfedgnn"
@@ -47,9 +45,7 @@ class UserData(DataConfig):
     """The graph of the users; users may come and go when a run goes on."""
 
     add: str | None = setting(
-        None,
-        help="a file, or a folder with tables, of the grown graph: old users by name, or first; "
-        "`flower-graph docs own-data#users-that-come-and-go`",
+        None, help="the grown graph (`flower-graph docs own-data#users-that-come-and-go`)"
     )
     remove: list[str] = setting([], help="names or numbers of all users who have left")
 
@@ -72,76 +68,56 @@ class StrategyConfig(TrustSection):
     name: str = setting("split-gradient-relay", choice(*STRATEGIES), help="the only one")
     participation: float = setting(1.0, SHARE, help="share of the users asked each round")
     reg_weight: float | None = setting(
-        None,
-        NOT_NEGATIVE,
-        help="weight λ of the smoothness of neighbouring latent vectors; null: the paper's 100, "
-        "with `summed` 0",
+        None, NOT_NEGATIVE, help="weight λ of neighbours' likeness; null: 100, with `summed` 0"
     )
     learning_rate: float = setting(0.1, ABOVE_ZERO, help="Adam's step size, on both sides")
     schedule: str = setting(
         "constant",
         choice(*SCHEDULES),
-        help="how the step size goes on: `cosine`: from `learning_rate` down to nearly 0 in the "
-        "last round; `warmup-cosine`: up to it in the first tenth of the rounds before that",
+        help="`cosine`: the step size falls to nearly 0 in the last round; `warmup-cosine`: it "
+        "rises in the first tenth of the rounds before that",
     )
     weight_decay: float = setting(5e-4, NOT_NEGATIVE, help="Adam's L2 weight, on both sides")
     gradient_norm: float = setting(
         0.0,
         NOT_NEGATIVE,
-        help="longer gradients, of the server's weights and all latent vectors together, are "
-        "scaled down to this L2 norm; 0: none is",
+        help="largest L2 norm of the gradient, the server's and all users' together; 0: any",
     )
     server_average: float = setting(
         0.0,
         BELOW_ONE,
-        help="how much of the exponential average of its weights the server keeps in a round; "
-        "with that it predicts and is evaluated. 0: with the weights themselves",
+        help="share of the exponential average of its weights that the server keeps in a round, "
+        "and predicts with; 0: no average",
     )
     share: str = setting(
         OWN,
         choice(*SHARES),
         help="`own`: each user has a first layer of its own; `averaged`: their means, too, every "
-        "`average_every` rounds; `summed`: all have the same, and step with the sum of their "
-        "gradients, as one network in one place would",
+        "`average_every` rounds; `summed`: all have the same, as one network in one place",
     )
-    average_every: int = setting(
-        0, at_least(0), help="rounds between averages, at least 1; `averaged` only"
-    )
+    average_every: int = setting(0, at_least(0), help="rounds between averages; `averaged` only")
     average_over: str = setting(
         "holders", choice(*AVERAGE_OVER), help="who counts in a feature row's mean; `averaged` only"
     )
     aggregation: str = setting(
         PLAIN,
         choice(*AGGREGATIONS),
-        help="how gradients are summed: `masked`: under masks and pads, so that the server sees "
-        "neither sums nor the layer; `summed` only",
+        help="`masked`: the server sees neither the sums of gradients nor the layer; `summed` only",
     )
     limit: float = setting(
-        64.0,
-        ABOVE_ZERO,
-        help="length (L2 norm) to which a SuperNode's sum of gradients is scaled down if it is "
-        "longer; `summed` only",
+        64.0, ABOVE_ZERO, help="largest L2 norm of a SuperNode's sum of gradients; `summed` only"
     )
     sketch: int | None = setting(
-        None,
-        at_least(1),
-        help="numbers into which users hash their features, by the run's seed; null: none are "
-        "hashed; `summed` only",
+        None, at_least(1), help="numbers into which users hash their features; `summed` only"
     )
     evaluate_every: int = setting(
-        1,
-        at_least(1),
-        help="rounds between evaluations; the last round has one always. With `summed` all users "
-        "send a latent vector without dropout for each",
+        1, at_least(1), help="rounds between evaluations; the last round has one always"
     )
     state: str = setting(
-        MEMORY,
-        choice(*STATES),
-        help="where users' weights and moments are: `file`: on the disk, of users who have stepped "
-        "alone, for more users than memory has room for; `own` only",
+        MEMORY, choice(*STATES), help="where users' weights are; `file`: on the disk; `own` only"
     )
     newcomers_alone: int = setting(
-        0, at_least(0), help="rounds in which those whom `data.add` brings train alone, all frozen"
+        0, at_least(0), help="rounds in which only the users that `data.add` brings train"
     )
 
     @property
@@ -152,43 +128,28 @@ class StrategyConfig(TrustSection):
         return 0.0 if self.share == SUMMED else SMOOTHNESS
 
     def validate(self) -> None:
-        if self.share != AVERAGED:
-            self._refuse_unused({"average_every": 0, "average_over": "holders"}, AVERAGED)
-        elif not self.average_every:
-            raise ConfigError(
-                f"strategy.average_every: 0 is not allowed with strategy.share={AVERAGED}: set the "
-                "rounds between two averages",
-                key="strategy.average_every",
-            )
-        elif self.average_over == "all" and self.participation < 1:
-            raise ConfigError(
-                f"strategy.participation: {self.participation} is not allowed with "
-                "strategy.average_over=all, which averages the weights of all users: set "
-                "strategy.participation=1, strategy.average_over=holders or strategy.share=own",
-                key="strategy.participation",
-            )
-        if self.share != SUMMED:
-            self._refuse_unused({"sketch": None, "aggregation": PLAIN}, SUMMED)
-        if self.share != OWN:
-            self._refuse_unused({"state": MEMORY}, OWN)
-        sums = {"share": SUMMED, "aggregation": MASKED}
+        of_form = {
+            "average_every": (0, AVERAGED),
+            "average_over": (AVERAGE_OVER[0], AVERAGED),
+            "sketch": (None, SUMMED),
+            "aggregation": (PLAIN, SUMMED),
+            "state": (MEMORY, OWN),
+        }
+        for key, (unused, share) in of_form.items():
+            value = getattr(self, key)
+            is_good = self.share == share or value == unused
+            require(is_good, f"strategy.{key}", value, f"{unused} without strategy.share={share}")
+        every, part, alone = self.average_every, self.participation, self.newcomers_alone
+        is_good = self.share != AVERAGED or every > 0
+        require(is_good, "strategy.average_every", every, f"above 0 with strategy.share={AVERAGED}")
+        is_good = self.average_over != "all" or part == 1
+        require(is_good, "strategy.participation", part, "1 with strategy.average_over=all")
+        # Newcomers have the layer of all others.
+        is_good = self.share != SUMMED or not alone
+        require(is_good, "strategy.newcomers_alone", alone, f"0 with strategy.share={SUMMED}")
         why = "the server would see how each user's vector is made, or each SuperNode's sum"
+        sums = {"share": SUMMED, "aggregation": MASKED}
         self.refuse_trust({key: why for key, form in sums.items() if getattr(self, key) != form})
-        if self.share == SUMMED and self.newcomers_alone:
-            raise ConfigError(
-                f"strategy.newcomers_alone: {self.newcomers_alone} is not allowed with "
-                f"strategy.share={SUMMED}: newcomers have the first layer of all others",
-                key="strategy.newcomers_alone",
-            )
-
-    def _refuse_unused(self, usual: Mapping[str, object], share: str) -> None:
-        for key, value in usual.items():
-            if getattr(self, key) != value:
-                raise ConfigError(
-                    f"strategy.{key}: {getattr(self, key)} is not allowed with strategy.share="
-                    f"{self.share}: set strategy.share={share}",
-                    key=f"strategy.{key}",
-                )
 
 
 @dataclass
@@ -218,14 +179,11 @@ class NFedGNNConfig(RunConfig):
     def validate(self) -> None:
         super().validate()
         changes = self.data.add is not None or bool(self.data.remove)
-        good = not (changes and self.task == LINKS)
-        require(good, "task", self.task, f"{NODES} where users come and go")
-        if changes and self.strategy.state == FILE:
-            raise ConfigError(
-                f"strategy.state: {FILE} is not allowed where users come and go (data.add, "
-                f"data.remove): set strategy.state={MEMORY}",
-                key="strategy.state",
-            )
+        is_good = not (changes and self.task == LINKS)
+        require(is_good, "task", self.task, f"{NODES} where users come and go")
+        state = self.strategy.state
+        is_good = not (changes and state == FILE)
+        require(is_good, "strategy.state", state, f"{MEMORY} where users come and go")
         self.privacy.require_averaging(self.strategy.name, ())
         sent = {AVERAGED: "the weights", SUMMED: "the sums of gradients"}
         if (share := self.strategy.share) in sent:

@@ -26,9 +26,8 @@ from flower_graph.outputs.files import (
     SparseRows,
     role_of,
 )
-from flower_graph.outputs.links import KnownLinks
-from flower_graph.strategies.nfedgnn.link_server import LinkRelayServer
-from flower_graph.strategies.nfedgnn.server_model import RelayServer
+from flower_graph.outputs.rows import KnownLinks
+from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer, RelayServer
 from flower_graph.strategies.nfedgnn.users import (
     Tensors,
     UserSettings,
@@ -71,36 +70,25 @@ NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
 }
 
 
-def link_snapshot(server: LinkRelayServer) -> Snapshot:
-    """Return the server's half of a links run: edges, and rows of users that have answered."""
-    users = server.known.nonzero().flatten().cpu()
-    rows = server.rows(server.whole).cpu()[users].numpy()
-    names = np.array(users.tolist() if server.names is None else list(server.names))
-    shown = names if server.names is None else names[users.numpy()]
-    nobody = np.zeros(len(users), bool)
-    kept = server.known[server.whole].all(0).cpu()
-    ends = server.whole.cpu()[:, kept].numpy()
-    known = KnownLinks(
-        np.full(ends.shape[1], NO_CLIENT), *(ends if server.names is None else names[ends])
-    )
-    client = np.full(len(users), NO_CLIENT)
-    beside = Embeddings(client, shown, users.numpy(), nobody, rows)
-    return Snapshot(None, server_models(server.eval_model), beside, known)
-
-
 def server_snapshot(server: RelayServer) -> Snapshot:
-    """Return the server's half: predictions and latent vectors of users that have answered."""
+    """Return the server's half of a run, of users that have answered."""
     users = server.known.nonzero().flatten().cpu()
-    nodes = users if server.names is None else [server.names[user] for user in users.tolist()]
+    every = np.arange(server.num_nodes) if server.names is None else np.array(list(server.names))
+    nodes, client = every[users.numpy()], np.full(len(users), NO_CLIENT)
+    models, is_public = server_models(server.eval_model), np.zeros(len(users), bool)
+
+    def beside(rows: Tensor) -> Embeddings:
+        return Embeddings(client, nodes, users.numpy(), is_public, rows.cpu()[users].numpy())
+
+    if isinstance(server, LinkRelayServer):
+        edges = server.whole[:, server.known[server.whole].all(0)].cpu().numpy()
+        known = KnownLinks(np.full(edges.shape[1], NO_CLIENT), *every[edges])
+        return Snapshot(None, models, beside(server.rows(server.whole)), known)
     masks = (server.masks[name].cpu()[users] for name in ROLES)
-    label = server.y.cpu()[users]
-    predictions = Predictions.of(
-        server.logits().cpu()[users], NO_CLIENT, nodes, role_of(*masks), label, server.classes
-    )
-    latent = server.latent.cpu()[users].numpy()
-    public = torch.zeros(users.numel(), dtype=torch.bool).numpy()
-    beside = Embeddings(predictions.client, predictions.node, users.numpy(), public, latent)
-    return Snapshot(predictions, server_models(server.eval_model), beside)
+    logits, label = server.logits().cpu()[users], server.y.cpu()[users]
+    role = role_of(*masks)
+    predictions = Predictions.of(logits, NO_CLIENT, nodes, role, label, server.classes)
+    return Snapshot(predictions, models, beside(server.latent))
 
 
 def user_lines(

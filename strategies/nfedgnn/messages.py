@@ -1,9 +1,10 @@
-"""Messages of nFedGNN: gradients down, latent vectors up, averaged weights both ways."""
+"""Messages of nFedGNN: latent vectors up, gradients down; weights or their sums both ways."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Annotated
 
 import numpy as np
@@ -11,16 +12,23 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
+from flower_graph.secure.channel import KEY_BYTES
+from flower_graph.secure.common_key import CHECK_BYTES, SIGNED_KEY
+from flower_graph.secure.ring import Ring, RingArray
+from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.claims import each_once
 from flower_graph.wire.codec import Known, Message, Part, Tensor
 from flower_graph.wire.fields import (
+    Block,
+    Bytes,
     Exact,
     Flag,
     Handled,
     NotSaved,
     Numbers,
+    Raw,
     Real,
     Resume,
     Saves,
@@ -42,8 +50,23 @@ SETTINGS = Part(
         "average_over": Word("average-over", "`holders` or `all`"),
     },
 )
+COMMON_SETTINGS = Part(
+    make=UserSettings,
+    fields={name: part for name, part in SETTINGS.parts.items() if name != "average_over"}
+    | {"dropout": Real("dropout", "share of its features that a user drops in training")},
+)
 Settings = Annotated[UserSettings, SETTINGS]
-read_settings = SETTINGS.from_config
+CommonSettings = Annotated[UserSettings, COMMON_SETTINGS]
+ServerRound = Annotated[int, Whole(SERVER_ROUND, "the round")]
+LayerRound = Annotated[
+    int, Whole("layer-round", "round of the last step of the layer that is here; 0 before", least=0)
+]
+Users = Annotated[IntArray, Exact(USERS, "who is meant, and the order of all rows", shape="p")]
+Gradient = Annotated[
+    FloatArray,
+    Tensor("arrays/relay", "gradient of the loss by each user's last vector", shape="p h"),
+]
+USERS_OF = property(attrgetter("users"))
 
 
 @dataclass
@@ -53,16 +76,10 @@ class EnrolmentRequest(Message, down="query"):
     settings: Settings  # What the users' models and optimisers are to be
     # The run, and the checkpoint that the client is to load
     resume: Annotated[Resume, Part("checkpoints", make=Resume)] = field(default_factory=Resume)
+    # What a checkpoint has of users that are not here any more is dropped.
     before: Annotated[
         int | None,
-        Whole(
-            "users-before",
-            "how many users the checkpoint is of. Only where a run goes on with others: users from "
-            "this number on begin anew, and what a checkpoint has of users that are not here any "
-            "more is dropped",
-            least=0,
-            optional=True,
-        ),
+        Whole("users-before", "users from this number on begin anew", least=0, optional=True),
     ] = None
 
 
@@ -70,24 +87,14 @@ class EnrolmentRequest(Message, down="query"):
 class EnrolmentReply(Message, up="query"):
     """Client to server: its users."""
 
-    users: Annotated[
-        NDArray[np.int64], Exact(USERS, "numbers of the users here, rows of the server's graph")
-    ]
-    # Of one user's weights as they are averaged
+    users: Annotated[NDArray[np.int64], Exact(USERS, "its users, rows of the server's graph")]
     weight_shape: Annotated[
         list[int],
-        Numbers(
-            "weight-shape",
-            "`f` (one more with a bias) and `h`: what a user's averaged weights look like",
-            shape="2",
-            whole=True,
-        ),
+        Numbers("weight-shape", "of a user's weights, a bias with them", shape="2", whole=True),
     ]
     handled: Handled = None
 
-    @property
-    def clients(self) -> IntArray:
-        return self.users
+    clients = USERS_OF
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -96,73 +103,48 @@ class EnrolmentReply(Message, up="query"):
         return rows, size
 
     def check(self, known: Known) -> None:
-        users, num_nodes = self.users, known["num_nodes"]
+        users, last = self.users, known["num_nodes"] - 1
         if users.size == 0:
             raise MalformedReplyError("it hosts no users")
-        if users.min() < 0 or users.max() >= num_nodes:
+        if users.min() < 0 or users.max() > last:
             wrong = users.min() if users.min() < 0 else users.max()
-            raise MalformedReplyError(
-                f"it hosts user {wrong}, but the graph has nodes 0 to {num_nodes - 1}"
-            )
+            raise MalformedReplyError(f"it hosts user {wrong}, but the graph has nodes 0 to {last}")
         if not each_once(users):
             raise MalformedReplyError("it hosts a user twice")
-        if min(self.weight_shape) < 1:
-            raise MalformedReplyError(f"weight-shape: expected two sizes, got {self.weight_shape}")
-        if math.prod(self.weight_shape) > MAX_WEIGHTS:
-            raise MalformedReplyError(
-                f"weight-shape: {self.weight_shape} is more than {MAX_WEIGHTS} numbers"
-            )
+        size = math.prod(self.weight_shape)
+        if min(self.weight_shape) < 1 or size > MAX_WEIGHTS:
+            allowed = f"two sizes from 1 on, at most {MAX_WEIGHTS} numbers"
+            raise MalformedReplyError(f"weight-shape: {self.weight_shape}; allowed are {allowed}")
 
 
 @dataclass
 class RelayRequest(Message, down="train train.finish"):
     """Server to client: gradients of an earlier round."""
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "the round")]
-    users: Annotated[IntArray, Exact(USERS, "who takes part, and the order of all rows", shape="p")]
-    gradient: Annotated[
-        FloatArray,
-        Tensor(
-            "arrays/relay",
-            "gradient of the loss by the vector that each user sent last",
-            shape="p h",
-        ),
-    ]
+    server_round: ServerRound
+    users: Users
+    gradient: Gradient
+    # Each round's gradient is applied once, however often it comes.
     gradient_round: Annotated[
-        IntArray,
-        Exact(
-            GRADIENT_ROUND,
-            "round of that vector; 0: there is no gradient. Each round's is to be applied once, "
-            "however often it comes",
-            shape="p",
-        ),
+        IntArray, Exact(GRADIENT_ROUND, "round of that vector; 0: no gradient", shape="p")
     ]
-    learning_rate: Annotated[
-        float, Real("learning-rate", "of the users' Adam as it takes these gradients")
-    ]
+    learning_rate: Annotated[float, Real("learning-rate", "with which these gradients are taken")]
     settings: Settings  # What the users' models and optimisers are
     average: Annotated[
         FloatArray | None,
         Tensor(
             "average/weights",
-            "mean weights, to be taken over before the step; NaN in rows that nobody averaged. "
-            "Only where one is due",
+            "mean weights, taken over before the step; NaN rows stay as they are",
             shape="f w",
             when="average_round",
         ),
     ] = None
-    average_round: Annotated[
-        int, Whole("average-round", "round of that mean; 0 without. Once, too")
-    ] = 0
-    send_weights: Annotated[
-        bool, Flag("send-weights", "whether the answer is to have the users' weights")
-    ] = False
+    average_round: Annotated[int, Whole("average-round", "round of that mean; 0 without")] = 0
+    send_weights: Annotated[bool, Flag("send-weights", "whether weights are asked for")] = False
     checkpoint: Saves = False
     run: Token = ""
 
-    @property
-    def clients(self) -> IntArray:
-        return self.users
+    clients = USERS_OF
 
 
 @dataclass
@@ -171,15 +153,13 @@ class RelayReply(Message, up="train"):
 
     # The answer to ``train.finish``, too; there only its shape matters.
 
-    server_round: Annotated[int, Whole(SERVER_ROUND, "as asked")]
-    latent: Annotated[
-        FloatArray, Tensor("arrays/relay", "latent vectors, in the order of `users`", shape="p h")
-    ]
+    server_round: ServerRound
+    latent: Annotated[FloatArray, Tensor("arrays/relay", "latent vectors", shape="p h")]
     weight_sum: Annotated[
         FloatArray | None,
         Tensor(
             "average/weights",
-            "with `send-weights`: the users' weights, added up",
+            "the users' weights, added up",
             shape="f w",
             dtype="float32 or float64",
             per="p",
@@ -190,7 +170,7 @@ class RelayReply(Message, up="train"):
         IntArray | None,
         Tensor(
             "average/holders",
-            "with `send-weights`: how many users have each row",
+            "how many users have each row",
             shape="f",
             dtype="int64",
             limit=None,
@@ -217,3 +197,176 @@ class RelayReply(Message, up="train"):
         users = known["p"]
         if holders.dtype.kind not in "iu" or holders.min() < 0 or holders.max() > users:
             raise MalformedReplyError(f"holders: expected counts from 0 to {users}")
+
+
+# One layer for all -------------------------------------------------------------------------------
+
+
+@dataclass
+class CommonQuestion(EnrolmentRequest, down="query"):
+    """Server to client: asks for its users, as without a common layer."""
+
+    settings: CommonSettings
+
+
+@dataclass
+class CommonEnrolment(EnrolmentReply, up="query"):
+    """Client to server: its users, and the round of its layer."""
+
+    layer_round: LayerRound = 0
+
+
+@dataclass
+class MaskedEnrolment(CommonEnrolment, up="query"):
+    """Client to server: the further entries of masked sums."""
+
+    public: Annotated[
+        Bytes, Block("key-public", "its public key (X25519)", shape=f"{KEY_BYTES}")
+    ] = field(default_factory=lambda: np.zeros(KEY_BYTES, np.uint8))
+    key_check: Annotated[
+        Bytes,
+        Block("key-check", "hash of the common key; zeros without one", shape=f"{CHECK_BYTES}"),
+    ] = field(default_factory=lambda: np.zeros(CHECK_BYTES, np.uint8))
+    signed_by: Annotated[Bytes | None, SIGNED_KEY] = None
+
+
+@dataclass
+class HiddenSum(Message):
+    """Server to client: a sum that the server cannot read; clients take the pads off."""
+
+    contributors: Annotated[int, Whole("pad-contributors", "pads in the words", least=1)]
+    sum_run: Annotated[bytes, Raw("pad-run", "run of the secure sum, which the pad is made for")]
+    sum_round: Annotated[int, Whole("pad-round", "its number, too")]
+    ring: Annotated[Ring, RING]
+    words: Annotated[
+        RingArray,
+        Tensor(
+            "total/words",
+            "sum of gradients in words of the ring, under pads, and its checks",
+            shape="L",
+            dtype="uint64",
+            limit=None,
+        ),
+    ]
+
+    @property
+    def nbytes(self) -> int:
+        return self.words.nbytes
+
+
+@dataclass
+class Advance(Message):
+    """Server to client: the step, or copy, that brings the layer up to date; applied once."""
+
+    layer_round: LayerRound = 0
+    before: Annotated[int, Whole("layer-before", "round of the step before that")] = 0
+    learning_rate: Annotated[float, Real("learning-rate", "of that step")] = 0.0
+    has_total: Annotated[bool, Flag("has-total", "whether the sum comes along")] = False
+    total: Annotated[
+        FloatArray | None,
+        Tensor(
+            "total/gradient",
+            "sum of all users' gradients of that round by the weights",
+            shape="f w",
+            when="has_total",
+        ),
+    ] = None
+    hidden: Annotated[HiddenSum | None, Part(make=HiddenSum, when="pad-contributors")] = None
+    copy: Annotated[
+        Bytes | None,
+        Block(
+            "layer-copy", "another SuperNode's layer, in safetensors", shape="b 4", optional=True
+        ),
+    ] = None
+
+
+@dataclass
+class LatentRequest(Message, down="train"):
+    """Server to client: the sum of an earlier round; asks for this round's latent vectors."""
+
+    server_round: ServerRound
+    users: Users
+    measured: Annotated[
+        IntArray,
+        Exact("measured", "whose vector is wanted without dropout, in order", shape="m"),
+    ]
+    settings: CommonSettings
+    advance: Annotated[Advance, Part(make=Advance)] = field(default_factory=Advance)
+    trains: Annotated[bool, Flag("trains", "whether `users` send vectors with dropout")] = True
+    checkpoint: Saves = False
+    run: Token = ""
+
+    clients = USERS_OF
+
+
+@dataclass
+class LatentReply(Message, up="train"):
+    """Client to server: latent vectors for training, and others for evaluation."""
+
+    server_round: ServerRound
+    layer_round: LayerRound
+    latent: Annotated[
+        FloatArray | None,
+        Tensor("arrays/relay", "vectors of `users` with dropout", shape="p h", when="trains"),
+    ] = None
+    measured: Annotated[
+        FloatArray | None,
+        Tensor("arrays/measured", "vectors of `measured`", shape="m h", when="measures"),
+    ] = None
+    not_saved: NotSaved = ""
+
+    @classmethod
+    def from_record(cls, content: RecordDict, request: LatentRequest) -> LatentReply:
+        return cls.read(
+            content,
+            server_round=request.server_round,
+            layer_round=request.advance.layer_round,
+            trains=request.trains,
+            measures=bool(request.measured.size),
+            p=request.users.size,
+            m=request.measured.size,
+            h=request.settings.latent_size,
+        )
+
+
+@dataclass
+class GradientRequest(Message, down="train.add_up"):
+    """Server to client: gradients with respect to this round's latent vectors; asks for sums."""
+
+    server_round: ServerRound
+    users: Users
+    gradient: Gradient
+    layer_round: LayerRound
+    settings: CommonSettings
+
+    clients = USERS_OF
+
+
+@dataclass
+class SumReply(Message, up="train.add_up"):
+    """Client to server: its users' summed gradients with respect to the layer's weights."""
+
+    server_round: ServerRound
+    total: Annotated[FloatArray, Tensor("arrays/sum", "the sum", shape="f w", per="p")]
+
+    @classmethod
+    def from_record(
+        cls, content: RecordDict, request: GradientRequest, shape: tuple[int, int]
+    ) -> SumReply:
+        (f, w), p = shape, request.users.size
+        return cls.read(content, server_round=request.server_round, f=f, w=w, p=p)
+
+
+@dataclass
+class CopyRequest(Message, down="train.copy_layer"):
+    """Server to client: asks for a copy of the layer, for SuperNodes that have missed a step."""
+
+    settings: CommonSettings
+
+
+@dataclass
+class CopyReply(Message, up="train.copy_layer"):
+    """Client to server: a copy of the layer's weights and optimiser."""
+
+    layer_round: LayerRound
+    copy: Annotated[Bytes, Block("layer-copy", "in safetensors' form", shape="b 4")]

@@ -14,21 +14,21 @@ from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.config.metrics import LINKS
 from flower_graph.config.module import MLP
-from flower_graph.data.baselines import Figures, graph_baselines
+from flower_graph.config.rules import require
+from flower_graph.data.baselines import Figures, graph_baselines, link_baselines
+from flower_graph.data.features import sketched
 from flower_graph.data.folders.party import (
     USERS,
+    RunFolder,
     client_folder,
     node_data,
     read_matrix,
     share,
 )
-from flower_graph.data.folders.run_folder import RunFolder
 from flower_graph.data.graph import row_range, take_rows
-from flower_graph.data.link_baselines import link_baselines
-from flower_graph.data.sketch import sketched
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.engine.machine import first_layer_bytes
-from flower_graph.errors import ConfigError, DataError, RefusedError
+from flower_graph.errors import DataError, RefusedError
 from flower_graph.flower_compat import Mod
 from flower_graph.method import Method, Partition
 from flower_graph.method.permits import ALLOW_TRUST, PLAIN
@@ -37,7 +37,7 @@ from flower_graph.privacy.local import PrivateRows, client_noise
 from flower_graph.rng import seeded
 from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
 from flower_graph.strategies.nfedgnn.cohort_client import NodeClient, UsersClient
-from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient
+from flower_graph.strategies.nfedgnn.common_client import CommonLayerClient, MaskedLayerClient
 from flower_graph.strategies.nfedgnn.config import (
     APP,
     FILE,
@@ -46,25 +46,25 @@ from flower_graph.strategies.nfedgnn.config import (
     NFedGNNConfig,
     steadying,
 )
-from flower_graph.strategies.nfedgnn.link_server import HeldLinks
-from flower_graph.strategies.nfedgnn.masked import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.masked_client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.newcomers import (
     hosted_by,
     users_graph,
     users_left,
 )
-from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
-from flower_graph.strategies.nfedgnn.strategy import SplitGradientRelay
-from flower_graph.strategies.nfedgnn.summed import SummedGradientRelay
+from flower_graph.strategies.nfedgnn.server_model import HeldLinks
+from flower_graph.strategies.nfedgnn.strategy import RelayStrategy, SplitGradientRelay
+from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
 
 if TYPE_CHECKING:
     from flower_graph.data.new_graph import NewGraph
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.strategies.nfedgnn.attack import RelayAudit
 
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
+# Settings that a strategy's arguments are called like
+SAME = ("learning_rate", "weight_decay", "schedule", "gradient_norm", "server_average")
+SAME += ("evaluate_every", "participation")
 # Any: what a reply and a request of a round are, which differs from form to form
 AnyRelay = RelayStrategy[Any, Any]
 
@@ -101,13 +101,7 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             "latent_size": split.latent_size,
             "user_bias": config.model.user_bias,
             "reg_weight": how.smoothness,
-            "learning_rate": how.learning_rate,
-            "weight_decay": how.weight_decay,
-            "schedule": how.schedule,
-            "gradient_norm": how.gradient_norm,
-            "server_average": how.server_average,
-            "evaluate_every": how.evaluate_every,
-            "participation": how.participation,
+            **{key: getattr(how, key) for key in SAME},
             "seed": config.seed,
             "device": config.device,
             "min_nodes": how.fewest_nodes,
@@ -145,10 +139,13 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             return MaskedLayerClient(context, x, users, trust=trust, **more)
         if config.strategy.share == SUMMED:
             return CommonLayerClient(context, x, users, **more)
-        return NodeClient(context, x, users, rows_dir=rows_folder(config, out), **more)
+        in_file = config.strategy.state == FILE
+        require(not in_file or out is not None, "strategy.state", FILE, "memory in a deployment")
+        rows = out / ROWS_FOLDER if in_file and out is not None else None
+        return NodeClient(context, x, users, rows_dir=rows, **more)
 
     def predict_beside(
-        self, run: Left[NFedGNNConfig], graph: NewGraph, client: int | None
+        self, run: FinishedRun[NFedGNNConfig], graph: NewGraph, client: int | None
     ) -> Tensor:
         """Refuse: nobody has a model that takes features and edges."""
         raise DataError(
@@ -250,19 +247,6 @@ def hosted_users(config: NFedGNNConfig, context: Context) -> tuple[Tensor, Tenso
     return take_rows(graph.x, users), users
 
 
-def rows_folder(config: NFedGNNConfig, out: Path | None) -> Path | None:
-    """Return the folder for a file of users' weights; None if they are in memory."""
-    if config.strategy.state != FILE:
-        return None
-    if out is None:
-        raise ConfigError(
-            f"strategy.state: {FILE} needs a run with an output folder, which a deployment's "
-            "clients do not have: set strategy.state=memory",
-            key="strategy.state",
-        )
-    return out / ROWS_FOLDER
-
-
 def refuse_open_sums(context: Context) -> None:
     """Refuse, in a deployment, to show the server sums of gradients, unless the node allows it."""
     if DATA_FOLDER not in context.node_config:
@@ -270,9 +254,9 @@ def refuse_open_sums(context: Context) -> None:
     allowed = str(context.node_config.get(ALLOW_TRUST, ""))
     if PLAIN not in allowed.split(","):
         raise RefusedError(
-            f"strategy.share={SUMMED} would show the server each SuperNode's sum of gradients, of "
-            f"which one user's is its features; {ALLOW_TRUST} in this SuperNode's node config does "
-            f"not have {PLAIN}: set strategy.aggregation={MASKED}"
+            f"strategy.share={SUMMED} would show the server each SuperNode's sum of gradients, and "
+            f"so a lone user's features; {ALLOW_TRUST} in this SuperNode's node config does not "
+            f"have {PLAIN}: set strategy.aggregation={MASKED}"
         )
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 from flower_graph.models import PairDecoder
-from flower_graph.outputs.declared import FLAG, HEADS, SHARE, WIDTH, built_with
+from flower_graph.outputs.build import FLAG, HEADS, SHARE, WIDTH, built_with
 
 __all__ = ["ServerGAT", "ServerGCN", "ServerSAGE", "UserModel"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -26,22 +26,20 @@ def users_graph(config: NFedGNNConfig) -> Graph:
     """Return the graph of all users there ever were: users of ``data.name``, then newcomers."""
     if config.data.add is None:
         return cached_data(config)
-    settings = json.dumps([asdict(config.data), config.seed])
-    return handed_over(f"users {settings}", lambda: _grown(_Asked(config)))
+    add, settings = config.data.add, json.dumps([asdict(config.data), config.seed])
+
+    def make() -> Graph:
+        return _grown(_Asked(config, settings, saved_at(config.data.name), saved_at(add)))
+
+    return handed_over(f"users {settings}", make)
 
 
+@dataclass(frozen=True)
 class _Asked:
-    def __init__(self, config: NFedGNNConfig) -> None:
-        self.config, data = config, config.data
-        assert data.add is not None
-        saved = saved_at(data.name), saved_at(data.add)
-        self.key = json.dumps([asdict(data), config.seed, *saved])
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Asked) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    config: NFedGNNConfig = field(compare=False)
+    settings: str
+    saved: object  # when the two files were
+    added: object
 
 
 @lru_cache(maxsize=2)

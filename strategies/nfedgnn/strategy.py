@@ -29,32 +29,277 @@ baseline, is ``K = 1`` over all users with ``reg_weight = 0``.
 
 from __future__ import annotations
 
+import logging
+import math
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
-from flwr.app import RecordDict
-from torch import nn
+from flwr.app import Array, ArrayRecord, RecordDict
+from torch import Tensor, nn
 
+from flower_graph.config.rules import ABOVE_ZERO, at_least, choice
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import NoClientsError
+from flower_graph.outputs.files import Snapshot
+from flower_graph.records.participation import Participation
 from flower_graph.records.rounds import RoundReport
+from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
 from flower_graph.server.session import Session
-from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.link_server import HeldLinks
+from flower_graph.storage.reading import StateDict
+from flower_graph.strategies.nfedgnn.config import SCHEDULES, SMOOTHNESS, StrategyConfig
+from flower_graph.strategies.nfedgnn.kept import (
+    server_snapshot,
+    user_lines,
+)
 from flower_graph.strategies.nfedgnn.messages import RelayReply, RelayRequest
-from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
 from flower_graph.strategies.nfedgnn.server_model import (
+    HeldLinks,
+    LinkRelayServer,
+    Losses,
+    RelayServer,
     ServerData,
     scheduled,
 )
 from flower_graph.strategies.nfedgnn.server_state import (
+    OwnTable,
     RelayMembership,
-    RelayServerState,
+    Roster,
+    UserTable,
 )
 from flower_graph.strategies.nfedgnn.users import UserSettings
+from flower_graph.wire.arrays import IntArray
+from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Replies
+from flower_graph.wire.keys import ROLES
 
-USUAL = StrategyConfig()  # where the defaults stand
+LOG = logging.getLogger(__name__)
+DEFAULTS = StrategyConfig()
+Q = TypeVar("Q", bound=Request)
+A = TypeVar("A", bound=Answer)
+
+
+class RelayStrategy(RoundStrategy[Q, A]):
+    """The part that servers of all forms share: the model, and its predictions for users.
+
+    Parameters
+    ----------
+    data, server_model, **settings
+        As of ``SplitGradientRelay``.
+    """
+
+    usual_rounds = 200
+    usual_reg_weight = SMOOTHNESS
+    server: RelayServer
+    users: UserTable
+    members: RelayMembership
+    _right_in_best: Tensor | None = None  # in the best round
+
+    def __init__(
+        self,
+        data: ServerData,
+        server_model: nn.Module,
+        *,
+        latent_size: int,
+        user_bias: bool = False,
+        reg_weight: float | None = None,
+        learning_rate: float = DEFAULTS.learning_rate,
+        weight_decay: float = DEFAULTS.weight_decay,
+        schedule: str = DEFAULTS.schedule,
+        gradient_norm: float = DEFAULTS.gradient_norm,
+        server_average: float = DEFAULTS.server_average,
+        evaluate_every: int = DEFAULTS.evaluate_every,
+        participation: float = DEFAULTS.participation,
+        seed: int = 0,
+        device: str = "cpu",
+        min_nodes: int = DEFAULTS.min_nodes,
+        checkpoint_dir: Path | None = None,
+        checkpoint_every: int = 0,
+        links: HeldLinks | None = None,
+    ) -> None:
+        choice(*SCHEDULES).check("schedule", schedule)
+        ABOVE_ZERO.check("learning_rate", learning_rate)
+        at_least(1).check("evaluate_every", evaluate_every)
+        self.schedule, self.learning_rate = schedule, learning_rate
+        self.evaluate_every = evaluate_every
+        kind = RelayServer if links is None else partial(LinkRelayServer, links=links)
+        self.server = kind(
+            data,
+            server_model,
+            latent_size=latent_size,
+            reg_weight=self.usual_reg_weight if reg_weight is None else reg_weight,
+            weight_decay=weight_decay,
+            gradient_norm=gradient_norm,
+            average=server_average,
+            seed=seed,
+            device=resolve_device(device),
+        )
+        self.num_classes = self.server.num_classes
+        self.users = self.table(UserSettings(latent_size, user_bias, weight_decay, seed))
+        self.members = self.membership()
+        super().__init__(
+            Session(
+                self.members,
+                min_nodes=min_nodes,
+                participation=participation,
+                seed=seed,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+            )
+        )
+
+    # What differs from form to form
+
+    def table(self, settings: UserSettings) -> UserTable:
+        raise NotImplementedError
+
+    def membership(self) -> RelayMembership:
+        return RelayMembership(self.users)
+
+    def fixed_settings(self) -> dict[str, object]:
+        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
+
+    # The run
+
+    def step_size(self, server_round: int) -> float:
+        return scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
+
+    def hosted(self, server_round: int) -> dict[int, IntArray]:
+        """Return the users of each SuperNode that is there as a round begins."""
+        return self.numbers(
+            self.session.gather(server_round, "no SuperNode hosts users of this graph")
+        )
+
+    def drawn(self, server_round: int) -> IntArray:
+        """Draw the users that a round asks."""
+        pool = self.users.roster.pool(server_round)
+        return pool[self.session.draw(pool.size, server_round)]
+
+    def took_part(self, nodes: Iterable[int], no_use: str = "") -> Participation:
+        """Return what became of every user, where these SuperNodes have answered."""
+        unhosted = self.users.unhosted(self.session.members.numbers())
+        answered = self.session.clients_of(nodes)
+        return self.session.participation(answered, left_out=unhosted, no_use=no_use)
+
+    def check_start(self, given: Collection[str], *, resume: bool) -> None:
+        """Refuse a second run unless it resumes; the server has a model and evaluates it."""
+        if self.session.is_open and not resume:
+            raise ValueError("this strategy has run already: build a new one, or resume the run")
+        if "evaluate_config" in given:
+            raise ValueError("evaluate_config: the server evaluates, clients are not asked")
+
+    def begin(self, initial_arrays: ArrayRecord | None) -> None:
+        if initial_arrays is not None:
+            for model in (self.server.model, self.server.eval_model):
+                model.load_state_dict(initial_arrays.to_torch_state_dict())
+
+    def numbers(self, nodes: Iterable[int]) -> dict[int, IntArray]:
+        every = self.session.members.numbers()
+        return {node: every[node] for node in nodes}
+
+    def evaluates(self, server_round: int) -> bool:
+        """Whether a round is evaluated: every so many, and a round that may be the last."""
+        may_end = server_round >= self.session.rounds or self.session.stops_early(server_round)
+        return may_end or server_round % self.evaluate_every == 0
+
+    def measure(self, server_round: int, who: Participation, losses: Losses) -> RoundReport:
+        accuracy, self.counts = dict.fromkeys(ROLES, math.nan), None
+        if self.evaluates(server_round):
+            accuracy = self.server.accuracy()
+            self.counts = counted(*self.server.judged, self.counting)
+        return self.report(
+            server_round,
+            who,
+            accuracy,
+            loss=losses.total,
+            cross_entropy=losses.cross_entropy,
+            regulariser=losses.regulariser,
+            bytes=self.users.ledger.payload,
+        )
+
+    def saw_best(self) -> None:
+        self._right_in_best = self.server.right
+
+    def _resume(self) -> int:
+        """Go on from a checkpoint, which from now on has nothing of users that left."""
+        last, roster = super()._resume(), self.users.roster
+        if roster.is_change:
+            # What was the best is of other users; nobody needs what is held of it.
+            self.best.forget()
+            self._right_in_best = None
+        if roster.is_change and roster.left.any():
+            self.session.checkpoints.rewrite(last, self._saved())
+        return last
+
+    def state(self) -> dict[str, object]:
+        return {
+            "server": self.server.state_dict(),
+            "book": self.users.state_dict(),
+            "right-then": self._right_in_best,
+        }
+
+    def load_state(self, state: StateDict) -> None:
+        self.users.load_state_dict(state["book"])
+        self.server.load_state_dict(state["server"])
+        self._right_in_best = state.get("right-then")
+
+    def learnt(self) -> ArrayRecord:
+        state = self.server.eval_model.state_dict()
+        return ArrayRecord({name: Array(value.cpu().numpy()) for name, value in state.items()})
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return what the last report was made with.
+
+        ``server.<name>``: parameters and buffers of the server's model, as in its ``state_dict``;
+        ``latent`` ``[n, h]``: the users' latent vectors, zeros for a user that never answered.
+        """
+        model = {f"server.{name}": t for name, t in self.server.eval_model.state_dict().items()}
+        return model | {"latent": self.server.latent}
+
+    def snapshot(self) -> Snapshot:
+        return server_snapshot(self.server)
+
+    def figures(self) -> Iterator[list[str]]:
+        """Give the lines of ``clients.csv``: each present user in the last and the best round."""
+        return user_lines(self.server, self.users.traffic, self.best, self._right_in_best)
+
+    def summary(self) -> None:
+        LOG.info(
+            "%s: %d users, %s", type(self).__name__, self.server.num_nodes, self.users.settings
+        )
+
+    def grow(self, data: ServerData, *, left: Sequence[int] = (), alone: int = 0) -> None:
+        """Go on with other users: the next ``start`` is to be with ``resume=True``.
+
+        Parameters
+        ----------
+        data : Data
+            The grown graph. Its first nodes are the users so far, in their order; newcomers follow.
+        left : sequence of int
+            Users that have left, of all users there ever were; they keep only their numbers.
+        alone : int
+            Rounds in which the newcomers alone train: the server's model and the others are frozen.
+
+        Raises
+        ------
+        ValueError
+            If the users' weights are averaged over ``"all"``, or a number is impossible.
+
+        Notes
+        -----
+        Old users keep weights, optimiser and latent vector. Newcomers begin with the common layer,
+        else with the last mean if weights are averaged, else with the seed's weights. The data of
+        users that left are removed from the checkpoints as the run goes on; what other users have
+        learnt from them stays.
+        """
+        at_least(0).check("alone", alone)
+        if left and not 0 <= min(left) <= max(left) < data.y.shape[0]:
+            raise ValueError(f"left: users {list(left)!s:.60} of {data.y.shape[0]}")
+        count = int(data.y.shape[0])
+        self.users.grow(Roster.of(count, left, alone, before=count))
+        self.server.take(data, left)
 
 
 class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
@@ -112,74 +357,34 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
     last ones (``messages.py`` beside this file).
     """
 
-    users: RelayServerState
+    users: OwnTable
 
     def __init__(
         self,
         data: ServerData,
         server_model: nn.Module,
         *,
-        latent_size: int,
-        user_bias: bool = False,
-        reg_weight: float = USUAL.smoothness,
-        learning_rate: float = USUAL.learning_rate,
-        weight_decay: float = USUAL.weight_decay,
-        schedule: str = USUAL.schedule,
-        gradient_norm: float = USUAL.gradient_norm,
-        server_average: float = USUAL.server_average,
-        evaluate_every: int = USUAL.evaluate_every,
-        participation: float = USUAL.participation,
-        average_every: int = USUAL.average_every,
-        average_over: str = USUAL.average_over,
-        seed: int = 0,
-        device: str = "cpu",
-        min_nodes: int = USUAL.min_nodes,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
-        links: HeldLinks | None = None,
+        average_every: int = DEFAULTS.average_every,
+        average_over: str = DEFAULTS.average_over,
+        **settings: Any,  # the other parameters
     ) -> None:
-        self.serve(
-            data,
-            server_model,
-            links,
-            schedule=schedule,
-            learning_rate=learning_rate,
-            evaluate_every=evaluate_every,
-            latent_size=latent_size,
-            reg_weight=reg_weight,
-            weight_decay=weight_decay,
-            gradient_norm=gradient_norm,
-            average=server_average,
-            seed=seed,
-            device=resolve_device(device),
-        )
-        self.users = RelayServerState(
-            self.server.num_nodes,
-            UserSettings(latent_size, user_bias, weight_decay, seed, average_over),
-            participation=participation,
-            average_every=average_every,
-        )
-        super().__init__(
-            Session(
-                RelayMembership(self.users),
-                min_nodes=min_nodes,
-                participation=participation,
-                seed=seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
+        self.average_every, self.average_over = average_every, average_over
+        super().__init__(data, server_model, **settings)
+        if self.users.settings.average_over == "all" and self.session.share < 1:
+            raise ValueError("average_over: 'all' needs participation 1, all users step together")
+
+    def table(self, settings: UserSettings) -> OwnTable:
+        settings = settings._replace(average_over=self.average_over)
+        return OwnTable(self.server.num_nodes, settings, self.average_every)
 
     def ask(self, server_round: int) -> dict[int, RelayRequest]:
         """Step 1: ask this round's users for latent vectors, with the gradients that wait."""
-        session, users = self.session, self.users
-        pool = users.roster.pool(server_round)
-        requests = users.requests(
+        requests = self.users.requests(
             server_round,
-            self.numbers(session.gather(server_round, "no SuperNode hosts users of this graph")),
-            pool[session.draw(pool.size, server_round)],
-            checkpoint=session.is_due(server_round),
-            run=session.checkpoints.run,
+            self.hosted(server_round),
+            self.drawn(server_round),
+            checkpoint=self.session.is_due(server_round),
+            run=self.session.checkpoints.run,
         )
         if not requests:
             no_user = "no connected SuperNode hosts a user who takes part"
@@ -204,22 +409,14 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
             # Of a million users neither is to take room while the server steps.
             reply.latent, request.gradient = reply.latent[:0].copy(), request.gradient[:0].copy()
         is_frozen = self.users.roster.is_alone(server_round)
-        rate = scheduled(self.schedule, self.learning_rate, server_round, self.session.rounds)
+        rate = self.step_size(server_round)
         losses, gradient = self.server.step(server_round, rate, is_frozen=is_frozen)
         self.users.delivered(answered)
         self.users.keep_gradients(server_round, answered, gradient.cpu().numpy(), rate)
         self.users.average(server_round, list(replies.values.values()))
-        unhosted = self.users.unhosted(self.session.members.numbers())
-        who = self.session.participation(self.session.clients_of(answered), left_out=unhosted)
-        return self.measure(server_round, who, losses)
-
-    def saw_best(self) -> None:
-        self._right_in_best = self.server.right
+        return self.measure(server_round, self.took_part(answered), losses)
 
     def finish(self, server_round: int) -> None:
         self.requests = self.users.requests(server_round, self.numbers(self.session.present()))
         replies = self.send(server_round, "train.finish")
         self.users.delivered({node: self.requests[node] for node in replies.values})
-
-    def fixed_settings(self) -> dict[str, object]:
-        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}

@@ -22,12 +22,29 @@ stops two steps in this way is left out with its users, until another SuperNode 
 *Absent users.* The loss and the sum are over the users that answered. The other users take part by
 their last vector without dropout, from an evaluation. A SuperNode that has missed a step, or is
 new, gets weights and optimiser of another SuperNode, which the server relays.
+
+*Masked sums.* Differences where the server can see neither the sums nor the layer:
+
+- Before the first round one SuperNode draws a common key and seals it for the others; the server
+  carries the packets. First weights and dropout come from that key.
+- The sum of gradients is a secure sum, ``SecureSum``, of 64-bit words with 40 fraction bits, under
+  pads from the same key. The server adds up, takes the masks off, and sends the sum on, still under
+  the pads.
+- A copy of the layer travels under the same key.
+- Every SuperNode of a sum must stay until the sum is opened; otherwise nobody steps.
+
+With a registry the SuperNodes have keys of their own, and do not trust the server. The sums are
+then ``PartySums``, public keys for the common key are signed, and each sum ends in checks by which
+clients know that it was not changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -36,47 +53,72 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.config.rules import BELOW_ONE
-from flower_graph.engine.machine import resolve_device
-from flower_graph.errors import NoClientsError
-from flower_graph.records.participation import Participation
+from flower_graph.errors import MalformedReplyError, NoClientsError, RefusedError
 from flower_graph.records.rounds import RoundReport
+from flower_graph.secure.common_key import (
+    SIGNED_BY,
+    KeyPacket,
+    ShareKeyReply,
+    ShareKeyRequest,
+    check_signed,
+)
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.relayed import CHECKS
+from flower_graph.secure.sum.messages import MaskRequest
+from flower_graph.secure.sum.round import Skipped
+from flower_graph.secure.sum.server import SumServer
+from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
-from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
-from flower_graph.strategies.nfedgnn.common_layer import CommonSettings, bounded
-from flower_graph.strategies.nfedgnn.common_messages import (
+from flower_graph.strategies.nfedgnn.common_client import (
+    AS_PARTY,
+    GRADIENTS,
+    IN_SUM,
+    LEAST_FRACTION_BITS,
+    detail_of,
+)
+from flower_graph.strategies.nfedgnn.common_layer import bounded
+from flower_graph.strategies.nfedgnn.messages import (
     CopyReply,
     CopyRequest,
+    EnrolmentReply,
     GradientRequest,
     HiddenSum,
     LatentReply,
     LatentRequest,
+    MaskedEnrolment,
     SumReply,
 )
-from flower_graph.strategies.nfedgnn.common_state import (
+from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
+from flower_graph.strategies.nfedgnn.server_state import (
     NEVER,
-    CommonBook,
     CommonMembership,
-    Latents,
+    CommonTable,
     NoSum,
 )
-from flower_graph.strategies.nfedgnn.config import StrategyConfig
-from flower_graph.strategies.nfedgnn.link_server import HeldLinks
-from flower_graph.strategies.nfedgnn.relay_strategy import RelayStrategy
-from flower_graph.strategies.nfedgnn.server_model import (
-    Losses,
-    ServerData,
-    scheduled,
-)
+from flower_graph.strategies.nfedgnn.strategy import DEFAULTS, RelayStrategy
+from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray
-from flower_graph.wire.exchange import Replies, few
+from flower_graph.wire.codec import Message
+from flower_graph.wire.exchange import Rejected, Replies, few
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.keys import CONFIG, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes, setup_bytes
 from flower_graph.wire.numpy_client import Config
 
-USUAL = StrategyConfig()  # where the defaults stand
 NOBODY: IntArray = np.zeros(0, np.int64)
+T = TypeVar("T")
+
+
+@dataclass
+class Latents:
+    """The latent vectors of one round, asked for and received."""
+
+    server_round: int = 0
+    requests: dict[int, LatentRequest] = field(default_factory=dict)
+    came: dict[int, FloatArray] = field(default_factory=dict)  # [p, h] of users that train
+    apart: set[int] = field(default_factory=set)  # SuperNodes that also sent vectors to be measured
+    rejected: list[Rejected] = field(default_factory=list)
 
 
 class SummedGradientRelay(
@@ -100,59 +142,26 @@ class SummedGradientRelay(
         Where and every how many rounds to save everything; 0 for never.
     """
 
+    usual_reg_weight = 0.0
+    users: CommonTable
+    members: CommonMembership
+
     def __init__(
         self,
         data: ServerData,
         server_model: nn.Module,
         *,
-        latent_size: int,
-        user_bias: bool = False,
-        reg_weight: float = 0.0,
-        learning_rate: float = USUAL.learning_rate,
-        weight_decay: float = USUAL.weight_decay,
         feature_dropout: float = 0.0,
-        evaluate_every: int = USUAL.evaluate_every,
-        schedule: str = USUAL.schedule,
-        gradient_norm: float = USUAL.gradient_norm,
-        server_average: float = USUAL.server_average,
-        participation: float = USUAL.participation,
-        seed: int = 0,
-        device: str = "cpu",
-        min_nodes: int = USUAL.min_nodes,
-        limit: float = USUAL.limit,
-        checkpoint_dir: Path | None = None,
-        checkpoint_every: int = 0,
-        links: HeldLinks | None = None,
+        limit: float = DEFAULTS.limit,
+        **settings: Any,  # the other parameters
     ) -> None:
         BELOW_ONE.check("feature_dropout", feature_dropout)
-        self.serve(
-            data,
-            server_model,
-            links,
-            schedule=schedule,
-            learning_rate=learning_rate,
-            evaluate_every=evaluate_every,
-            latent_size=latent_size,
-            reg_weight=reg_weight,
-            weight_decay=weight_decay,
-            gradient_norm=gradient_norm,
-            average=server_average,
-            seed=seed,
-            device=resolve_device(device),
-        )
-        settings = CommonSettings(latent_size, user_bias, weight_decay, seed, feature_dropout)
-        self.users: CommonBook = CommonBook(self.server.num_nodes, settings)
-        self._latents, self.limit = Latents(), limit
-        super().__init__(
-            Session(
-                self.membership(),
-                min_nodes=min_nodes,
-                participation=participation,
-                seed=seed,
-                checkpoint_dir=checkpoint_dir,
-                checkpoint_every=checkpoint_every,
-            )
-        )
+        self.feature_dropout, self.limit = feature_dropout, limit
+        self._latents = Latents()
+        super().__init__(data, server_model, **settings)
+
+    def table(self, settings: UserSettings) -> CommonTable:
+        return CommonTable(self.server.num_nodes, settings._replace(dropout=self.feature_dropout))
 
     # What is otherwise where sums are masked
 
@@ -183,23 +192,27 @@ class SummedGradientRelay(
 
     def round(self, server_round: int) -> RoundReport:
         """Run a round: steps 2 to 5, then 1 and 2 of the next."""
-        session = self.session
-        there = session.gather(server_round, "no SuperNode hosts users of this graph")
-        hosted = self.numbers(there)
-        latents = self._gathered(server_round, hosted)
-        answered = {node: latents.asked[node] for node in latents.came}
-        rate = scheduled(self.schedule, self.learning_rate, server_round, session.rounds)
+        users, latents = self.users, self._gathered(server_round)
+        answered = {node: latents.requests[node].users for node in latents.came}
+        rate = self.step_size(server_round)
         losses, gradient = self._losses(server_round, latents)
+        gradients = gradient.cpu().numpy()
         for node, local in answered.items():
-            self.users.used(local, apart=node in latents.apart)
-        void = self._add_up(server_round, answered, gradient, rate)
-        why = "" if void is None else str(void)
-        who = self._participation([] if why else list(answered), why)
-        if void is not None:
-            members = session.members
-            assert isinstance(members, CommonMembership)
-            members.stopped(void.nodes, answered)
-        self.users.ended(server_round)
+            users.used(local, apart=node in latents.apart)
+        requests = {
+            node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
+            for node, local in answered.items()
+        }
+        total, why = self.add(server_round, requests), ""
+        if isinstance(total, NoSum):
+            why = str(total)
+        else:
+            self.server.move(server_round, rate)
+            users.made(server_round, total, rate)
+        who = self.took_part(() if why else answered, why)
+        if isinstance(total, NoSum):
+            self.members.stopped(total.nodes, answered)
+        users.round = server_round
         self._look_ahead(server_round)
         report = self.measure(server_round, who, losses)
         report.skipped = why
@@ -207,21 +220,23 @@ class SummedGradientRelay(
 
     # Steps 1 and 2
 
-    def _gathered(self, server_round: int, hosted: Mapping[int, IntArray]) -> Latents:
+    def _gathered(self, server_round: int) -> Latents:
         """Return a round's latent vectors: asked for ahead, and from new SuperNodes."""
-        session, latents = self.session, self._latents
-        if latents.server_round != server_round:
-            latents = Latents(server_round)
-        latents.keep(list(hosted))
+        session, hosted = self.session, self.hosted(server_round)
+        if self._latents.server_round != server_round:
+            self._latents = Latents(server_round)
+        latents = self._latents
+        latents.requests = {n: asked for n, asked in latents.requests.items() if n in hosted}
         session.rejected += few(latents.rejected)
-        new = [node for node in hosted if node not in latents.asked]
-        users = self._drawn(server_round, {node: hosted[node] for node in new})
-        self._ask(latents, {node: (drawn, NOBODY) for node, drawn in users.items() if drawn.size})
-        session.asked = {n: users for n, users in latents.asked.items() if users.size}
+        new = {node: users for node, users in hosted.items() if node not in latents.requests}
+        users = self._drawn(server_round, new)
+        self._ask({node: (drawn, NOBODY) for node, drawn in users.items() if drawn.size})
+        asked = {node: request.users for node, request in latents.requests.items()}
+        session.asked = {node: users for node, users in asked.items() if users.size}
         if not session.asked:
             no_user = "no connected SuperNode hosts a user who takes part"
             raise NoClientsError(f"round {server_round}: {no_user}")
-        latents.came = {n: latent for n, latent in latents.came.items() if latent.size}
+        latents.came = {n: latent for n, latent in latents.came.items() if n in session.asked}
         session.must_have(server_round, Replies(dict(latents.came), list(session.rejected)))
         return latents
 
@@ -235,25 +250,18 @@ class SummedGradientRelay(
         drawn = nobody if is_last else self._drawn(server_round + 1, hosted)
         measured = hosted if self.evaluates(server_round) else nobody
         asked = {node: (drawn[node], measured[node]) for node in hosted}
-        self._ask(self._latents, asked, saves=self.session.is_due(server_round))
+        self._ask(asked, saves=self.session.is_due(server_round))
 
     def _drawn(self, server_round: int, hosted: Mapping[int, IntArray]) -> dict[int, IntArray]:
-        pool = self.users.roster.pool(server_round)
-        drawn = pool[self.session.draw(pool.size, server_round)]
         takes_part = np.zeros(self.users.roster.size, bool)
-        takes_part[drawn] = True
+        takes_part[self.drawn(server_round)] = True
         return {node: users[takes_part[users]] for node, users in hosted.items()}
 
-    def _ask(
-        self,
-        latents: Latents,
-        asked: Mapping[int, tuple[IntArray, IntArray]],
-        *,
-        saves: bool = False,
-    ) -> None:
-        session, settings = self.session, self.users.settings
+    def _ask(self, asked: Mapping[int, tuple[IntArray, IntArray]], *, saves: bool = False) -> None:
+        """Ask SuperNodes for vectors of users that train, and of users that are measured."""
         if not asked:
             return
+        session, settings, latents = self.session, self.users.settings, self._latents
         copied, copy = self._copy(latents.server_round, list(asked))
         self.requests = {
             node: LatentRequest(
@@ -269,6 +277,7 @@ class SummedGradientRelay(
             )
             for node, (users, measured) in asked.items()
         }
+        latents.requests |= self.requests
         contents = {node: request.to_record() for node, request in self.requests.items()}
         for node, entries in self.beside(latents.server_round, list(contents)).items():
             local = contents[node].config_records[CONFIG]
@@ -280,91 +289,79 @@ class SummedGradientRelay(
             read=lambda node, content: LatentReply.from_record(content, self.requests[node]),
             max_reply_bytes=self.reply_bytes(),
         )
-        self.answers = replies.values
+        self.answers, latents.rejected = replies.values, replies.rejected
         session.members.note(replies.rejected)
-        latents.rejected = replies.rejected
-        for node, request in self.requests.items():
-            latents.asked[node] = request.users
         for node, reply in replies.values.items():
-            latents.came[node] = self._take(node, reply)
-            if reply.latent is not None:
-                latents.apart.add(node)
+            self._take(node, reply)
 
-    def _take(self, node: int, reply: LatentReply) -> FloatArray:
-        """Take in a SuperNode's answer; return the vectors that its users train with."""
-        request = self.requests[node]
+    def _take(self, node: int, reply: LatentReply) -> None:
+        request, latents = self.requests[node], self._latents
         self.users.took_step(node, request)
         if reply.measured is not None:
             self.server.receive(torch.from_numpy(request.measured), _tensor(reply.measured))
         if reply.latent is not None:
-            return reply.latent
-        if reply.measured is None or not request.users.size:
-            return np.zeros((0, self.users.settings.latent_size), np.float32)
-        latent: FloatArray = reply.measured[np.isin(request.measured, request.users)]
-        return latent
+            latents.came[node] = reply.latent
+            latents.apart.add(node)
+        elif reply.measured is not None:
+            latents.came[node] = reply.measured[np.isin(request.measured, request.users)]
 
     def reply_bytes(self) -> int:
         users = (one.users.size + one.measured.size for one in self.requests.values())
         return reply_bytes(max(users, default=0) * self.users.settings.latent_size)
 
     def _copy(self, server_round: int, nodes: Sequence[int]) -> tuple[int, Bytes | None]:
-        if all(map(self.users.can_go_on, nodes)):
+        """Fetch a copy of the layer if a SuperNode needs it; return the copy's round, too."""
+        users = self.users
+        if all(map(users.can_go_on, nodes)):
             return NEVER, None
         hosted = self.session.hosted()
-        if not any(map(self.users.can_go_on, hosted)):
-            self.users.go_back(hosted)
-        request = CopyRequest(self.users.settings).to_record()
-        for donor in filter(self.users.can_go_on, hosted):
-            replies = self.session.send(
-                {donor: request},
-                server_round,
-                lambda _, content: CopyReply.read(content),
-                message_type="train.copy_layer",
-                max_reply_bytes=setup_bytes(),
-            )
-            for reply in replies.values.values():
-                if reply.layer_round == self.users.at[donor]:
-                    self.users.ledger.count("up", "copy", reply.copy.nbytes)
-                    return reply.layer_round, reply.copy
+        if not any(map(users.can_go_on, hosted)):
+            users.go_back(hosted)
+        request = CopyRequest(users.settings)
+        for donor in filter(users.can_go_on, hosted):
+            reply = self.ask_one(donor, server_round, "train.copy_layer", request, CopyReply.read)
+            if reply is not None and reply.layer_round == users.at[donor]:
+                users.ledger.count("up", "copy", reply.copy.nbytes)
+                return reply.layer_round, reply.copy
         return NEVER, None
 
-    # Steps 3 to 5
+    def ask_one(
+        self,
+        node: int,
+        server_round: int,
+        message_type: str,
+        request: Message,
+        read: Callable[[RecordDict], T],
+    ) -> T | None:
+        """Ask one SuperNode, and return its answer if it gives one."""
+        replies = self.session.send(
+            {node: request.to_record()},
+            server_round,
+            lambda _, content: read(content),
+            message_type=message_type,
+            max_reply_bytes=setup_bytes(),
+        )
+        return replies.values.get(node)
+
+    # Step 3
 
     def _losses(self, server_round: int, latents: Latents) -> tuple[Losses, Tensor]:
-        """Do step 3: the loss over the users that answered, and the gradients by their vectors."""
-        server = self.server
-        heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=server.device)
-        came = [(_users(latents.asked[n]), _tensor(x)) for n, x in latents.came.items()]
+        """Return the loss over the users that answered, and the gradients by their vectors."""
+        server, device = self.server, self.server.device
+        heard = torch.zeros(server.num_nodes, dtype=torch.bool, device=device)
+        came = [
+            (torch.from_numpy(latents.requests[node].users), _tensor(latent))
+            for node, latent in latents.came.items()
+        ]
         for users, latent in came:
             unknown = ~server.known.cpu()[users]
             if unknown.any():  # the first word from them
                 server.receive(users[unknown], latent[unknown])
         mixed = server.latent.clone()
         for users, latent in came:
-            mixed[users.to(server.device)] = latent.to(server.device)
-            heard[users.to(server.device)] = True
+            mixed[users.to(device)] = latent.to(device)
+            heard[users.to(device)] = True
         return server.gradients(server_round, mixed, heard)
-
-    def _add_up(
-        self, server_round: int, answered: Mapping[int, IntArray], gradient: Tensor, rate: float
-    ) -> NoSum | None:
-        """Do steps 4 and 5; return the reason if nobody steps."""
-        users, gradients = self.users, gradient.cpu().numpy()
-        requests = {
-            node: GradientRequest(server_round, local, gradients[local], users.last, users.settings)
-            for node, local in answered.items()
-        }
-        total = self.add(server_round, requests)
-        if isinstance(total, NoSum):
-            return total
-        self.server.move(server_round, rate)
-        users.made(server_round, total, rate)
-        return None
-
-    def _participation(self, nodes: Sequence[int], no_use: str) -> Participation:
-        unhosted = self.users.unhosted(self.session.members.numbers())
-        answered = self.session.clients_of(nodes)
-        return self.session.participation(answered, left_out=unhosted, no_use=no_use)
 
     # The run
 
@@ -377,13 +374,156 @@ class SummedGradientRelay(
         super().load_state(state)
         self._latents = Latents()
 
-    def fixed_settings(self) -> dict[str, object]:
-        return {**self.users.settings._asdict(), "learning_rate": self.learning_rate}
-
 
 def _tensor(latent: NDArray[np.generic]) -> Tensor:
     return torch.tensor(latent, dtype=torch.float32)
 
 
-def _users(numbers: IntArray) -> Tensor:
-    return torch.from_numpy(numbers)
+# Masked ------------------------------------------------------------------------------------------
+
+
+class MaskedMembership(CommonMembership):
+    """The users of each SuperNode, and which SuperNodes have the common key."""
+
+    answer_type = MaskedEnrolment
+
+    def __init__(self, state: CommonTable, check: Callable[[MaskedEnrolment], None]) -> None:
+        super().__init__(state)
+        self._check = check
+        self.keys: dict[int, MaskedEnrolment] = {}  # what each SuperNode said of its keys
+
+    def read(self, node: int, content: RecordDict) -> EnrolmentReply:
+        answer = super().read(node, content)
+        assert isinstance(answer, MaskedEnrolment)
+        self._check(answer)
+        return answer
+
+    def enrolled(self, node: int, answer: EnrolmentReply) -> None:
+        super().enrolled(node, answer)
+        assert isinstance(answer, MaskedEnrolment)
+        self.keys[node] = answer
+
+
+class MaskedGradientRelay(SummedGradientRelay):
+    """Server of nFedGNN with one first layer, for clients that are ``MaskedLayerClient``.
+
+    Parameters
+    ----------
+    *data, **more
+        As of ``SummedGradientRelay``.
+    registry : Path or str, optional
+        File of the SuperNodes' registered keys, for clients that do not trust the server.
+    """
+
+    def __init__(
+        self,
+        *data: Any,  # Any: arguments are those of its parent
+        registry: Path | str | None = None,
+        **more: Any,
+    ) -> None:
+        # Under pads two sums tell the server nothing, however few SuperNodes they differ by.
+        self._parties = None if registry is None else PartySums(registry, differ_by=1)
+        super().__init__(*data, **more)
+
+    members: MaskedMembership
+
+    def membership(self) -> MaskedMembership:
+        return MaskedMembership(self.users, self._check)
+
+    def _check(self, answer: MaskedEnrolment) -> None:
+        """Refuse a SuperNode whose public key no other SuperNode would take."""
+        if self._parties is not None:
+            run = str(self.session.exchange.grid.run.run_id).encode()
+            try:
+                check_signed(self._parties.registry, run, answer.public, answer.signed_by)
+            except RefusedError as error:
+                raise MalformedReplyError(str(error)) from error
+
+    @cached_property
+    def sums(self) -> SecureSum:
+        return SecureSum(
+            self.session.exchange,
+            limit=self.limit,
+            resolution=2.0**-LEAST_FRACTION_BITS,
+            server=self._parties or SumServer(dropout=0.0),
+            timeout=self.session.timeout,
+            guard=True,
+        )
+
+    def load_state(self, state: StateDict) -> None:
+        """Go on from what ``state`` returned; keys of sums are made anew."""
+        super().load_state(state)
+        if self._parties is None:
+            self.__dict__.pop("sums", None)
+
+    def beside(self, server_round: int, nodes: Sequence[int]) -> dict[int, Config]:
+        """Have the common key sealed for SuperNodes that do not have it."""
+        keys, hosted = self.members.keys, list(self.session.hosted())
+        holders = [node for node in hosted if keys[node].key_check.any()]
+        first = keys[holders[0]].key_check if holders else None
+        having = [node for node in holders if np.array_equal(keys[node].key_check, first)]
+        lacking = [node for node in nodes if node not in having]
+        for donor in (having or hosted) if lacking else ():
+            others = [node for node in lacking if node != donor]
+            public = np.array([keys[node].public for node in others], np.uint8).reshape(-1, 32)
+            signed = None
+            if self._parties is not None:
+                rows = [keys[node].signed_by for node in others]
+                signed = np.array(rows, np.uint8).reshape(-1, SIGNED_BY)
+            request = ShareKeyRequest(public, not holders, signed)
+            read = partial(ShareKeyReply.read, k=len(others))
+            reply = self.ask_one(donor, server_round, "train.share_key", request, read)
+            if reply is not None:
+                for node in (donor, *others):
+                    keys[node].key_check = reply.key_check
+                sender = keys[donor].public, keys[donor].signed_by
+                return {
+                    node: KeyPacket(packet, *sender).to_config()
+                    for node, packet in zip(others, reply.packets, strict=True)
+                }
+        return {}
+
+    def add(self, server_round: int, requests: Mapping[int, GradientRequest]) -> HiddenSum | NoSum:
+        """Have the sums added up under masks; return the padded sum, or why there is none."""
+        session, sums = self.session, self.sums
+        clients = session.members.clients
+        count, checks = (IN_SUM, 0) if self._parties is None else (AS_PARTY, CHECKS)
+        asked = {node: clients[node][:count] for node in requests}
+        every = {one for local in asked.values() for one in local}
+        if set(sums.clients) != every:
+            sums.give_up()
+        sums.prepare(server_round, asked)
+        length = int(np.prod(self.users.weight_shape)) + checks
+        ring = sums.ring
+        entries = sums.requests(
+            length, GRADIENTS, detail_of(server_round, self.users.last), padded=True
+        )
+        contents = {node: requests[node].to_record() for node in entries}
+        for node, content in contents.items():
+            content[CONFIG] = ConfigRecord({**content.config_records[CONFIG], **entries[node]})
+        replies = session.send(
+            contents,
+            server_round,
+            sums.take,
+            message_type="train.add_up",
+            max_reply_bytes=reply_bytes(length, IN_SUM),
+        )
+        missing = [node for node in contents if node not in replies.values]
+        for node in replies.values:
+            self.users.added_up(requests[node].users, 8 * length)
+        result = sums.close_padded(server_round)
+        rejected = sums.take_rejected()
+        session.rejected += rejected
+        if missing:
+            return NoSum.unanswered(missing)
+        if isinstance(result, Skipped):
+            silent = tuple({one.node_id for one in rejected} & requests.keys())
+            return NoSum(str(result.reason), silent)
+        if lost := every.difference(result.contributors.tolist()):
+            text = f"{len(lost)} of {len(every)} parties were left out"
+            nodes = (node for node, local in asked.items() if not lost.isdisjoint(local))
+            return NoSum(text, tuple(nodes))
+        mask = MaskRequest.from_config(next(iter(entries.values())))
+        return HiddenSum(
+            result.contributors.size, mask.run_id, mask.server_round, ring, result.total
+        )

@@ -10,8 +10,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +21,7 @@ from flower_graph.rng import generator
 Tensors = dict[str, Tensor]
 # What Adam changes, by its name in a cohort's state
 ADAM_TENSORS = ("weight", "exp-avg", "exp-avg-sq")
+AT_A_TIME = 1 << 14  # users whose rows are read from a file at a time
 
 
 class UserSettings(NamedTuple):
@@ -38,33 +38,21 @@ class UserSettings(NamedTuple):
     seed : int
         The run's seed: all users start from the same weights.
     average_over : str
-        ``"holders"`` or ``"all"``; see ``Cohort.weight_sum``.
+        ``"holders"`` or ``"all"``, where each user has a layer of its own; see
+        ``Cohort.weight_sum``.
+    dropout : float
+        Share of its features that a user drops in training, where all users have one layer.
     """
 
     latent_size: int
     bias: bool
     weight_decay: float
     seed: int
-    average_over: str
+    average_over: str = "holders"
+    dropout: float = 0.0
 
 
-class LinearSettings(Protocol):
-    """The settings that decide the first weights of a linear map."""
-
-    @property
-    def latent_size(self) -> int:
-        """Length of the latent vector."""
-
-    @property
-    def bias(self) -> bool:
-        """Whether the map has a bias."""
-
-    @property
-    def seed(self) -> int:
-        """The run's seed."""
-
-
-def shared_linear_weight(num_features: int, settings: LinearSettings) -> Tensor:
+def shared_linear_weight(num_features: int, settings: UserSettings) -> Tensor:
     """Draw the weights from which every user starts."""
     weight = torch.empty(num_features, settings.latent_size)
     nn.init.xavier_uniform_(weight, generator=generator(settings.seed, "user-model"))
@@ -200,8 +188,73 @@ def linear_state(rows: ActiveRows, settings: UserSettings) -> Tensors:
     return state
 
 
+class StoredCohort(LinearCohort):
+    """Users whose weights and moments are in a file, for more users than fit into memory.
+
+    The file's numbers ``[3 r h]`` are mapped into memory. A user that was never asked has the
+    common first weights, and takes no room on the disk.
+    """
+
+    def __init__(
+        self, rows: ActiveRows, settings: UserSettings, tensors: Tensors, numbers: Tensor
+    ) -> None:
+        parts = numbers.view(len(ADAM_TENSORS), -1, settings.latent_size)
+        super().__init__(rows, settings, tensors | dict(zip(ADAM_TENSORS, parts, strict=True)))
+        self._first = shared_linear_weight(rows.num_features - int(settings.bias), settings)
+
+    def forward(self, users: Tensor | None) -> Tensor:
+        parts = self._everyone(users).split(AT_A_TIME)
+        return torch.cat([super(StoredCohort, self).forward(self._begun(part)) for part in parts])
+
+    def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
+        users = self._everyone(users)
+        # Users with equal counts side by side step together, which is quicker.
+        order = torch.argsort(self._state["step"][users], stable=True)
+        for part in order.split(AT_A_TIME):
+            super().step(self._begun(users[part]), gradient[part], learning_rate)
+
+    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Refuse: an average changes the weights of all users at once."""
+        raise ValueError("users whose weights are in a file do not average them")
+
+    set_weights = weight_sum  # type: ignore[assignment]
+
+    def tensors(self) -> Tensors:
+        """Return weights, moments and step counts of all users, as they would be in memory."""
+        self._begun(self._everyone(None))
+        return self._state
+
+    def _everyone(self, users: Tensor | None) -> Tensor:
+        return torch.arange(self.num_users) if users is None else users
+
+    def _begun(self, users: Tensor) -> Tensor:
+        """Write the first weights of users that have not stepped yet; return all ``users``."""
+        rows, place = take(self.rows, users[self._state["step"][users] == 0])
+        self._state["weight"][place] = self._first[rows.feature]
+        return users
+
+
+class FlatModule:
+    """A module of any kind, without dropout, whose parameters are one vector."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        self._module = copy.deepcopy(module).eval().to(device)
+        self._named = dict(self._module.named_parameters())
+
+    def start(self) -> Tensor:
+        """Return the parameters that the module came with, ``[d]``."""
+        return torch.nn.utils.parameters_to_vector(self._named.values()).detach()
+
+    def __call__(self, flat: Tensor, x: Tensor) -> Tensor:
+        """Compute the outputs of rows ``[n, f]`` with the parameters in ``flat``."""
+        parts = flat.split([parameter.numel() for parameter in self._named.values()])
+        pairs = zip(self._named.items(), parts, strict=True)
+        parameters = {name: part.view(like.shape) for (name, like), part in pairs}
+        return torch.func.functional_call(self._module, parameters, (x,))  # type: ignore[no-any-return]
+
+
 class ModuleCohort:
-    """Users with a module each, of any kind; parameters are stacked and run by ``vmap``."""
+    """Users with a module each, of any kind; each user's parameters are a row of ``weight``."""
 
     def __init__(
         self,
@@ -211,20 +264,15 @@ class ModuleCohort:
         tensors: Tensors | None = None,
     ) -> None:
         self.x, self.settings, self.num_users = x, settings, x.shape[0]
-        self._module = copy.deepcopy(module).eval().to(x.device)
-        self._names = [name for name, _ in self._module.named_parameters()]
+        self._module = FlatModule(module, x.device)
         self._state = self._initial() if tensors is None else tensors
 
     def _initial(self) -> Tensors:
-        state: Tensors = {}
-        for name, parameter in self._module.named_parameters():
-            value = parameter.detach()
-            weight = value.expand(self.num_users, *value.shape).clone()
-            state[f"weight.{name}"] = weight
-            state[f"exp-avg.{name}"] = torch.zeros_like(weight)
-            state[f"exp-avg-sq.{name}"] = torch.zeros_like(weight)
-        state["step"] = torch.zeros(self.num_users, dtype=torch.int32, device=self.x.device)
-        return state
+        weight = self._module.start().expand(self.num_users, -1).clone()
+        state = {name: torch.zeros_like(weight) for name in ADAM_TENSORS} | {"weight": weight}
+        return state | {
+            "step": torch.zeros(self.num_users, dtype=torch.int32, device=weight.device)
+        }
 
     def tensors(self) -> Tensors:
         return self._state
@@ -232,58 +280,34 @@ class ModuleCohort:
     def _all(self, users: Tensor | None) -> Tensor:
         return torch.arange(self.num_users) if users is None else users
 
-    def _call(self, weights: Tensors, x: Tensor) -> Tensor:
-        def one(parameters: Tensors, value: Tensor) -> Tensor:
-            out = torch.func.functional_call(self._module, parameters, (value[None],))
-            return out[0]  # type: ignore[no-any-return]
-
-        return torch.func.vmap(one)(weights, x)
-
-    def _weights(self, users: Tensor) -> Tensors:
-        return {name: self._state[f"weight.{name}"][users] for name in self._names}
+    def _call(self, weights: Tensor, x: Tensor) -> Tensor:
+        return torch.func.vmap(lambda flat, row: self._module(flat, row[None])[0])(weights, x)
 
     def forward(self, users: Tensor | None) -> Tensor:
         users = self._all(users)
         with torch.no_grad():
-            return self._call(self._weights(users), self.x[users])
+            return self._call(self._state["weight"][users], self.x[users])
 
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
-        users = self._all(users)
-        run: Callable[[Tensors], Tensor] = lambda weights: self._call(weights, self.x[users])  # noqa: E731
-        pull_back = torch.func.vjp(run, self._weights(users))[1]
-        (grads,) = pull_back(gradient.to(self.x.device))
-        self._state["step"][users] += 1
-        step = self._state["step"][users]
-        for name in self._names:
-            self._adam(name, users, grads[name], step, learning_rate)
-
-    def _adam(
-        self, name: str, users: Tensor, grad: Tensor, step: Tensor, learning_rate: float
-    ) -> None:
-        keys = [f"{kind}.{name}" for kind in ADAM_TENSORS]
-        part = [self._state[key][users].reshape(users.numel(), -1) for key in keys]
-        rows, flat = _a_row_each(part[0]), grad.reshape(users.numel(), -1)
-        adam_step(rows, part, flat, step, learning_rate, self.settings.weight_decay)
-        for key, value in zip(keys, part, strict=True):
-            self._state[key][users] = value.view_as(self._state[key][users])
+        users, state = self._all(users), self._state
+        x, part = self.x[users], [self._state[name][users] for name in ADAM_TENSORS]
+        pull_back = torch.func.vjp(lambda weights: self._call(weights, x), part[0])[1]
+        (slope,) = pull_back(gradient.to(x.device))
+        state["step"][users] += 1
+        rows, decay = _a_row_each(slope), self.settings.weight_decay
+        adam_step(rows, part, slope, state["step"][users], learning_rate, decay)
+        for name, value in zip(ADAM_TENSORS, part, strict=True):
+            state[name][users] = value
 
     def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Sum all parameters over the users, flattened to ``[f, 1]``; every user counts."""
+        """Sum all parameters over the users, ``[f, 1]``; every user counts."""
         users = self._all(users)
-        flat = [self._state[f"weight.{n}"][users].double().sum(0).reshape(-1) for n in self._names]
-        total = torch.cat(flat)[:, None]
+        total = self._state["weight"][users].double().sum(0)[:, None]
         return total, torch.full((total.shape[0],), users.numel())
 
     def set_weights(self, users: Tensor | None, mean: Tensor) -> None:
         """Replace the users' parameters by ``[f, 1]`` means."""
-        users = self._all(users)
-        start = 0
-        for name in self._names:
-            weight = self._state[f"weight.{name}"]
-            size = weight[0].numel()
-            value = mean[start : start + size, 0].to(weight).view(weight.shape[1:])
-            weight[users] = value.expand(users.numel(), *value.shape)
-            start += size
+        self._state["weight"][self._all(users)] = mean[:, 0].to(self._state["weight"])
 
 
 # What ``NodeClient`` works with; where a cohort is asked for ``users``, ``None`` means all of them.

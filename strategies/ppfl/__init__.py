@@ -10,27 +10,16 @@ if TYPE_CHECKING:
         PublicNodeClient,
         public_rows,
     )
-    from flower_graph.strategies.ppfl.evaluation import (
-        judge_embeddings,
-    )
-    from flower_graph.strategies.ppfl.joining import (
-        join_graph,
-    )
+    from flower_graph.strategies.ppfl.evaluation import judge_embeddings
     from flower_graph.strategies.ppfl.newcomer import (
         PublicSpace,
+        join_graph,
         join_space,
         learn_beside,
     )
-    from flower_graph.strategies.ppfl.secure_consensus import (
-        SecureConsensus,
-    )
-    from flower_graph.strategies.ppfl.secure_consensus_client import (
-        SecureConsensusClient,
-    )
-    from flower_graph.strategies.ppfl.strategy import (
-        LocalEmbedding,
-        ProcrustesAlignment,
-    )
+    from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
+    from flower_graph.strategies.ppfl.secure_consensus_client import SecureConsensusClient
+    from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
 __all__ = [
     "EmbeddingClient",

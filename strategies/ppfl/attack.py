@@ -19,8 +19,7 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.deviating import Deviation, of_sums
-from flower_graph.audit.distrusting import of_parties
+from flower_graph.audit.deviating import Deviation, of_parties, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -47,7 +46,10 @@ class Graph(NamedTuple):
 def last_rows(exchanges: Sequence[Exchange], *, sent: bool) -> dict[int, NDArray[np.floating]]:
     """Return each client's last embeddings, ``[p, d]``, or the last means that it got."""
     result: dict[int, NDArray[np.floating]] = {}
-    sizes = _public_rows(exchanges)
+    sizes: dict[int, int] = {}
+    for one in of_kind(exchanges, "query"):
+        config = config_of(one.reply)
+        sizes |= zip(map(int, config[keys.CLIENTS]), map(int, config[keys.ROWS]), strict=True)
     for one in of_kind(exchanges, "train"):
         content = one.reply if sent else one.request
         if keys.PUBLIC not in content.array_records.get(keys.ARRAYS, ()):
@@ -67,28 +69,22 @@ def attack(exchanges: Sequence[Exchange], graph: Graph, rng: np.random.Generator
     if not seen:
         raise ValueError("neither embeddings nor means were recorded; two rounds are needed")
     near = {client: cosines(rows) for client, rows in seen.items()}
-    return [_links(near, graph, rng), _private_links(near, graph, rng), _owners(near, graph)]
-
-
-def _links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
-    edges = graph.edges[np.ix_(graph.public, graph.public)]
-    upper = np.triu(np.ones_like(edges), 1)
-    yes, no = np.argwhere(edges & upper), _draw(np.argwhere(~edges & upper), rng)
-    scores, truth = _scored([(one, yes, no) for one in near.values()])
-    return ranking("which public nodes have an edge", scores, truth)
-
-
-def _private_links(near: Near, graph: Graph, rng: np.random.Generator) -> Finding:
-    """Score, for each client, where it has a private node between two public nodes."""
     inner = graph.edges[np.ix_(graph.public, graph.public)]
-    apart = ~inner & ~_joined(inner) & np.triu(np.ones_like(inner), 1)
-    cases = []
+    upper = np.triu(np.ones_like(inner), 1)
+    edges, absent = np.argwhere(inner & upper), _draw(np.argwhere(~inner & upper), rng)
+    # Where a client has a private node between two public nodes that nothing public joins
+    apart, private = ~inner & ~_joined(inner) & upper, []
     for client, one in near.items():
         behind = _joined(graph.edges[np.ix_(graph.public, graph.owner == client)])
-        yes, no = np.argwhere(apart & behind), _draw(np.argwhere(apart & ~behind), rng)
-        cases.append((one, yes, no))
+        no = _draw(np.argwhere(apart & ~behind), rng)
+        private.append((one, np.argwhere(apart & behind), no))
     name = "between which public nodes a client has a private one (no public one, no edge)"
-    return ranking(name, *_scored(cases))
+    linked = [(one, edges, absent) for one in near.values()]
+    return [
+        ranking("which public nodes have an edge", *_scored(linked)),
+        ranking(name, *_scored(private)),
+        _owners(near, graph),
+    ]
 
 
 def _owners(near: Near, graph: Graph) -> Finding:
@@ -111,7 +107,6 @@ def _owners(near: Near, graph: Graph) -> Finding:
 
 
 def _joined(edges: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which rows have a column in common."""
     counts = edges.astype(np.float32)
     return (counts @ counts.T) > 0
 
@@ -131,14 +126,6 @@ def _scored(
             scores.append(near[pairs[:, 0], pairs[:, 1]])
             truth.append(np.full(len(pairs), is_true))
     return np.concatenate(scores), np.concatenate(truth)
-
-
-def _public_rows(exchanges: Sequence[Exchange]) -> dict[int, int]:
-    sizes: dict[int, int] = {}
-    for one in of_kind(exchanges, "query"):
-        config = config_of(one.reply)
-        sizes |= zip(map(int, config[keys.CLIENTS]), map(int, config[keys.ROWS]), strict=True)
-    return sizes
 
 
 class EmbeddingAudit(Audit[PPFLConfig, Holders]):

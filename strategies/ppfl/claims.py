@@ -13,16 +13,17 @@ cannot be read.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import numpy as np
 
 from flower_graph.errors import RefusedError
-from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.secure.channel import framed, rows_of
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Identity, TrustSettings
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.strategies.ppfl.messages import (
@@ -34,18 +35,19 @@ from flower_graph.strategies.ppfl.messages import (
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Bytes, Exact, Numbers, Ragged, split_rows
+from flower_graph.wire.keys import ROLES
 
+NOBODYS = np.zeros(0, np.int64)
 PURPOSE = b"public-nodes"
 MEANS = "PPFL-GNN means"  # the purpose of the sums
 DIGEST = hashlib.sha256().digest_size
+ABSENT = -1  # slot of a node that is not in a sum
+NOT_TOLD = NOBODYS, np.zeros((0, DIGEST), np.uint8)  # nodes and means, which a client knows
 # Shares of the SuperNodes that may be missing from a sum, and that may collude with the server: the
 # same at all, since all must choose the same nodes.
 MISSING, COLLUDING = 3, 1  # tenths
 # Measurements are summed too: they follow the rows of a vector, then a 1 for each that exists.
-MEASURED = (
-    *("loss", "disagreement", "train", "val", "test"),
-    *("precision-1", "precision-5", "precision-10"),
-)
+MEASURED = ("loss", "disagreement", *ROLES, "precision-1", "precision-5", "precision-10")
 
 
 def sign_claim(identity: Identity, run_id: int, held: Mapping[int, IntArray]) -> Bytes:
@@ -70,16 +72,33 @@ def fewest_parties(parties: int) -> int:
     return 2 + MISSING * parties // 10 + COLLUDING * parties // 10
 
 
+def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
+    """Return how many clients must hold a summed node, if the server is trusted."""
+    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
+    # are then always in the sum of every node: no row is one client's alone.
+    return max(least, 2 + math.floor(dropout * clients))
+
+
 def agreed_nodes(
     held: Mapping[int, Mapping[int, IntArray]], least: int = LEAST_HOLDERS
 ) -> IntArray:
-    """Choose the nodes of the sums: nodes with enough holders, by ascending id."""
-    # held: by party and client; least: the fewest SuperNodes that must hold a node in any case
+    """Choose the nodes of the sums by the parties' clients; at least ``least`` hold a node."""
     each = [np.unique(np.concatenate(list(of.values()))) for of in held.values()]
-    if not each:
-        return np.zeros(0, np.int64)
-    nodes, counts = np.unique(np.concatenate(each), return_counts=True)
-    return nodes[counts >= max(least, fewest_parties(len(each)))]
+    return common_nodes(each, max(least, fewest_parties(len(each))))
+
+
+def common_nodes(each: Sequence[IntArray], fewest: int) -> IntArray:
+    """Choose the nodes that enough holders have, by ascending id; none has a node twice."""
+    nodes, counts = np.unique(np.concatenate([NOBODYS, *each]), return_counts=True)
+    return nodes[counts >= fewest]
+
+
+def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
+    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
+    if not common.size:
+        return np.full(nodes.shape, ABSENT)
+    at = np.searchsorted(common, nodes).clip(max=common.size - 1)
+    return np.where(common[at] == nodes, at, ABSENT)
 
 
 def digests_of(rows: FloatArray) -> Bytes:
@@ -95,10 +114,6 @@ def layout_of(
     flags = order.is_target, order.rotations_only
     numbers = struct.pack("<qqQ??", dimension, server_round, order.seed, *flags)
     return hashlib.sha256(framed(numbers, pack_integers(nodes), means.tobytes())).digest()
-
-
-# Nodes and hashes of means; a client knows its own
-NOT_TOLD = np.zeros(0, np.int64), np.zeros((0, DIGEST), np.uint8)
 
 
 @dataclass
@@ -128,7 +143,7 @@ class Claims(Message, down="train"):
             shape=f"u {DIGEST}",
             optional=True,
         ),
-    ] = field(default_factory=lambda: np.zeros((0, DIGEST), np.uint8))
+    ] = field(default_factory=lambda: NOT_TOLD[1])
 
     def check(self, known: Known) -> None:
         if self.counts.min(initial=0) < 0 or self.counts.sum() != self.clients.size:
@@ -186,7 +201,6 @@ class SignedClaims:
         self._held: dict[int, dict[int, IntArray]] = {}
 
     def take(self, answer: EmbeddingEnrolment) -> str:
-        """Record a SuperNode's claim, or return why it is refused."""
         held = dict(zip(answer.clients, answer.nodes, strict=True))
         parties = [self.registry.parties[number] for number in self.registry.active]
         party = next((one.number for one in parties if one.may_host(held)), None)

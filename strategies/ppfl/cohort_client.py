@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Array, ArrayRecord, Context
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.client.cohort_state import CohortState, Makers
-from flower_graph.client.state import Tensors
+from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.outputs.client import ClientOutputs
-from flower_graph.outputs.files import NODE_ROLES, Snapshot
+from flower_graph.outputs.files import NODE_ROLES, Embeddings, Predictions, SavedModels, Snapshot
 from flower_graph.storage.files import private_folder
 from flower_graph.storage.writing import replaced, saying
-from flower_graph.strategies.ppfl.evaluation import count_judged
-from flower_graph.strategies.ppfl.kept import (
-    forget,
-    recall,
-    remember,
-    snapshot_of,
-)
+from flower_graph.strategies.ppfl.evaluation import Folds, GraphJudge, Judgement, count_judged
 from flower_graph.strategies.ppfl.messages import (
     NOT_FINITE,
     EmbeddingEnrolment,
@@ -35,6 +28,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicReply,
     PublicRequest,
 )
+from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CHECKPOINT, NOT_SAVED, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.numpy_client import Answer, Config, Parameters
@@ -42,6 +36,7 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 # Evaluates the embeddings of all of a client's nodes, given the round and whether it is the last
 Judge = Callable[[FloatArray, int, bool], Mapping[str, float]]
 MODELS = "model."  # prefix of the models' tensors in a checkpoint
+JUDGED = "public-node-judged"  # in Context.state: the last predictions of evaluations
 
 
 class EmbeddingModel(Protocol):
@@ -65,21 +60,20 @@ class KeepsState(Protocol):
 
     # Names, shapes and types of the tensors stay the same from the model's making on.
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that must last."""
+    def state_dict(self) -> dict[str, Tensor]: ...
 
-    def load_state_dict(self, state_dict: Mapping[str, object]) -> object:
-        """Restore it."""
+    def load_state_dict(self, state_dict: Mapping[str, object]) -> object: ...
 
 
 @runtime_checkable
-class MeasuresItself(Protocol):
-    """Method of a model that evaluates its own embeddings."""
+class Classifies(Protocol):
+    """Methods of a model that classifies nodes itself and can be saved."""
 
-    def judge(
-        self, embeddings: FloatArray, server_round: int, is_last: bool
-    ) -> Mapping[str, float]:
-        """Measure, as a ``Judge`` does."""
+    def logits(self) -> Tensor:
+        """Return the logits of all nodes, ``[n, k]``."""
+
+    def saved(self) -> SavedModels:
+        """Return the weights under a plain module's names."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +93,7 @@ class EmbeddingClient:
     build
         Makes the model as it is before the first round.
     judge
-        Evaluates its embeddings; returns the accuracies ``val`` and ``test``. None: the model's own
-        ``judge``, if it has one.
+        Evaluates its embeddings; returns the accuracies ``val`` and ``test``.
 
     Raises
     ------
@@ -116,19 +109,16 @@ class EmbeddingClient:
     judge: Judge | None = None
 
     def __post_init__(self) -> None:
-        """Refuse impossible values; the error names the client."""
         who = f"client {self.number}"
-        if self.nodes.ndim != 1 or self.nodes.size == 0:
-            raise ValueError(f"{who}: nodes has shape {self.nodes.shape}, must be [n] with n > 0")
-        if np.unique(self.nodes).size != self.nodes.size:
-            raise ValueError(f"{who}: two of its nodes have one id")
-        if self.rows.ndim != 1 or self.rows.size == 0:
-            raise ValueError(f"{who} has no public node: it shares nothing with anybody")
-        if np.unique(self.rows).size != self.rows.size:
-            raise ValueError(f"{who}: a public node is named twice")
-        if self.rows.min() < 0 or self.rows.max() >= self.nodes.size:
-            wrong = self.rows.min() if self.rows.min() < 0 else self.rows.max()
-            raise ValueError(f"{who}: row {wrong} is none of its {self.nodes.size} nodes")
+        for name, values in (("nodes", self.nodes), ("rows", self.rows)):
+            if values.ndim != 1 or values.size == 0 or np.unique(values).size != values.size:
+                raise ValueError(
+                    f"{who}: {name} of shape {values.shape}: one or more different numbers are "
+                    "allowed"
+                )
+        least, most, last = self.rows.min(), self.rows.max(), self.nodes.size - 1
+        if least < 0 or most > last:
+            raise ValueError(f"{who}: rows {least} to {most}; allowed are 0 to {last}")
         if self.dimension < 1:
             raise ValueError(f"{who}: dimension is {self.dimension}, must be at least 1")
 
@@ -137,18 +127,22 @@ class EmbeddingClient:
         """Ids of the public nodes, int64 ``[p]``."""
         return self.nodes[self.rows]
 
+    @property
+    def is_public(self) -> NDArray[np.bool_]:
+        """Whether each node is public, ``[n]``."""
+        public = np.zeros(self.nodes.size, bool)
+        public[self.rows] = True
+        return public
+
 
 def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
     """Return the indices in ``nodes`` of public ids ``[p]``; ``ValueError`` for an unknown id."""
-    order = np.argsort(nodes, kind="stable")
-    at = np.searchsorted(nodes, public, sorter=order).clip(max=nodes.size - 1)
-    rows: IntArray = order[at].astype(np.int64)
-    strangers = public[nodes[rows] != public]
-    if strangers.size:
+    if (strangers := public[~np.isin(public, nodes)]).size:
         raise ValueError(
             f"public nodes {strangers[:5].tolist()} are none of the client's {nodes.size} nodes"
         )
-    return rows
+    order = np.argsort(nodes, kind="stable")
+    return order[np.searchsorted(nodes, public, sorter=order)]
 
 
 Models = dict[int, EmbeddingModel]
@@ -167,16 +161,14 @@ class ModelState(CohortState[Models]):
 
     def _collect(self, live: Models, tensors: Tensors) -> None:
         result = _tensors(live)
-        for name in {**result, **tensors}:
-            was, now = (
-                (tuple(kept[name].shape), kept[name].dtype) if name in kept else None
-                for kept in (tensors, result)
+        was, now = (
+            {name: (tuple(value.shape), value.dtype) for name, value in kept.items()}
+            for kept in (tensors, result)
+        )
+        if was != now:
+            raise ValueError(
+                f"state_dict: was {was!s:.200}, is {now!s:.200}; names, shapes and types must stay"
             )
-            if was != now:
-                raise ValueError(
-                    f"state {name}: was {was}, is {now}; names, shapes and types of what a model "
-                    "keeps must stay as they were at first"
-                )
         for name, value in result.items():
             tensors[name].copy_(value)
 
@@ -224,9 +216,8 @@ class PublicNodeClient(NumPyClient):
             raise ValueError(f"members: client numbers {numbers!s:.60} are not all different")
         self._save_to, self._context = save_to, context
         self.outputs = ClientOutputs(context, output_dir)
-        self._state = ModelState(
-            context, "public-node-client", list(self.members), checkpoint_dir, prefix=MODELS
-        )
+        name, numbers = "public-node-client", list(self.members)
+        self._state = ModelState(context, name, numbers, checkpoint_dir, prefix=MODELS)
         self._makers = Makers(self._first, self._build)
 
     def get_properties(self, config: Config) -> Config:
@@ -242,7 +233,6 @@ class PublicNodeClient(NumPyClient):
         return EmbeddingEnrolment(list(self.members), [*self.public.values()], dimensions, handled)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
-        """Use the means, train, embed and measure (steps 2 and 3)."""
         request = PublicRequest.from_numpy(parameters, config, public=self.public)
         reply = self.round(request)
         if request.saves:
@@ -253,55 +243,85 @@ class PublicNodeClient(NumPyClient):
     def public(self) -> dict[int, IntArray]:
         return {number: member.public for number, member in self.members.items()}
 
-    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+    def save(self, server_round: int, run: str) -> str:
         """Write a round's checkpoint; return why it failed, or an empty string."""
-        return self._state.save(server_round, run, self._makers, more)
+        return self._state.save(server_round, run, self._makers, self.beside())
+
+    def beside(self) -> Tensors:
+        return {}
 
     def resume(self, resume: Resume) -> Tensors | None:
         tensors = self._state.restore(resume, self._makers)
         if tensors is not None:
-            forget(self._context)  # predictions of a later round
+            self._context.state.pop(JUDGED, None)  # predictions of a later round
         return tensors
 
     def snapshot(self) -> Snapshot:
         models = self._state.look(self._makers)
-        return snapshot_of([*self.members.values()], models, recall(self._context))
+        record = self._context.state.array_records.get(JUDGED, ArrayRecord())
+        placed, predictions, saved = [], [], []
+        for number, member in self.members.items():
+            model, judge, named = models[number], member.judge, member.nodes
+            embeddings = np.asarray(model.embed(), np.float32)
+            if isinstance(judge, GraphJudge):
+                kept, named = record.get(str(number)), judge.named
+                if kept is None:
+                    folds = judge.judge(embeddings).said
+                else:
+                    folds = Folds(*decode_array(JUDGED, kept))
+                predictions.append(_predictions(number, judge, model, folds))
+            if isinstance(model, Classifies):
+                saved.append(model.saved())
+            client = np.full(member.nodes.size, number)
+            placed.append(Embeddings(client, named, member.nodes, member.is_public, embeddings))
+        return Snapshot(
+            Predictions.join(predictions) if predictions else None,
+            SavedModels.join(saved),
+            Embeddings.join(placed),
+        )
 
     def round(self, request: PublicRequest) -> PublicReply:
-        with self.opened(follows=request.follows) as models:
-            answers = [
-                self._answer(self.members[client], models[client], targets, request)
+        with self._state.opened(self._makers, follows=request.follows) as models:
+            answers = {
+                client: self._answer(self.members[client], models[client], targets, request)
                 for client, targets in zip(request.clients, request.targets, strict=True)
-            ]
-        by_client = dict(zip(request.clients, answers, strict=True))
+            }
         if request.is_last and self._save_to is not None:
-            for client, answer in by_client.items():
-                save_embeddings(self._save_to, self.members[client], answer.embeddings)
+            private_folder(self._save_to)
+            for client, answer in answers.items():
+                member, file = self.members[client], self._save_to / f"client-{client}.npz"
+                nodes, public, rows = member.nodes, member.is_public, answer.embeddings
+                with saying(file), replaced(file) as stream:
+                    np.savez(stream, nodes=nodes, public=public, embeddings=rows)
         if self.outputs.is_on:
-            self._note(request.server_round, by_client)
-        names = dict.fromkeys(name for answer in answers for name in answer.judged)
-        good = [one.judged for one in answers if one.shared is not None]
+            self._note(request.server_round, answers)
+        each = answers.values()
+        names = dict.fromkeys(name for answer in each for name in answer.judged)
         return PublicReply(
             request,
-            [answer.shared for answer in answers],
-            [answer.loss for answer in answers],
-            [answer.disagreement for answer in answers],
-            {name: [answer.judged.get(name, math.nan) for answer in answers] for name in names},
-            {c: NOT_FINITE for c, one in by_client.items() if one.shared is None},
-            counts=count_judged(good) if request.counting else None,
+            [answer.shared for answer in each],
+            [answer.loss for answer in each],
+            [answer.disagreement for answer in each],
+            {name: [answer.judged.get(name, math.nan) for answer in each] for name in names},
+            {client: NOT_FINITE for client, one in answers.items() if one.shared is None},
+            counts=count_judged(one.judged for one in each) if request.counting else None,
         )
 
     def _note(self, server_round: int, answers: Mapping[int, _Answer]) -> None:
-        judged = {client: one.judged for client, one in answers.items()}
-        accuracy = [[one.get(role, math.nan) for role in NODE_ROLES[1:]] for one in judged.values()]
+        """Record a round's figures, and the predictions of its evaluations for later snapshots."""
+        judged = [answer.judged for answer in answers.values()]
+        accuracy = [[one.get(role, math.nan) for role in NODE_ROLES[1:]] for one in judged]
         nodes = [self.members[client].nodes.size for client in answers]
-        loss = [one.loss for one in answers.values()]
+        loss = [answer.loss for answer in answers.values()]
         self.outputs.measured(server_round, [*answers], loss=loss, accuracy=accuracy, nodes=nodes)
-        remember(self._context, judged)
-
-    def opened(self, *, follows: bool = False) -> AbstractContextManager[Models]:
-        """Work with the models; keep changes only if the block ends without an error."""
-        return self._state.opened(self._makers, follows=follows)
+        folds = {
+            str(client): Array(np.stack(answer.judged.said))
+            for client, answer in answers.items()
+            if isinstance(answer.judged, Judgement) and answer.judged
+        }
+        if folds:
+            kept = self._context.state.array_records.get(JUDGED, ArrayRecord())
+            self._context.state[JUDGED] = ArrayRecord({**kept, **folds})
 
     def _models(self) -> Models:
         return {number: member.build() for number, member in self.members.items()}
@@ -327,6 +347,12 @@ class PublicNodeClient(NumPyClient):
         targets: FloatArray | None,
         request: PublicRequest,
     ) -> _Answer:
+        shape = (member.rows.size, member.dimension)
+        if targets is not None and (targets.shape != shape or not np.isfinite(targets).all()):
+            raise ValueError(
+                f"client {member.number}: means of shape {targets.shape}: finite ones of shape "
+                f"{shape} are allowed"
+            )
         loss = float(model.learn(member.rows, targets, request.server_round))
         embeddings = np.asarray(model.embed(), np.float32)
         shape = (member.nodes.size, member.dimension)
@@ -334,15 +360,13 @@ class PublicNodeClient(NumPyClient):
             raise ValueError(
                 f"client {member.number}: its model embeds as {embeddings.shape}, expected {shape}"
             )
-        is_finite = bool(np.isfinite(embeddings).all())
-        judge = member.judge
-        if judge is None and isinstance(model, MeasuresItself):
-            judge = model.judge
-        when = (request.server_round, request.is_last)
-        judged = {} if judge is None or not is_finite else judge(embeddings, *when)
         shared = embeddings[member.rows]
         pull = math.nan if targets is None else disagreement(shared, targets)
-        return _Answer(loss, embeddings, shared if is_finite else None, pull, judged)
+        if not np.isfinite(embeddings).all():
+            return _Answer(loss, embeddings, None, pull, {})
+        when = (request.server_round, request.is_last)
+        judged = {} if member.judge is None else member.judge(embeddings, *when)
+        return _Answer(loss, embeddings, shared, pull, judged)
 
 
 def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
@@ -354,13 +378,21 @@ def disagreement(embeddings: FloatArray, targets: FloatArray) -> float:
     return float(1.0 - cosine.mean())
 
 
-def save_embeddings(folder: Path, member: EmbeddingClient, embeddings: FloatArray) -> Path:
-    """Write a client's embeddings with the ids of its nodes."""
-    # embeddings [n, d]
-    private_folder(folder)
-    public = np.zeros(member.nodes.size, bool)
-    public[member.rows] = True
-    file = folder / f"client-{member.number}.npz"
-    with saying(file), replaced(file) as stream:
-        np.savez(stream, nodes=member.nodes, public=public, embeddings=embeddings)
-    return file
+def _predictions(client: int, judge: GraphJudge, model: object, said: Folds) -> Predictions:
+    n = len(judge.labels)
+    predictions = Predictions(
+        np.full(n, client),
+        judge.named,
+        said.predicted.copy(),
+        np.full(n, np.nan, np.float32),  # an SVC has no probability
+        judge.roles,
+        np.maximum(judge.labels, -1),
+        judge.classes,
+        said.fold,
+    )
+    if isinstance(model, Classifies):
+        itself = said.predicted < 0
+        share = model.logits().cpu().softmax(1).numpy()
+        predictions.predicted[itself] = share.argmax(1)[itself]
+        predictions.probability[itself] = share.max(1)[itself]
+    return predictions.rows(predictions.predicted >= 0)

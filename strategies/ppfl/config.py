@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flower_graph.config.common import DataConfig, RunConfig
-from flower_graph.config.extras import require_library
 from flower_graph.config.partition import OverlapSection
 from flower_graph.config.rules import (
     ABOVE_ZERO,
@@ -16,6 +15,7 @@ from flower_graph.config.rules import (
     Rule,
     at_least,
     choice,
+    require_library,
 )
 from flower_graph.config.schema import section, setting
 from flower_graph.errors import ConfigError
@@ -23,15 +23,11 @@ from flower_graph.method.trust import OpenedSums
 from flower_graph.wire.keys import AUC
 
 APP = "ppfl"
-ALIGNED, LOCAL = "procrustes-alignment", "local"
-METHODS = (ALIGNED, LOCAL)
-MODELS = ("deepwalk", "gat")
-DEEPWALK, GAT = MODELS
-FORMS = ("pairs", "consensus", "secure")
-PAIRS, CONSENSUS, SECURE = FORMS
+ALIGNED, LOCAL = METHODS = ("procrustes-alignment", "local")
+DEEPWALK, GAT = MODELS = ("deepwalk", "gat")
+PAIRS, CONSENSUS, SECURE = FORMS = ("pairs", "consensus", "secure")
 LONGEST_WALK = 10_000  # gensim truncates longer walks
-ABSENT = ("leave-out", "last")
-LEAVE_OUT, LAST = ABSENT
+LEAVE_OUT, LAST = ABSENT = ("leave-out", "last")
 
 
 def _are_shares(ratios: list[float]) -> bool:
@@ -173,15 +169,11 @@ class PPFLConfig(RunConfig):
         how = self.strategy
         self.privacy.require_averaging(how.name, ())
         if AUC in self.metrics:
-            raise ConfigError(
-                f"metrics: {AUC} is not allowed with app={APP}, whose SVC says no probabilities; "
-                "leave it out"
-            )
-        if self.privacy.epsilon is not None and (how.name == LOCAL or how.alignment == SECURE):
-            with_ = f"strategy.name={LOCAL}" if how.name == LOCAL else f"alignment={SECURE}"
+            raise ConfigError(f"metrics: {AUC} needs probabilities, and an SVC has none")
+        if self.privacy.epsilon is not None and (how.name == LOCAL or self.masks_sums):
             raise ConfigError(
                 f"privacy.epsilon: {self.privacy.epsilon:g} adds noise to embeddings that clients "
-                f"send in the clear, and with {with_} they send none; set privacy.epsilon=null"
+                "send in the clear, and these clients send none; set privacy.epsilon=null"
             )
         if how.alignment == SECURE and (how.participation < 1 or how.absent == LAST):
             key = "participation" if how.participation < 1 else "absent"
@@ -190,16 +182,15 @@ class PPFLConfig(RunConfig):
                 f"strategy.alignment={SECURE}: sums over changing clients could be compared",
                 key=f"strategy.{key}",
             )
-        good = self.model.dimension % self.gat.heads == 0
-        if self.model.name == GAT and not good:
+        if self.model.name == GAT and self.model.dimension % self.gat.heads:
             raise ConfigError(
                 f"gat.heads: {self.gat.heads} heads cannot share model.dimension: "
                 f"{self.model.dimension} numbers equally"
             )
         if self.model.name == GAT and self.partition.ratios[0] == 0:
             raise ConfigError(
-                f"partition.ratios: {self.partition.ratios} leaves no training node, and "
-                "model.name=gat learns from labels; the first must be above 0"
+                f"partition.ratios: {self.partition.ratios}: model.name={GAT} learns from labels; "
+                "the first must be above 0"
             )
 
 

@@ -12,19 +12,18 @@ validation accuracy falls.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flower_graph.config.schema import check_settings
 from flower_graph.data.description import check_edges, saying
-from flower_graph.errors import DataError
 from flower_graph.rng import derive_seed
-from flower_graph.strategies.ppfl.config import DeepWalkConfig
+
+if TYPE_CHECKING:
+    from flower_graph.strategies.ppfl.config import PPFLConfig
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -33,101 +32,74 @@ LOSS_PAIRS = 10_000  # pairs on which a round's loss is measured
 NOISE_POWER = 0.75  # word2vec's: nodes are drawn in proportion to this power of their number
 
 
-@dataclass
-class DeepWalkSettings(DeepWalkConfig):
-    """How a client walks and trains."""
-
-    dimension: int = 16  # numbers of an embedding
-    seed: int = 0  # the run's
-
-    def __post_init__(self) -> None:
-        """Refuse walks without a pair, and walks that gensim would cut off."""
-        check_settings(self, "deepwalk.")
-
-
 class DeepWalk:
     """One client's DeepWalk model: an embedding model for ``PublicNodeClient``."""
 
     # It keeps one matrix between rounds; a model that is built from it goes on with the same
     # numbers.
 
-    def __init__(
-        self, edge_index: Tensor, num_nodes: int, settings: DeepWalkSettings, client: int
-    ) -> None:
-        if num_nodes < 1:
-            raise DataError(f"client {client} has {num_nodes} nodes; DeepWalk needs at least 1")
+    def __init__(self, edge_index: Tensor, num_nodes: int, config: PPFLConfig, client: int) -> None:
         with saying(f"client {client}"):
             check_edges(edge_index, num_nodes)
-        self.settings, self.client = settings, client
+        self.settings, self._run_seed, self.client = config.deepwalk, config.seed, client
         self.lists = neighbour_lists(edge_index.numpy(), num_nodes)
         self.connected = np.flatnonzero(np.diff(self.lists.indptr))
-        shape = (num_nodes, settings.dimension)
+        shape = (num_nodes, config.model.dimension)
         # Small, as word2vec starts.
         first = self._rng("vectors", 0).random(shape, dtype=np.float32)
-        self.vectors: Floats = (first * 2 - 1) / np.float32(settings.dimension)
+        self.vectors: Floats = (first * 2 - 1) / np.float32(config.model.dimension)
 
     def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
         # rows [p], targets [p, d]
         if targets is not None:
-            self._take(rows, targets)
+            self.vectors[rows] = targets
         if not len(self.connected):
             return 0.0
-        walks = self.walk(server_round)
+        rng = self._rng("walks", server_round)
+        # A node without edges would only meet itself.
+        passes = np.tile(self.connected, (self.settings.walks, 1))
+        starts = rng.permuted(passes, axis=1).ravel()
+        walks = random_walks(*self.lists, starts, self.settings.length, rng)
         # Nodes without edges are drawn at times too, since gensim takes no count of zero.
         counts = np.bincount(walks.ravel(), minlength=len(self.vectors)).clip(1)
         context = self._train(walks, counts, server_round)
         return self._loss(context, walks, counts, server_round)
 
-    def walk(self, server_round: int) -> Integers:
-        # A node without edges would only meet itself.
-        rng = self._rng("walks", server_round)
-        passes = np.tile(self.connected, (self.settings.walks, 1))
-        starts = rng.permuted(passes, axis=1).ravel()
-        return random_walks(*self.lists, starts, self.settings.length, rng)
-
     def embed(self) -> Floats:
-        """Return the embeddings of all nodes, ``[n, d]`` float32."""
         return self.vectors.copy()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the model's state: ``vectors``, ``[n, d]``."""
         return {"vectors": torch.from_numpy(self.embed())}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        shape = tuple(state["vectors"].shape) if "vectors" in state else None
-        if shape != self.vectors.shape:
-            raise ValueError(
-                f"vectors of client {self.client} have shape {shape}, not {self.vectors.shape}"
-            )
         self.vectors = np.array(state["vectors"].numpy(), np.float32, order="C")
 
     def _rng(self, purpose: str, server_round: int) -> np.random.Generator:
         return np.random.default_rng(self._seed(purpose, server_round))
 
     def _seed(self, purpose: str, server_round: int) -> int:
-        return derive_seed(self.settings.seed, "deepwalk", purpose, self.client, server_round)
-
-    def _take(self, rows: Integers, targets: Floats) -> None:
-        n, d = self.vectors.shape
-        if rows.ndim != 1 or targets.shape != (len(rows), d):
-            raise ValueError(
-                f"targets of shape {targets.shape} for rows of shape {rows.shape} at client "
-                f"{self.client}: one row of {d} numbers for each is allowed"
-            )
-        if len(rows) and not 0 <= rows.min() <= rows.max() < n:
-            raise ValueError(
-                f"rows {rows.min()} to {rows.max()} at client {self.client}: 0 to {n - 1} exist"
-            )
-        if not np.isfinite(targets).all():
-            row = rows[~np.isfinite(targets).all(1)][0]
-            raise ValueError(
-                f"the target of row {row} at client {self.client} has a number that is not finite"
-            )
-        self.vectors[rows] = targets
+        return derive_seed(self._run_seed, "deepwalk", purpose, self.client, server_round)
 
     def _train(self, walks: Integers, counts: Integers, server_round: int) -> Floats:
         """Train the vectors by skip-gram on some walks; return the context vectors, ``[n, d]``."""
-        model = self._word2vec(counts, self._seed("skip-gram", server_round))
+        from gensim.models import Word2Vec  # takes a second, which other methods need not wait
+
+        # The numbers of nodes in the walks are known: gensim need not read them all to count. One
+        # worker, and a seed of 32 bits, as its generator takes: the same numbers everywhere.
+        model = Word2Vec(
+            vector_size=self.vectors.shape[1],
+            window=self.settings.window,
+            negative=self.settings.negative,
+            ns_exponent=NOISE_POWER,
+            sg=1,
+            hs=0,
+            min_count=1,
+            sorted_vocab=0,
+            workers=1,
+            seed=self._seed("skip-gram", server_round) & 0xFFFFFFFF,
+        )
+        model.build_vocab_from_freq(dict(enumerate(counts.tolist())))
+        model.wv.vectors = self.vectors  # and contexts of zero
         scale = self.settings.decay ** (server_round - 1)
         model.train(
             walks.tolist(),
@@ -139,28 +111,6 @@ class DeepWalk:
         self.vectors = model.wv.vectors
         context: Floats = model.syn1neg
         return context
-
-    def _word2vec(self, counts: Integers, seed: int) -> Any:
-        """Make gensim's model of all nodes, with this model's vectors and contexts of zero."""
-        # The numbers of nodes in the walks are known: gensim need not read them all to count. One
-        # worker, and a seed of 32 bits, as its generator takes: the same numbers everywhere.
-        from gensim.models import Word2Vec  # takes a second, which other methods need not wait
-
-        model = Word2Vec(
-            vector_size=self.settings.dimension,
-            window=self.settings.window,
-            negative=self.settings.negative,
-            ns_exponent=NOISE_POWER,
-            sg=1,
-            hs=0,
-            min_count=1,
-            sorted_vocab=0,
-            workers=1,
-            seed=seed & 0xFFFFFFFF,
-        )
-        model.build_vocab_from_freq(dict(enumerate(counts.tolist())))
-        model.wv.vectors = self.vectors
-        return model
 
     def _loss(self, context: Floats, walks: Integers, counts: Integers, server_round: int) -> float:
         rng = self._rng("loss", server_round)
@@ -189,9 +139,6 @@ class NeighbourLists(NamedTuple):
 def neighbour_lists(edge_index: Integers, num_nodes: int) -> NeighbourLists:
     """Turn directed edges into lists of neighbours."""
     # edge_index [2, e]
-    if edge_index.size and not 0 <= edge_index.min() <= edge_index.max() < num_nodes:
-        wrong = edge_index[(edge_index < 0) | (edge_index >= num_nodes)][0]
-        raise ValueError(f"an edge names node {wrong}, and nodes are 0 to {num_nodes - 1}")
     degrees = np.bincount(edge_index[0], minlength=num_nodes)
     order = np.lexsort((edge_index[1], edge_index[0]))
     indptr = np.concatenate([[0], np.cumsum(degrees)]).astype(np.int64)
@@ -207,8 +154,6 @@ def random_walks(
 ) -> Integers:
     """Walk from some nodes, each step to any neighbour with the same probability."""
     # starts [w]
-    if length < 1:
-        raise ValueError(f"length = {length} nodes of a walk: at least 1 is allowed")
     walks = np.empty((length, len(starts)), np.int64)  # step by step, so that a step is one row
     walks[0] = starts
     degrees = np.diff(indptr)
@@ -229,11 +174,6 @@ def sample_pairs(walks: Integers, window: int, count: int, rng: np.random.Genera
     # at distance ``o`` is inside ``window + 1 - o`` times out of ``window``.
     # walks [w, length]
     length = walks.shape[1]
-    if len(walks) == 0 or length < 2 or window < 1:
-        raise ValueError(
-            f"{len(walks)} walks of {length} nodes and window = {window} have no pairs: at least "
-            "one walk of two nodes and a window of 1 are needed"
-        )
     distances = np.arange(1, min(window, length - 1) + 1)
     often = ((window + 1 - distances) * (length - distances)).astype(float)
     distance = rng.choice(distances, size=count, p=often / often.sum())

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
     from flower_graph.strategies.ppfl.config import PPFLConfig
 
-CLASSIFIERS = ("svc", "mlp")
-SVC, MLP = CLASSIFIERS
+SVC, MLP = CLASSIFIERS = ("svc", "mlp")
 NOBODY = -1  # class and fold of a node that is not evaluated
 
 
@@ -104,42 +103,16 @@ def cross_validated(
     classifier: str = SVC,
 ) -> Folds:
     """Classify each labelled node by the others; arguments as of ``judge_embeddings``."""
-    problem = _problem(y, folds)
-    if problem:
+    if problem := _problem(y, folds):
         raise ValueError(problem)
     rows: NDArray[np.float64] = z.astype(np.float64)
-    if not np.isfinite(rows).all():
-        row = int(np.flatnonzero(~np.isfinite(rows).all(1))[0])
-        raise ValueError(f"z has a number that is not finite, in labelled row {row}")
-    return _cross_validate(rows, y, folds, derive_seed(seed, "judge") % 2**32, classifier)
-
-
-def _problem(y: NDArray[np.integer], folds: int) -> str:
-    """Return why nodes of these classes cannot be evaluated, and what to do, or nothing."""
-    classes, counts = np.unique(y, return_counts=True)
-    remedy = "larger shares in partition or a larger part of partition.ratios give more nodes"
-    if len(classes) < 2:
-        result = f"all {len(y)} with a label are of class {classes[0]}" if len(y) else "no label"
-        return f"{result}, and a classifier needs at least two classes; {remedy}"
-    least = int(counts.argmin())
-    count = int(counts[least])
-    if count >= folds:
-        return ""
-    nodes = "node" if count == 1 else "nodes"
-    fewer = f"judge.folds={count} or less" if count > 1 else "no judge.folds"
-    return (
-        f"class {classes[least]} has {count} labelled {nodes}, too few for {folds} folds; "
-        f"{fewer} would do, and {remedy}"
-    )
-
-
-def _cross_validate(
-    z: NDArray[np.float64], y: NDArray[np.integer], folds: int, seed: int, classifier: str
-) -> Folds:
+    if not (finite := np.isfinite(rows).all(1)).all():
+        raise ValueError(f"z: labelled row {finite.argmin()} has a number that is not finite")
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.model_selection import StratifiedKFold
     from threadpoolctl import threadpool_limits
 
+    seed = derive_seed(seed, "judge") % 2**32
     parts = StratifiedKFold(folds, shuffle=True, random_state=seed)
     result = Folds(np.empty(len(y), np.int64), np.empty(len(y), np.int64))
     # Products of 200 × 16 by 16 × 100 take several threads longer than one.
@@ -148,10 +121,26 @@ def _cross_validate(
         # each time. A thousand passes take four times as long, and move validation micro-F1 by
         # +1 to +1.5 points (DeepWalk, Cora) or -1.4 to -1.9 (GAT, CiteSeer).
         warnings.simplefilter("ignore", ConvergenceWarning)
-        for number, (others, here) in enumerate(parts.split(z, y)):
-            trained = untrained(classifier, seed).fit(z[others], y[others])
-            result.predicted[here], result.fold[here] = trained.predict(z[here]), number
+        for number, (others, here) in enumerate(parts.split(rows, y)):
+            trained = untrained(classifier, seed).fit(rows[others], y[others])
+            result.predicted[here], result.fold[here] = trained.predict(rows[here]), number
     return result
+
+
+def _problem(y: NDArray[np.integer], folds: int) -> str:
+    """Return why nodes of these classes cannot be evaluated, and what to do, or nothing."""
+    classes, counts = np.unique(y, return_counts=True)
+    remedy = "larger shares in partition or of partition.ratios give more nodes"
+    if len(classes) < 2:
+        return f"{len(classes)} classes among {len(y)} labelled nodes, 2 are needed; {remedy}"
+    least = int(counts.argmin())
+    if (count := int(counts[least])) >= folds:
+        return ""
+    fewer = f"judge.folds={count}" if count > 1 else "no judge.folds"
+    return (
+        f"class {classes[least]}: {count} labelled nodes for {folds} folds; {fewer} would do, and "
+        f"{remedy}"
+    )
 
 
 # Any: scikit-learn has no types
@@ -163,8 +152,7 @@ def untrained(classifier: str, seed: int = 0) -> Any:
     from sklearn.preprocessing import StandardScaler
 
     if classifier not in CLASSIFIERS:
-        allowed = ", ".join(CLASSIFIERS)
-        raise ValueError(f"classifier: {classifier!r} is unknown; allowed are {allowed}")
+        raise ValueError(f"classifier: {classifier!r}; allowed are {', '.join(CLASSIFIERS)}")
     chosen = svm.SVC() if classifier == SVC else MLPClassifier(random_state=seed)
     return make_pipeline(StandardScaler(), chosen)
 
@@ -200,16 +188,16 @@ class GraphJudge:
     ) -> Judgement:
         """Measure in the rounds that ``judge.every`` names, and in the last."""
         if not is_last and server_round % self._settings.every:
-            return self._counted(Judgement(len(self.labels)))
-        return self._judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
+            return self.judge(embeddings, ())
+        return self.judge(embeddings, (SVC, MLP) if is_last and self._settings.mlp else (SVC,))
 
-    def again(self, embeddings: NDArray[np.float32]) -> Folds:
-        """Return the SVC's prediction for each node, if the kept predictions are lost."""
-        return self._judge(embeddings, (SVC,)).said
-
-    def _judge(self, embeddings: NDArray[np.float32], classifiers: Sequence[str]) -> Judgement:
+    def judge(
+        self, embeddings: NDArray[np.float32], classifiers: Sequence[str] = (SVC,)
+    ) -> Judgement:
+        """Evaluate by some classifiers; what the SVC says is counted."""
         result = Judgement(len(self.labels))
-        for role in ("val", "test"):
+        said = result.said.predicted
+        for role in NODE_ROLES[2:] if classifiers else ():
             chosen = (self.roles == NODE_ROLES.index(role)) & (self.labels >= 0)
             if not chosen.any():
                 continue
@@ -218,17 +206,13 @@ class GraphJudge:
                 classified = cross_validated(z, y, self._settings.folds, seed, name)
                 result[f"{name}-{role}"] = classified.score(y)
                 if name == SVC:
-                    result.said.predicted[chosen], result.said.fold[chosen] = classified
+                    said[chosen], result.said.fold[chosen] = classified
             result[role] = result[f"{SVC}-{role}"]
-        return self._counted(result)
-
-    def _counted(self, judgement: Judgement) -> Judgement:
-        said = judgement.said.predicted
         named = [self.roles == number for number in range(1, len(NODE_ROLES))]
-        chosen = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]
+        rows = [torch.from_numpy(np.flatnonzero(one & (said >= 0))) for one in named]
         pair = torch.from_numpy(said), torch.from_numpy(self.labels)
-        judgement.confusion = confusion_of(*pair, chosen, self.num_classes)
-        return judgement
+        result.confusion = confusion_of(*pair, rows, self.num_classes)
+        return result
 
 
 def check_labels(graphs: list[OverlappingGraph], folds: int) -> None:

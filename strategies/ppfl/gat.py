@@ -8,7 +8,6 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,29 +24,12 @@ from flower_graph.ops.attention import AttentionGraph, attend, attention_graph
 from flower_graph.ops.graph import Adjacency, propagate
 from flower_graph.outputs.files import SavedModels, SparseRows
 from flower_graph.rng import generator, seeded
-from flower_graph.strategies.ppfl.config import GATConfig
 
 if TYPE_CHECKING:
     from flower_graph.data.partition.overlapping import OverlappingGraph
+    from flower_graph.strategies.ppfl.config import PPFLConfig
 
 MODULE = "flower_graph.strategies.ppfl.modules.GAT"
-
-
-@dataclass(kw_only=True)
-class PublicGATSettings(GATConfig):
-    """Settings of a client's GAT and of its training."""
-
-    classes: int  # of the run
-    dimension: int = 16  # numbers of an embedding
-    seed: int = 0  # the run's
-
-    def __post_init__(self) -> None:
-        """Refuse heads that cannot share the embedding equally."""
-        if self.heads < 1 or self.dimension % self.heads:
-            raise ValueError(
-                f"heads: {self.heads} cannot share an embedding of {self.dimension} numbers; "
-                f"allowed are the divisors of {self.dimension}"
-            )
 
 
 class Inputs(NamedTuple):
@@ -92,12 +74,6 @@ def output_layer(
     return out[:, 0] + weights.bias_2
 
 
-def embedding_loss(public: Tensor, targets: Tensor) -> Tensor:
-    """Average the cosine distance of embeddings to their targets."""
-    # public, targets [p, d]
-    return 1 - functional.cosine_similarity(public, targets, dim=1).mean()
-
-
 class PublicGAT(nn.Module):
     """A client's GAT as an embedding model: it learns from labels and from aligned means."""
 
@@ -109,11 +85,11 @@ class PublicGAT(nn.Module):
     exp_avg_sq: Tensor
     step: Tensor
 
-    def __init__(self, graph: OverlappingGraph, settings: PublicGATSettings) -> None:
+    def __init__(self, graph: OverlappingGraph, config: PPFLConfig, classes: int) -> None:
         super().__init__()
         check_clients([graph])
-        check_sizes(graph, int(graph.x.shape[1]), settings.classes)
-        self.settings = settings
+        check_sizes(graph, int(graph.x.shape[1]), classes)
+        self.settings, self._seed = config.gat, config.seed
         self._client, self._device = graph.client, graph.x.device
         self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]
         if not self._train.numel():
@@ -124,10 +100,14 @@ class PublicGAT(nn.Module):
         self._y = graph.train_y[self._train]
         batch = pack_graphs([graph], self._device)
         x, self._feature = batch.x, batch.feature  # [r] which feature each row of weights is of
-        n, features = self._size = graph.x.shape
+        n, self._features = graph.x.shape
         self._inputs = Inputs(x, turn_of(x), attention_graph(graph.edge_index, n))
-        self._shapes = _shapes(x.matrix.shape[1], settings)
-        weight = _initial(features, self._shapes, generator(settings.seed, "gat", graph.client))
+        d, heads = config.model.dimension, config.gat.heads
+        attention = (heads, d // heads)
+        output = [(d, classes), (1, classes), (1, classes), (classes,)]
+        self._shapes = [(x.matrix.shape[1], d), attention, attention, (d,), *output]
+        rng = generator(config.seed, "gat", graph.client)
+        weight = _initial(self._features, self._shapes, rng)
         self.register_buffer("weight", weight.to(self._device))
         self.register_buffer("exp_avg", torch.zeros_like(self.weight))
         self.register_buffer("exp_avg_sq", torch.zeros_like(self.weight))
@@ -137,28 +117,30 @@ class PublicGAT(nn.Module):
         self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None, server_round: int
     ) -> float:
         # rows [p], targets [p, d]
-        aligned = self._aligned(rows, targets)
+        aligned = None
+        if targets is not None and len(rows) and self.settings.beta:  # without, the pull is free
+            places = torch.as_tensor(rows, device=self._device)
+            aligned = places, torch.as_tensor(targets, dtype=torch.float32, device=self._device)
         loss = self.weight.new_zeros(())
-        with seeded(self._device, self.settings.seed, "gat-dropout", self._client, server_round):
+        with seeded(self._device, self._seed, "gat-dropout", self._client, server_round):
             for _ in range(self.settings.epochs):
                 loss = self._epoch(aligned)
         return float(loss)
 
     def embed(self) -> NDArray[np.float32]:
-        """Return the embeddings of all nodes, ``[n, d]``, as the model is now."""
         with torch.no_grad():
             return hidden_layer(self._split(self.weight), self._inputs).cpu().numpy()
 
     def logits(self) -> Tensor:
-        """Return the logits of all nodes, ``[n, c]``, as the model is now."""
         with torch.no_grad():
             weights = self._split(self.weight)
             return output_layer(weights, hidden_layer(weights, self._inputs), self._inputs)
 
     def saved(self) -> SavedModels:
-        settings, weights = self.settings, self._split(self.weight.cpu().clone())
-        arguments = {"features": self._size[1], "dimension": settings.dimension}
-        arguments |= {"classes": settings.classes, "heads": settings.heads}
+        weights = self._split(self.weight.cpu().clone())
+        d, classes = weights.linear_2.shape
+        arguments = {"features": self._features, "dimension": d, "classes": classes}
+        arguments |= {"heads": self.settings.heads}
         own = {
             "conv1.att_src": weights.source_1[None],
             "conv1.att_dst": weights.target_1[None],
@@ -169,33 +151,16 @@ class PublicGAT(nn.Module):
             "conv2.bias": weights.bias_2,
         }
         # A feature that the client never sees has no weight.
-        name, zeros = "conv1.lin.weight", torch.zeros(settings.dimension, self._size[1])
-        feature = self._feature.cpu()
+        name, feature = "conv1.lin.weight", self._feature.cpu()
         ptr = torch.tensor([0, feature.numel()])
         return SavedModels(
             MODULE,
-            arguments | {"dropout": settings.dropout},
+            arguments | {"dropout": self.settings.dropout},
             [self._client],
-            {name: zeros},
+            {name: torch.zeros(d, self._features)},
             {key: value[None] for key, value in own.items()},
             SparseRows(name, weights.linear_1, feature, ptr, transposed=True),
         )
-
-    def _aligned(
-        self, rows: NDArray[np.int64], targets: NDArray[np.float32] | None
-    ) -> tuple[Tensor, Tensor] | None:
-        """Check the targets; return None if beta is 0: the pull then costs nothing."""
-        if targets is None:
-            return None
-        allowed = (len(rows), self.settings.dimension)
-        if targets.shape != allowed:
-            raise ValueError(
-                f"client {self._client}: targets are {targets.shape}; allowed are {allowed}"
-            )
-        if not len(rows) or not self.settings.beta:
-            return None
-        places = torch.as_tensor(rows, device=self._device)
-        return places, torch.as_tensor(targets, dtype=torch.float32, device=self._device)
 
     def _epoch(self, aligned: tuple[Tensor, Tensor] | None) -> Tensor:
         """Take one step of Adam; return the cross-entropy before it."""
@@ -208,8 +173,8 @@ class PublicGAT(nn.Module):
         loss = cross_entropy
         if aligned is not None:
             places, targets = aligned
-            distance = embedding_loss(hidden.index_select(0, places), targets)
-            loss = cross_entropy + settings.beta * distance
+            cosine = functional.cosine_similarity(hidden.index_select(0, places), targets, dim=1)
+            loss = cross_entropy + settings.beta * (1 - cosine.mean())  # equation 9
         (gradient,) = torch.autograd.grad(loss, flat)
         self.step += 1
         adam_rows_(
@@ -227,12 +192,6 @@ class PublicGAT(nn.Module):
     def _split(self, flat: Tensor) -> GATWeights:
         parts = flat.split([prod(shape) for shape in self._shapes])
         return GATWeights(*(part.view(s) for part, s in zip(parts, self._shapes, strict=True)))
-
-
-def _shapes(rows: int, settings: PublicGATSettings) -> list[tuple[int, ...]]:
-    d, c, heads = settings.dimension, settings.classes, settings.heads
-    attention = (heads, d // heads)
-    return [(rows, d), attention, attention, (d,), (d, c), (1, c), (1, c), (c,)]
 
 
 def _initial(features: int, shapes: list[tuple[int, ...]], rng: torch.Generator) -> Tensor:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError, brief
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import decode_array, largest_size, pack_integers
+from flower_graph.wire.arrays import largest_size, pack_integers, read_numbers
 from flower_graph.wire.codec import Field, Known, Message, Reading, Writing, take
 from flower_graph.wire.counts import Counted, Counting
 from flower_graph.wire.fields import (
@@ -54,28 +54,17 @@ def fingerprint(nodes: IntArray) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-@dataclass(frozen=True)
-class Hosted(Numbers):
-    """Numbers of a SuperNode's clients; there is a limit to how many."""
-
-    def decode(self, value: object, name: str, reading: Reading) -> list[object]:
-        """Refuse too many clients before anything is allocated for them."""
-        if isinstance(value, list) and len(value) > MOST_CLIENTS:
-            raise MalformedReplyError(f"{len(value)} clients, at most {MOST_CLIENTS} are taken")
-        return super().decode(value, name, reading)
-
-
 @dataclass
 class EmbeddingEnrolment(Message, up="query"):
     """Client to server: its clients, and their public nodes."""
 
     clients: Annotated[
         list[int],
-        Hosted(
+        Numbers(
             keys.CLIENTS,
             f"numbers of the clients here, at most {MOST_CLIENTS}",
-            shape="c",
             whole=True,
+            most=MOST_CLIENTS,
         ),
     ]
     nodes: Annotated[  # of each client [p]
@@ -84,17 +73,12 @@ class EmbeddingEnrolment(Message, up="query"):
             "nodes",
             "ids of these, client by client",
             shape="sum of rows",
-            pointer=Numbers(keys.ROWS, "public nodes of each", shape="c", whole=True),
+            pointer=Numbers(keys.ROWS, "public nodes of each", whole=True),
         ),
     ]
     dimensions: Annotated[
         list[int],
-        Numbers(
-            "dimensions",
-            "numbers of an embedding, of each client; all the same",
-            shape="c",
-            whole=True,
-        ),
+        Numbers("dimensions", "numbers of an embedding, of each client; all the same", whole=True),
     ]
     handled: Handled = None
     signature: Annotated[
@@ -109,19 +93,18 @@ class EmbeddingEnrolment(Message, up="query"):
 
     def check(self, known: Known) -> None:
         clients = self.clients
-        if not clients:
-            raise MalformedReplyError("it hosts no clients")
-        if len(set(clients)) != len(clients) or min(clients) < 0:
+        if not clients or len(set(clients)) != len(clients) or min(clients) < 0:
             raise MalformedReplyError(
-                f"its clients {brief(clients)} are not different numbers >= 0"
+                f"{keys.CLIENTS}: {brief(clients)}: one or more different numbers >= 0 are expected"
             )
         for client, ids, dimension in zip(clients, self.nodes, self.dimensions, strict=True):
-            if ids.size < 1:
-                raise MalformedReplyError(f"client {client} has no public nodes")
             if not 1 <= dimension <= MAX_DIMENSION:
                 raise MalformedReplyError(f"client {client} has embeddings of {dimension} numbers")
-            if np.unique(ids).size != ids.size:
-                raise MalformedReplyError(f"client {client} names a public node twice")
+            if ids.size < 1 or np.unique(ids).size != ids.size:
+                raise MalformedReplyError(
+                    f"client {client}: {ids.size} public nodes: one or more different ones are "
+                    "expected"
+                )
 
 
 @dataclass(frozen=True)
@@ -135,12 +118,10 @@ class Fingerprints(Numbers):
         clients, nodes = reading.values["clients"], reading.known["public"]
         prints = super().decode(value, name, reading)
         for client, print_ in zip(clients, prints, strict=True):
-            if client not in nodes:
-                raise ValueError(f"client {client} is not here; here are {brief(sorted(nodes))}")
-            if fingerprint(nodes[client]) != print_:
+            if client not in nodes or fingerprint(nodes[client]) != print_:
                 raise ValueError(
-                    f"client {client}: the server knows other public nodes of it than it has; "
-                    "the ids must stay the same during a run"
+                    f"client {client}: it is not here, or has other public nodes than the server "
+                    f"knows; here are {brief(sorted(nodes))}, whose ids must not change"
                 )
         return [nodes[client] for client in clients]
 
@@ -167,9 +148,7 @@ class Rows(Field[Sequence[FloatArray | None]]):
 class Targets(Rows):
     """Means for the clients that have means already."""
 
-    with_targets = Numbers(
-        keys.WITH_TARGETS, "1 for each client that has means yet", shape="c", whole=True
-    )
+    with_targets = Numbers(keys.WITH_TARGETS, "1 for each client that has means yet", whole=True)
 
     def read(self, name: str, reading: Reading) -> object:
         values = reading.values
@@ -178,11 +157,10 @@ class Targets(Rows):
             return [None] * len(values["clients"])
         sizes = [ids.size for ids in values["nodes"]]
         reading.sizes["n"] = sum(sizes)
-        rows = take(keys.PUBLIC, "n d", reading)
-        values["dimension"] = int(rows.shape[1])
+        rows = take(keys.PUBLIC, "n d", reading).astype(np.float32)
+        values["dimension"] = rows.shape[1]
         has = self.with_targets.required(name, reading)
-        parts = split_rows(rows.astype(np.float32), sizes)
-        return [part if flag else None for part, flag in zip(parts, has, strict=True)]
+        return [x if flag else None for x, flag in zip(split_rows(rows, sizes), has, strict=True)]
 
 
 @dataclass
@@ -191,7 +169,7 @@ class PublicRequest(Message, down="train"):
 
     server_round: Annotated[int, Whole(keys.SERVER_ROUND, "the round")]
     # The clients that are asked, all at one SuperNode
-    clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", shape="c", whole=True)]
+    clients: Annotated[list[int], Numbers(keys.CLIENTS, "who is asked", whole=True)]
     nodes: Annotated[  # as they said themselves
         list[IntArray],
         Fingerprints(
@@ -234,51 +212,33 @@ class PublicRequest(Message, down="train"):
 class Embeddings(Rows):
     """Embeddings of the clients that take part; zeros of the other clients are not read."""
 
-    present = Numbers(
-        keys.WITH_TARGETS, "0 for a client whose rows are not to be used", shape="c", whole=True
-    )
+    present = Numbers(keys.WITH_TARGETS, "0 for a client whose rows are not to be used", whole=True)
 
     def read(self, name: str, reading: Reading) -> object:
         """Read the rows; a client whose rows are not finite is left out, the others stay."""
         request, left_out = reading.known["request"], reading.values["left_out"]
-        present = Numbers(keys.WITH_TARGETS, shape="c").required(name, reading)
+        present = Numbers(keys.WITH_TARGETS).required(name, reading)
         if not set(present) <= {0.0, 1.0}:
             raise MalformedReplyError(f"{keys.WITH_TARGETS}: expected 0 or 1, got {brief(present)}")
         result: list[FloatArray | None] = [None] * len(request.clients)
         if not request.wants_embeddings:
             return result
-        parts = split_rows(_rows(reading.arrays, request), [part.size for part in request.nodes])
+        sizes = [part.size for part in request.nodes]
+        shape = (sum(sizes), request.dimension)
+        assert isinstance(reading.arrays, RecordDict)  # a reply
+        values = read_numbers(reading.arrays, keys.ARRAYS, keys.PUBLIC, shape)
+        with np.errstate(over="ignore"):
+            parts = split_rows(values.astype(np.float32), sizes)
         for index, (client, part) in enumerate(zip(request.clients, parts, strict=True)):
-            if present[index] and (why := _unfit(part)):
+            if not np.isfinite(part).all():
+                why = NOT_FINITE
+            elif (largest := largest_size(part)) > keys.MAX_NUMBER:
+                why = f"its embeddings have {largest:g}, at most {keys.MAX_NUMBER:g} is possible"
+            else:
+                why, result[index] = "", part if present[index] else None
+            if present[index] and why:
                 left_out[client] = why
-            elif present[index]:
-                result[index] = part
         return result
-
-
-def _unfit(rows: FloatArray) -> str:
-    if not np.isfinite(rows).all():
-        return NOT_FINITE
-    most = keys.MAX_NUMBER
-    if rows.size and (largest := largest_size(rows)) > most:
-        return f"its embeddings have a number of size {largest:g}, at most {most:g} is possible"
-    return ""
-
-
-def _rows(content: object, request: PublicRequest) -> FloatArray:
-    records = content.array_records if isinstance(content, RecordDict) else {}
-    if list(records) != [keys.ARRAYS] or list(records[keys.ARRAYS]) != [keys.PUBLIC]:
-        raise MalformedReplyError(f"the array {keys.ARRAYS}/{keys.PUBLIC} is missing, or not alone")
-    try:
-        value = decode_array(keys.PUBLIC, records[keys.ARRAYS][keys.PUBLIC])
-    except (ValueError, TypeError) as error:
-        raise MalformedReplyError(f"{keys.PUBLIC} cannot be read: {error}") from error
-    shape = (sum(part.size for part in request.nodes), request.dimension)
-    if value.shape != shape or value.dtype.kind != "f":
-        held = f"shape {value.shape} and type {value.dtype}"
-        raise MalformedReplyError(f"{keys.PUBLIC} has {held}, expected numbers {shape}")
-    with np.errstate(over="ignore"):
-        return value.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -294,24 +254,19 @@ class Judged(Field[Mapping[str, Sequence[float]]]):
     def read(self, name: str, reading: Reading) -> object:
         """Refuse invalid measurements, since their names get into the result."""
         judged = {
-            key.removeprefix(keys.MEASURED): Numbers(key, shape="c").required(name, reading)
+            key.removeprefix(keys.MEASURED): Numbers(key).required(name, reading)
             for key in reading.metrics
             if key.startswith(keys.MEASURED)
         }
         if len(judged) > MAX_JUDGED:
-            raise MalformedReplyError(
-                f"{len(judged)} measurements, at most {MAX_JUDGED} are possible"
-            )
+            raise MalformedReplyError(f"{len(judged)} measurements, at most {MAX_JUDGED}")
         for what, values in judged.items():
-            if not re.fullmatch(r"[a-z0-9-]{1,40}", what):
-                raise MalformedReplyError(
-                    f"{keys.MEASURED}{what!a:.60}: not the name of a measurement"
-                )
             is_share = what.endswith(keys.ROLES) or what.startswith("precision")
-            wrong = [v for v in values if is_share and not (math.isnan(v) or 0 <= v <= 1)]
-            if wrong:
+            good = not is_share or all(math.isnan(v) or 0 <= v <= 1 for v in values)
+            if not (good and re.fullmatch(r"[a-z0-9-]{1,40}", what)):
                 raise MalformedReplyError(
-                    f"{keys.MEASURED}{what} is {wrong[0]:g}, must be from 0 to 1"
+                    f"{keys.MEASURED}{what!a:.60}: {brief(values)}: names are of letters, digits "
+                    "and hyphens, shares from 0 to 1"
                 )
         return judged
 
@@ -327,13 +282,12 @@ class PublicReply(Message, up="train"):
         Embeddings("arrays/public", "embeddings, in the same order. Not in the secure form"),
     ]
     # Its model's own loss
-    loss: Annotated[list[float], Numbers(keys.LOSS, "of each client", shape="c")]
+    loss: Annotated[list[float], Numbers(keys.LOSS, "of each client")]
     disagreement: Annotated[
         list[float],
         Numbers(
             "disagreement",
             "of each client: mean of 1 − cos between embeddings and means; NaN without",
-            shape="c",
         ),
     ]
     judged: Annotated[
@@ -359,8 +313,8 @@ class PublicReply(Message, up="train"):
     def from_record(
         cls, content: RecordDict, request: PublicRequest, classes: int = 0
     ) -> PublicReply:
-        known = {"classes": classes, "counting": request.counting}
-        return cls.read(content, c=len(request.clients), request=request, **known)
+        asked = {"request": request, "classes": classes, "counting": request.counting}
+        return cls.read(content, c=len(request.clients), **asked)
 
     def check(self, known: Known) -> None:
         for name, values, most in (

@@ -13,9 +13,8 @@ from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.checked import check_clients
 from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import Clients
-from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
-from flower_graph.data.folders.run_folder import RunFolder
+from flower_graph.data.folders.client_folder import Clients, load_overlapping_folder
+from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs
 from flower_graph.data.sources.datasets import cached_clients, cached_data
@@ -23,41 +22,27 @@ from flower_graph.flower_compat import NumPyClient
 from flower_graph.method import OwnGraphMethod
 from flower_graph.method.trust import OF_PARTIES
 from flower_graph.privacy.local import require_one_client
-from flower_graph.strategies.ppfl.cohort_client import (
-    EmbeddingClient,
-    PublicNodeClient,
-)
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
 from flower_graph.strategies.ppfl.config import (
     APP,
     DEEPWALK,
     GAT,
     LOCAL,
-    SECURE,
     PPFLConfig,
     require_gensim,
 )
-from flower_graph.strategies.ppfl.evaluation import (
-    MLP,
-    SVC,
-    GraphJudge,
-    check_labels,
-)
-from flower_graph.strategies.ppfl.joining import build_model, join_graph
+from flower_graph.strategies.ppfl.evaluation import MLP, SVC, GraphJudge, check_labels
+from flower_graph.strategies.ppfl.newcomer import build_model, join_graph
 from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.secure_consensus_client import (
-    SecureConsensusClient,
-)
-from flower_graph.strategies.ppfl.strategy import (
-    LocalEmbedding,
-    ProcrustesAlignment,
-)
+from flower_graph.strategies.ppfl.secure_consensus_client import SecureConsensusClient
+from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from flower_graph.data.new_graph import NewGraph
     from flower_graph.data.partition.statistics import PartitionStatistics
-    from flower_graph.method.base import Left
+    from flower_graph.method.base import FinishedRun
     from flower_graph.records.rounds import RoundReport
     from flower_graph.strategies.ppfl.attack import EmbeddingAudit
 
@@ -84,26 +69,20 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
     ) -> ProcrustesAlignment:
         if folder is None:  # the clients are in this process, too, or in others like it
             require_gensim(config)
-        strategy = self._strategy(config, out)
-        strategy.num_classes = self.num_classes(config, folder)
-        return strategy
-
-    def _strategy(self, config: PPFLConfig, out: Path | None) -> ProcrustesAlignment:
         how = config.strategy
         shared: dict[str, Any] = {"min_nodes": how.fewest_nodes, "seed": config.seed}
         shared |= checkpoint_settings(config, out)
+        strategy: ProcrustesAlignment
         if how.name == LOCAL:
-            return LocalEmbedding(participation=how.participation, **shared)
-        if how.alignment == SECURE:
-            shared |= {name: getattr(how, name) for name in ("rotations_only", *OF_PARTIES)}
-            return SecureConsensus(least_holders=how.least_holders, **shared)
-        return ProcrustesAlignment(
-            alignment=how.alignment,
-            rotations_only=how.rotations_only,
-            absent=how.absent,
-            participation=how.participation,
-            **shared,
-        )
+            strategy = LocalEmbedding(participation=how.participation, **shared)
+        elif config.masks_sums:
+            names = ("rotations_only", "least_holders", *OF_PARTIES)
+            strategy = SecureConsensus(**{name: getattr(how, name) for name in names}, **shared)
+        else:
+            names = ("alignment", "rotations_only", "absent", "participation")
+            strategy = ProcrustesAlignment(**{name: getattr(how, name) for name in names}, **shared)
+        strategy.num_classes = self.num_classes(config, folder)
+        return strategy
 
     def build_client(self, config: PPFLConfig, context: Context, out: Path | None) -> NumPyClient:
         require_gensim(config)
@@ -115,13 +94,11 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         where: dict[str, Path | None] = {"output_dir": out}
         if out is not None:
             where |= {"save_to": out / "embeddings", "checkpoint_dir": out / CHECKPOINTS}
-        if config.strategy.name != LOCAL and config.strategy.alignment == SECURE:
-            trust = trust_of(context) if config.strategy.distrusts else None
-            least = config.strategy.least_holders
-            return SecureConsensusClient(
-                context, members, trust=trust, least_holders=least, **where
-            )
-        return PublicNodeClient(context, members, **where)
+        if not config.masks_sums:
+            return PublicNodeClient(context, members, **where)
+        trust = trust_of(context) if config.strategy.distrusts else None
+        least = config.strategy.least_holders
+        return SecureConsensusClient(context, members, trust=trust, least_holders=least, **where)
 
     def hosted(
         self, config: PPFLConfig, context: Context
@@ -196,7 +173,9 @@ class PPFL(OwnGraphMethod[PPFLConfig, ProcrustesAlignment, OverlappingGraph]):
         }
         return {"bytes": strategy.session.exchange.ledger.payload, "judged": judged}
 
-    def predict_beside(self, run: Left[PPFLConfig], graph: NewGraph, client: int | None) -> Tensor:
+    def predict_beside(
+        self, run: FinishedRun[PPFLConfig], graph: NewGraph, client: int | None
+    ) -> Tensor:
         return join_graph(run, graph, client).probability
 
     def why_no_model(self, config: PPFLConfig) -> str:

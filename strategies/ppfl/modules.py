@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import GATConv
 
-from flower_graph.outputs.declared import HEADS, SHARE, WIDTH, built_with
+from flower_graph.outputs.build import HEADS, SHARE, WIDTH, built_with
 
 __all__ = ["GAT"]
 

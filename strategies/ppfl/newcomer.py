@@ -1,38 +1,46 @@
-"""Training of a new graph after a run, and its alignment with a client's space.
+"""A new graph after a run: it trains locally and is aligned with the space of one client.
 
 The new graph needs, once, the embeddings of public nodes in some client's space, or the server's
-means. It sends nothing, and no other client takes part. In training its model may be pulled to
-these nodes.
+means. The new graph sends nothing, and no other client takes part. In training its model may be
+pulled to these nodes.
 
 This file needs neither Flower nor Ray.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from flower_graph.errors import DataError
+from flower_graph.data.folders.client_folder import identities_in
+from flower_graph.data.graph import to_undirected
+from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.errors import DataError, OutputError
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
 from flower_graph.rng import derive_seed
+from flower_graph.strategies.ppfl.config import APP, DEEPWALK, GAT, PPFLConfig
+from flower_graph.strategies.ppfl.deepwalk import DeepWalk
+from flower_graph.strategies.ppfl.evaluation import SVC, untrained
+from flower_graph.strategies.ppfl.gat import PublicGAT
 
+if TYPE_CHECKING:
+    from flower_graph.config.common import RunConfig
+    from flower_graph.data.new_graph import NewGraph
+    from flower_graph.method.base import FinishedRun
+    from flower_graph.outputs.files import Embeddings, Predictions
+    from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
+
+LOG = logging.getLogger(__name__)
 NEAREST = (1, 5, 10)
 HELD_BACK = 0.2  # share of the common nodes on which the alignment is measured
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
-
-
-class Learner(Protocol):
-    """An embedding model, as for ``PublicNodeClient``."""
-
-    def learn(self, rows: Integers, targets: Floats | None, server_round: int) -> float:
-        """Train for one round."""
-
-    def embed(self) -> Floats:
-        """Return the embeddings of all nodes, ``[n, d]``."""
 
 
 class PublicSpace(NamedTuple):
@@ -83,7 +91,7 @@ class Joined(NamedTuple):
 
 
 def learn_beside(
-    model: Learner,
+    model: EmbeddingModel,
     nodes: NDArray[np.generic],
     space: PublicSpace | None,
     rounds: Iterable[int],
@@ -159,3 +167,121 @@ def join_space(
         points = held.embeddings[other]
         precision = alignment_precision(embeddings[local], points, rotation, NEAREST)
     return Joined(embeddings @ rotation, rotation, len(here), precision)
+
+
+class Beside(NamedTuple):
+    """A new graph in the space of a client.
+
+    Attributes
+    ----------
+    joined : Joined
+        The graph's embeddings in the client's space, and the precision of the alignment.
+    probability : Tensor
+        ``[n, k]`` of the classes, by an SVC of the client's own embeddings.
+    client : int
+        The client with that space.
+    """
+
+    joined: Joined
+    probability: Tensor
+    client: int
+
+
+def join_graph(run: FinishedRun[RunConfig], graph: NewGraph, client: int | None = None) -> Beside:
+    """Train a new graph's model locally, and align it with one of a run's clients.
+
+    The model trains with the run's settings, for as many rounds. It is pulled to the public nodes
+    that the graph shares with the client. A fifth of these nodes is held back, to measure the
+    alignment.
+
+    Parameters
+    ----------
+    run : Run
+        Of PPFL-GNN; its clients' embeddings and predictions are read.
+    graph : NewGraph
+        As ``read_new_graph`` reads it; ``n_id``, ``identity`` or ``names`` identify its nodes. A
+        GAT learns from its labels, of ``train_mask`` alone if it has one.
+    client : int, optional
+        The client whose space is joined; by default the first.
+
+    Returns
+    -------
+    Beside
+        Embeddings and classes of all its nodes.
+
+    Raises
+    ------
+    DataError, OutputError
+        If the graph has no edges, no common node or, for a GAT, no label; if the run left no
+        embeddings, or no predictions of labelled nodes.
+    """
+    every = run.embeddings()
+    client = int(every.client.min()) if client is None else client
+    placed, predictions = run.embeddings(client), run.predictions(client)
+    config = run.config
+    if not isinstance(config, PPFLConfig):
+        raise OutputError(f"app: {config.app} has no spaces to lie in; the run's must be {APP}")
+    new, nodes = _new_client(graph, placed, int(every.client.max()) + 1)
+    if config.model.name == GAT and not new.train_mask.any():
+        raise DataError(
+            "no node has a label to learn from (y, train_mask), and a GAT learns from some"
+        )
+    named = placed.node if nodes.dtype.kind == "U" else placed.number
+    whole = PublicSpace(named[placed.public], placed.embeddings[placed.public])
+    space, held = whole.split(nodes, HELD_BACK, config.seed)
+    model = build_model(new, config, run.data.num_classes)
+    how = {"rotations_only": config.strategy.rotations_only}
+    learn_beside(model, nodes, space, range(1, config.rounds + 1), **how)
+    joined = join_space(model.embed(), nodes, space, held, **how)
+    near = ", ".join(f"P@{k} {share:.3f}" for k, share in joined.precision.items())
+    LOG.info(
+        "beside client %d by %d public nodes; of %d others: %s",
+        *(client, joined.common, held.nodes.size, near or "nothing measured"),
+    )
+    share = _classified(joined, placed, predictions, config.judge.folds, run.data.num_classes)
+    return Beside(joined, share, client)
+
+
+def _new_client(
+    graph: NewGraph, placed: Embeddings, client: int
+) -> tuple[OverlappingGraph, NDArray[np.generic]]:
+    n = len(graph.x)
+    numbers, words = identities_in({"names": graph.names, **graph.values}, n)
+    nodes = numbers.numpy() if words is None else np.array(words)
+    if graph.edge_index is None or not graph.edge_index.numel():
+        raise DataError("the graph has no edges, from which its nodes are embedded")
+    given = graph.values.get("train_mask")
+    train = graph.y >= 0 if given is None else torch.as_tensor(given).bool() & (graph.y >= 0)
+    nobody = torch.zeros(n, dtype=torch.bool)
+    edges = to_undirected(graph.edge_index, n)
+    public = torch.from_numpy(np.isin(nodes, placed.node if words else placed.number))
+    masks = train, nobody, nobody
+    return OverlappingGraph(
+        client, numbers, public, graph.x, graph.y, graph.y, edges, *masks
+    ), nodes
+
+
+def _classified(
+    joined: Joined, placed: Embeddings, found: Predictions, folds: int, classes: int
+) -> Tensor:
+    from sklearn.calibration import CalibratedClassifierCV
+
+    # Nodes that the client learnt from lie nearer to their classes than others do.
+    judged = found.rows((found.label >= 0) & (found.fold >= 0)) if found.fold is not None else None
+    if judged is None or not judged.label.size:
+        raise OutputError("no judged node of the client has a label, from which classes are learnt")
+    order = np.argsort(placed.node)
+    rows = order[np.searchsorted(placed.node, judged.node, sorter=order)]
+    svc = CalibratedClassifierCV(untrained(SVC), ensemble=False, cv=folds)
+    svc.fit(placed.embeddings[rows].astype(np.float64), judged.label)
+    share = torch.zeros(len(joined.embeddings), classes)
+    probabilities = svc.predict_proba(joined.embeddings.astype(np.float64))
+    share[:, torch.from_numpy(svc.classes_)] = torch.from_numpy(probabilities).float()
+    return share
+
+
+def build_model(graph: OverlappingGraph, config: PPFLConfig, classes: int) -> DeepWalk | PublicGAT:
+    """Build the embedding model that ``model.name`` names."""
+    if config.model.name == DEEPWALK:
+        return DeepWalk(graph.edge_index, graph.nodes.numel(), config, graph.client)
+    return PublicGAT(graph, config, classes)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -22,20 +21,16 @@ PRECISIONS = {"P@1": "precision-1", "P@5": "precision-5", "P@10": "precision-10"
 X_LABEL = "iteration"
 
 
-@dataclass
-class AlignmentCurves:
-    """One setting's curves: a row for each seed, a column for each iteration."""
+class Curves(NamedTuple):
+    """One setting's curves by name: a row for each seed, a column for each iteration."""
 
-    precision: Mapping[str, Sequence[Sequence[float]]]  # Alignment precision by name, such as P@1
-    accuracy: Mapping[str, Sequence[Sequence[float]]]  # Accuracy by method
-    # An accuracy to draw as a horizontal grey line, such as that of the full graph
-    reference: float | None = None
+    precision: Mapping[str, Sequence[Sequence[float]]]
+    accuracy: Mapping[str, Sequence[Sequence[float]]]
+    reference: float | None = None  # drawn as a horizontal grey line
 
 
 def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) -> None:
     """Draw a run: alignment precision and accuracy over the rounds."""
-    if not any(report.alignment for report in reports):
-        raise ValueError("reports: no round aligned embeddings; at least one must have `alignment`")
     figure = Figure(figsize=(8.4, 3.6), layout="constrained")
     precision, accuracy = figure.subplots(1, 2)
     rounds = [report.round for report in reports]
@@ -53,11 +48,9 @@ def save_alignment(path: Path, reports: Sequence[RoundReport], *, title: str) ->
     save(figure, path)
 
 
-def plot_alignment(path: Path, columns: Mapping[str, AlignmentCurves]) -> None:
+def plot_alignment(path: Path, columns: Mapping[str, Curves]) -> None:
     """Compare several settings: alignment precision above, accuracy below."""
     # Lines are means over the seeds, bands one standard deviation.
-    if not columns:
-        raise ValueError("columns: empty; at least one setting is needed")
     figure = Figure(figsize=(3.4 * len(columns) + 0.6, 6.0), layout="constrained")
     axes = figure.subplots(2, len(columns), squeeze=False)
     methods = list(dict.fromkeys(name for one in columns.values() for name in one.accuracy))
@@ -83,9 +76,9 @@ def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
     """Draw Figures 3 to 6 from the rows of tables that were run, by seed."""
     columns = {}
     figures = [one for one in shown if one.table.startswith("Figure") and one.runs]
-    for aligned in sorted(
-        (one for one in figures if one.method == "FED"), key=lambda one: one.table
-    ):
+    for aligned in sorted(figures, key=lambda one: one.table):
+        if aligned.method != "FED":
+            continue
         runs = [*aligned.runs.values()]
         precision = {
             name: [run.alignment[key] for run in runs]
@@ -104,13 +97,12 @@ def plot_figures(path: Path, shown: Sequence[Any], *_: object) -> bool:
             for run in one.runs.values()
         ]
         title = f"{aligned.table}: {aligned.data}, {aligned.model}"
-        columns[title] = AlignmentCurves(precision, accuracy, fmean(whole) if whole else None)
+        columns[title] = Curves(precision, accuracy, fmean(whole) if whole else None)
     if columns:
         plot_alignment(path, columns)
     return bool(columns)
 
 
 def _finish_share(axes: Axes, label: str, *, legend: bool) -> None:
-    """Finish a panel of shares; a curve along the edge would be hard to see."""
     finish(axes, label, legend=legend, x_label=X_LABEL)
     axes.set_ylim(0, 1.05)

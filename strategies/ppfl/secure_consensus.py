@@ -25,55 +25,52 @@ The clients' half is in ``secure_consensus_client.py``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from flower_graph.records.participation import NOT_READY, Participation
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.align.limits import LEAST_HOLDERS
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.results import Reason, Skipped
+from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict, Tree
 from flower_graph.strategies.ppfl.claims import (
+    ABSENT,
     MEANS,
     MEASURED,
     NOT_TOLD,
     Claims,
     SignedClaims,
     agreed_nodes,
+    common_nodes,
     digests_of,
+    fewest_holders,
     fewest_parties,
+    find_slots,
     layout_of,
 )
 from flower_graph.strategies.ppfl.config import CONSENSUS
 from flower_graph.strategies.ppfl.messages import (
+    FloatArray,
     IntArray,
     PublicReply,
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import (
-    NEAREST,
-    Answers,
-    CommonMean,
-    Floats,
-    common_nodes,
-    fewest_holders,
-    mean_of,
-    require_nodes,
-)
+from flower_graph.strategies.ppfl.server_state import PRECISIONS, ByClient, mean_of
 from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.counts import as_counts, counts_size
@@ -81,6 +78,57 @@ from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import RING_WORD
 
 LEARNT_FROM = 2  # sums before clients learn from the mean
+Floats = NDArray[np.float64]
+
+
+class CommonMean:
+    """The server's mean of the rotated embeddings, by node."""
+
+    def __init__(self, dropout: float) -> None:
+        self.dropout, self.made = dropout, 0  # sums so far
+        self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
+        self.rows: FloatArray = np.zeros((0, 0), np.float32)
+        self.slots: dict[int, IntArray] = {}  # the rows of each client's nodes
+
+    def choose(
+        self,
+        nodes: IntArray,
+        ids: Mapping[int, IntArray],
+        there: Mapping[int, Iterable[int]],
+        dimension: int,
+    ) -> None:
+        """Set the nodes of the next sum; a node that stays keeps its mean."""
+        if not np.array_equal(nodes, self.nodes):
+            rows = np.zeros((nodes.size, dimension), np.float32)
+            at = find_slots(self.nodes, nodes)
+            if self.made:
+                rows[at[at != ABSENT]] = self.rows[at != ABSENT]
+            self.nodes, self.rows = nodes, rows
+        everyone = chain.from_iterable(there.values())
+        self.slots = {client: find_slots(ids[client], self.nodes) for client in everyone}
+
+    def of(self, client: int) -> FloatArray | None:
+        """Return a client's rows; zeros for missing ones."""
+        if not self.made:
+            return None
+        slots = self.slots[client]
+        return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
+
+    def take(self, total: Floats, contributors: Iterable[int]) -> None:
+        holders = np.zeros(self.nodes.size)
+        for client in contributors:
+            slots = self.slots[client]
+            holders[slots[slots != ABSENT]] += 1
+        rows = total.reshape(self.nodes.size, -1)
+        self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
+
+    def state_dict(self) -> dict[str, object]:
+        arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.rows)}
+        return arrays | {"made": self.made}
+
+    def load_state_dict(self, state: StateDict) -> None:
+        self.nodes, self.rows = state["nodes"].numpy(), state["mean"].numpy()
+        self.made = int(state["made"])
 
 
 class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment):
@@ -138,6 +186,7 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         self.mean, self._least = CommonMean(dropout), least_holders
         self.contributors: list[int] = []  # to the last sum
         self._skipped, self._named = "", 0
+        self._parts = 0, 0, 0  # numbers of a sum: rows, measurements, counts
         self._measured = dict[str, float]()
         self._parties = None
         if registry is not None:
@@ -155,25 +204,22 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         )
 
     def ask(self, server_round: int) -> Mapping[int, PublicRequest]:
-        """Step 1: write the round's requests, with the common mean and what masks need."""
         there, mean, known = self.there(server_round), self.mean, self.clients
         nodes, claims = self._nodes(self.sums.prepare(server_round, there))
         mean.choose(nodes, known.ids, there, known.dimension)
         order = SumOrder([], self.session.seed, mean.made >= LEARNT_FROM, self.rotations_only)
-        length = mean.rows.size
-        layout = layout_of(*NOT_TOLD, known.dimension, server_round, order)
+        told, shown, measured = NOT_TOLD, {}, 0
         if claims is not None:
             claims.means = digests_of(mean.rows) if mean.made else claims.means
-            length += 2 * len(MEASURED)
-            layout = layout_of(nodes, claims.means, known.dimension, server_round, order)
-        length += counts_size(*self.counted)
-        shown = {} if claims is None else claims.to_config()
-        entries = self.sums.requests(length, MEANS, layout)
+            told, shown, measured = (nodes, claims.means), claims.to_config(), 2 * len(MEASURED)
+        self._parts = mean.rows.size, measured, counts_size(*self.counted)
+        layout = layout_of(*told, known.dimension, server_round, order)
+        entries = self.sums.requests(sum(self._parts), MEANS, layout)
         requests, self.entries = dict[int, PublicRequest](), {}
-        for node in (node for node in there if node in entries):
+        for node in [node for node in there if node in entries]:
             slots = [mean.slots[client] for client in there[node]]
             self.entries[node] = entries[node] | replace(order, slots=slots).to_config() | shown
-            requests[node] = self.request(server_round, there[node], mean.of)
+            requests[node] = self.request(server_round, there[node], there[node], mean.of)
         return requests
 
     @property
@@ -181,20 +227,23 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return self.session.exchange.grid.run.run_id
 
     def _nodes(self, ready: Sequence[int]) -> tuple[IntArray, Claims | None]:
-        dropout, ids, signed = self.mean.dropout, self.clients.ids, self.clients.claims
-        if signed is None:
-            fewest = fewest_holders(len(ready), dropout, self._least)
-            nodes = common_nodes(ids, ready, fewest)
-            if len(ready) > 1:
-                require_nodes(nodes, fewest, f"{len(ready)} clients")
-            return nodes, None
-        assert self._parties is not None
-        held = signed.of(self._parties.members)
-        nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
-        if held:
-            fewest = max(self._least, fewest_parties(len(held)))
-            require_nodes(nodes, fewest, f"{len(held)} SuperNodes")
-        return nodes, Claims.of(held, signed.signatures)
+        """Choose the nodes of the next sum, for untrusting clients with the claims of all."""
+        signed, claims = self.clients.claims, None
+        if signed is None or self._parties is None:
+            holders, fewest = len(ready), fewest_holders(len(ready), self.mean.dropout, self._least)
+            nodes = common_nodes([self.clients.ids[client] for client in ready], fewest)
+        else:
+            held = signed.of(self._parties.members)
+            claims = Claims.of(held, signed.signatures)
+            holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
+            nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
+        if holders > 1 and not nodes.size:
+            raise ValueError(
+                f"no public node has {fewest} holders among {holders}, of which some may be "
+                "missing: its sum could be one client's own embedding; lower dropout, or align in "
+                "the clear"
+            )
+        return nodes, claims
 
     def read(self, node: int, content: RecordDict) -> PublicReply:
         # What clients count is in the sum.
@@ -233,7 +282,6 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
         return report
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return every client's outcome; clients that are missing from a sum have failed."""
         # Without a sum, the clients' measurements are still used.
         used = answered if self._skipped else set(answered) & set(self.contributors)
         blamed = self.sums.server.blamed[self._named :]
@@ -248,45 +296,30 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             self._skipped = f"no sum: {_without_number(summed.reason)}"
             return {}
         self.contributors = summed.contributors.tolist()
-        rows = self.mean.rows.size
-        self.mean.take(summed.values[:rows], self.contributors)
-        self._count(summed.values)
-        names = [f"precision-{k}" for k in NEAREST]
-        if self._parties is not None:
-            self._measured = _measured(summed.values[rows : rows + 2 * len(MEASURED)])
-            return {name: self._measured[name] for name in names if name in self._measured}
-        result = {name: list(self.clients.measured.get(name, {}).values()) for name in names}
-        return {name: mean_of(values) for name, values in result.items() if values}
-
-    def _count(self, values: Floats) -> None:
-        """Read the counts at the end of a sum, where a node is one step of its numbers."""
-        if size := counts_size(*self.counted):
-            steps = values[-size:] * 2.0 ** Ring.fit(2, **self._ring).fraction_bits
+        rows, measured, counts = np.split(summed.values, np.cumsum(self._parts)[:2])
+        self.mean.take(rows, self.contributors)
+        if counts.size:  # a node is one step of the sum's numbers
+            steps = counts * 2.0 ** Ring.fit(2, **self._ring).fraction_bits
             self.counts = as_counts(np.rint(steps).astype(np.int64), *self.counted)
+        if self._parties is None:
+            shown = self.clients.measured
+            means = {name: mean_of(shown[name].values()) for name in PRECISIONS if name in shown}
+        else:
+            sums, holders = measured.reshape(2, len(MEASURED)).tolist()
+            each = zip(MEASURED, sums, holders, strict=True)
+            means = self._measured = {name: one / of for name, one, of in each if of >= 1}
+        return {name: means[name] for name in PRECISIONS if name in means}
 
-    def averages(self, came: Answers) -> Mapping[str, float]:
-        """Return the means of clients' measurements, from the sum if they are in it."""
-        return super().averages(came) if self._parties is None else self._measured
+    def averages(self, measured: ByClient) -> Mapping[str, float]:
+        return super().averages(measured) if self._parties is None else self._measured
 
-    def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
-        ledger = self.session.exchange.ledger
-        for node, request in self.requests.items():
-            sent = [part.nbytes for part in request.targets if part is not None]
-            ledger.count("down", "means", sum(sent))
-            word = self.entries[node][RING_WORD] // 8
-            came = [client for client in request.clients if client in self.contributors]
-            ledger.count("up", "sums", len(came) * self.mean.rows.size * word)
-        return ledger.payload
+    def came(self, node: int) -> tuple[str, int]:
+        summed = set(self.requests[node].clients) & set(self.contributors)
+        return "sums", len(summed) * self.mean.rows.size * (self.entries[node][RING_WORD] // 8)
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
         """Return ``mean`` ``[u, d]`` and its ids ``nodes`` ``[u]``; empty before the first sum."""
         return {"mean": self.mean.rows, "nodes": self.mean.nodes} if self.mean.made else {}
-
-
-def _measured(tail: Floats) -> dict[str, float]:
-    sums, counts = tail.reshape(2, len(MEASURED))
-    each = zip(MEASURED, sums.tolist(), counts.tolist(), strict=True)
-    return {name: total / count for name, total, count in each if count >= 1}
 
 
 def _without_number(reason: Reason) -> str:

@@ -19,28 +19,26 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from numpy.typing import NDArray
 
 from flower_graph.client.state import Tensors
-from flower_graph.errors import RefusedError, StateLostError
+from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
-from flower_graph.ops.counts import Counts, Errors
 from flower_graph.rng import derive_seed
-from flower_graph.secure.align.limits import LEAST_HOLDERS
+from flower_graph.secure.client import MaskingClient
+from flower_graph.secure.node_config import LEAST_HOLDERS
 from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
-from flower_graph.secure.parties.masking_client import MaskingParty
 from flower_graph.secure.sum.messages import RING
 from flower_graph.strategies.ppfl.claims import (
+    ABSENT,
     MEANS,
     MEASURED,
     NOT_TOLD,
     Claims,
     check_layout,
+    find_slots,
     layout_of,
     sign_claim,
 )
-from flower_graph.strategies.ppfl.cohort_client import (
-    EmbeddingClient,
-    PublicNodeClient,
-)
+from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
     EmbeddingEnrolment,
@@ -50,12 +48,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import (
-    ABSENT,
-    NEAREST,
-    Floats,
-    find_slots,
-)
+from flower_graph.strategies.ppfl.server_state import NEAREST, PRECISIONS
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.fields import Resume
@@ -64,9 +57,10 @@ from flower_graph.wire.numpy_client import Answer, Config, Parameters
 ROTATIONS = "public-rotations"  # in Context.state: W_i of each client
 RUN = "public-run"  # likewise: the run of a SuperNode with a key of its own
 ROUNDS = b"public-rounds"  # in its journal
+Floats = NDArray[np.float64]
 
 
-class SecureConsensusClient(PublicNodeClient, MaskingParty):
+class SecureConsensusClient(PublicNodeClient, MaskingClient):
     """The clients of one SuperNode: usually one, in a simulation any number.
 
     Parameters
@@ -94,7 +88,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         **folders: Path | None,
     ) -> None:
         super().__init__(context, members, **folders)
-        MaskingParty.__init__(self, context, list(self.members), trust)
+        MaskingClient.__init__(self, context, list(self.members), trust)
         self._least = least_holders
 
     def enrolment(self) -> EmbeddingEnrolment:
@@ -104,11 +98,13 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         signature = sign_claim(self.trust.identity, self.context.run_id, self.public)
         return replace(here, signature=signature)
 
-    def save(self, server_round: int, run: str, more: Tensors | None = None) -> str:
+    def save(self, server_round: int, run: str) -> str:
         if self.trust is not None and run != self._run():
             raise RefusedError("a checkpoint of another run than this SuperNode takes part in")
-        turns = {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
-        return super().save(server_round, run, turns | (more or {}))
+        return super().save(server_round, run)
+
+    def beside(self) -> Tensors:
+        return {str(client): torch.from_numpy(w) for client, w in self._rotations().items()}
 
     def resume(self, resume: Resume) -> Tensors | None:
         self._enter(resume)
@@ -131,19 +127,21 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
             for client, mean in zip(request.clients, request.targets, strict=True)
         ]
         reply = self.round(replace(request, targets=targets))
-        length = int(config["mask-length"])
         counts, reply.counts = reply.counts, None
-        rows = length - (0 if counts is None else counts.flat().numel())
+        rows = int(config["mask-length"]) - (0 if counts is None else counts.flat().numel())
         rows -= 0 if self.trust is None else 2 * len(MEASURED)
         rotated = rotate(request, order, reply, rows)
-        near = {client: one.precision for client, one in rotated.items() if one.precision}
-        for k in NEAREST if near else ():
-            of_all = [near.get(client, {}).get(k, math.nan) for client in request.clients]
-            reply.judged[f"precision-{k}"] = of_all
+        if any(one.precision for one in rotated.values()):
+            near = [rotated[c].precision if c in rotated else {} for c in request.clients]
+            for name, k in PRECISIONS.items():
+                reply.judged[name] = [one.get(k, math.nan) for one in near]
         vectors = {client: one.vector for client, one in rotated.items()}
+        ring = RING.from_config(config)
         if self.trust is not None:
-            vectors = self._with_measured(vectors, reply, RING.from_config(config).limit)
-        vectors = _with_counts(vectors, counts, 2.0 ** -RING.from_config(config).fraction_bits)
+            vectors = _with_measured(vectors, reply, ring.limit)
+        if counts is not None:  # with the first client's rows; a node is one step of the ring
+            row, first = counts.flat().numpy() * 2.0**-ring.fraction_bits, min(vectors, default=-1)
+            vectors = {c: np.concatenate([v, row * (c == first)]) for c, v in vectors.items()}
         # The same embeddings with another rotation are the same state.
         state = [one for one in reply.embeddings if one is not None]
         masked, entries = self.masked(config, vectors, MEANS, layout, state)
@@ -177,23 +175,6 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
         Journal(self.trust.journal).contribute(request.server_round, ROUNDS, self._run().encode())
         return layout_of(nodes, claims.means, request.dimension, request.server_round, order)
 
-    def _with_measured(
-        self, vectors: Mapping[int, Floats], reply: PublicReply, limit: float
-    ) -> dict[int, Floats]:
-        # Some measurements depend on the server's means, so it learns no single client's.
-        said = {"loss": reply.loss, "disagreement": reply.disagreement, **reply.judged}
-        result = dict[int, Floats]()
-        for index, client in enumerate(reply.request.clients):
-            values = np.array(
-                [said[name][index] if name in said else math.nan for name in MEASURED]
-            )
-            fits = np.abs(values) <= limit  # not if it is NaN
-            if client in vectors:
-                result[client] = np.concatenate([vectors[client], np.where(fits, values, 0), fits])
-        nothing = [math.nan] * len(reply.loss)
-        reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
-        return result
-
     @property
     def num_classes(self) -> int:
         """How many classes are counted in predictions; 0 without a judge of nodes."""
@@ -226,8 +207,7 @@ class SecureConsensusClient(PublicNodeClient, MaskingParty):
             return None
         target: FloatArray = (mean @ turn.T).astype(np.float32)
         if (missing := ~mean.any(1)).any():
-            with self.opened() as models:
-                local = models[client].embed()[self.members[client].rows]
+            local = self._state.look(self._makers)[client].embed()[self.members[client].rows]
             target[missing] = local[missing]
         return target
 
@@ -245,14 +225,6 @@ def first_points(seed: int, nodes: int, dimension: int) -> Floats:
     # Any fixed points do: clients with similar embeddings get similar rotated embeddings.
     rng = np.random.default_rng(derive_seed(seed, "secure-consensus"))
     return rng.standard_normal((nodes, dimension))
-
-
-def rotation(embeddings: Floats, points: Floats, rotations_only: bool) -> Floats:
-    """Find the orthogonal ``W`` that brings a client's rows nearest to common points."""
-    # embeddings, points [p, d]
-    if not len(embeddings):
-        return np.eye(points.shape[1])
-    return orthogonal_procrustes(embeddings, points, rotations_only=rotations_only)
 
 
 class Rotated(NamedTuple):
@@ -275,22 +247,30 @@ def rotate(
             continue
         here, local = slots != ABSENT, x.astype(np.float64)
         points = start[slots[here]] if mean is None else mean[here].astype(np.float64)
-        turn, near = rotation(local[here], points, order.rotations_only), dict[int, float]()
-        if mean is not None and here.any():
-            near = alignment_precision(local[here], points, turn, NEAREST)
+        turn, near = np.eye(request.dimension), dict[int, float]()
+        if here.any():
+            turn = orthogonal_procrustes(local[here], points, rotations_only=order.rotations_only)
+            if mean is not None:
+                near = alignment_precision(local[here], points, turn, NEAREST)
         result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
     return result
 
 
-def _with_counts(
-    vectors: Mapping[int, Floats], counts: Counts | Errors | None, step: float
+def _with_measured(
+    vectors: Mapping[int, Floats], reply: PublicReply, limit: float
 ) -> dict[int, Floats]:
-    """Add the counts to the first client's part of the sum, a node being one step."""
-    if counts is None:
-        return dict(vectors)
-    row = counts.flat().numpy() * step
-    first = min(vectors, default=None)
-    return {c: np.concatenate([v, row * (c == first)]) for c, v in vectors.items()}
+    """Move the measurements from a reply into the vectors: the server learns no single client's."""
+    # Some of them depend on the server's means.
+    nothing = [math.nan] * len(reply.loss)
+    said = {**reply.judged, "loss": reply.loss, "disagreement": reply.disagreement}
+    result = dict[int, Floats]()
+    for index, client in enumerate(reply.request.clients):
+        values = np.array([said.get(name, nothing)[index] for name in MEASURED])
+        fits = np.abs(values) <= limit  # not if it is NaN
+        if client in vectors:
+            result[client] = np.concatenate([vectors[client], np.where(fits, values, 0), fits])
+    reply.loss, reply.disagreement, reply.judged = nothing, nothing, {}
+    return result
 
 
 def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
@@ -299,10 +279,12 @@ def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
     here = slots != ABSENT
     chosen = slots[here]
     count = length // dimension
-    if length % dimension or np.unique(chosen).size != chosen.size:
-        raise ValueError(f"{length} numbers for rows of {dimension}, or a slot named twice")
-    if chosen.size and not 0 <= chosen.min() <= chosen.max() < count:
-        raise ValueError(f"slots from {chosen.min()} to {chosen.max()}, must be 0 to {count - 1}")
+    are_places = np.unique(chosen).size == chosen.size and ((chosen >= 0) & (chosen < count)).all()
+    if length % dimension or not are_places:
+        raise ValueError(
+            f"slots of {length} numbers in rows of {dimension}: {brief(chosen.tolist())}; allowed "
+            f"are different ones from 0 to {count - 1}"
+        )
     rows = np.zeros((count, dimension))
     rows[chosen] = turned[here]
     return rows.ravel()

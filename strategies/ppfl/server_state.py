@@ -6,17 +6,14 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flower_graph.ops import alignment_precision, orthogonal_procrustes
-from flower_graph.secure.align.limits import LEAST_HOLDERS
 from flower_graph.server.membership import Membership
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.ppfl.claims import SignedClaims
@@ -27,27 +24,16 @@ from flower_graph.strategies.ppfl.messages import (
     PublicReply,
     PublicRequest,
 )
-from flower_graph.wire.exchange import Rejected
 from flower_graph.wire.fields import Resume
-from flower_graph.wire.keys import CONFIG
+from flower_graph.wire.keys import CONFIG, LOSS
 
 LOG = logging.getLogger(__name__)
 MEASURED_PAIRS = 12  # ordered pairs whose alignment is measured in a round: all, up to 4 clients
 TRIED_PAIRS = 1000  # of these some may share no node; all, up to 32 clients
 NEAREST = (1, 5, 10)
-ABSENT = -1  # slot of a node that is not in a sum
-Floats = NDArray[np.float64]
-
-
-@dataclass
-class Answers:
-    """The entries of a round's replies besides embeddings."""
-
-    losses: dict[int, float] = field(default_factory=dict)  # of the clients whose answer counts
-    disagreements: list[float] = field(default_factory=list)  # of the same
-    measured: dict[str, dict[int, float]] = field(default_factory=dict)  # by name and client
-    failed: dict[int, str] = field(default_factory=dict)  # clients left out, and why
-    left_out: list[Rejected] = field(default_factory=list)  # the same, from SuperNodes
+PRECISIONS = {f"precision-{k}": k for k in NEAREST}
+DISAGREEMENT = "disagreement"
+ByClient = dict[str, dict[int, float]]  # measurements by name and client
 
 
 class PublicServerState:
@@ -59,7 +45,7 @@ class PublicServerState:
         self.ids: dict[int, IntArray] = {}  # of each client's public nodes
         self.dimension = 0  # dimension of all embeddings; 0 before the first enrolment
         self.begun: set[int] = set()  # clients that have answered a round
-        self.measured: dict[str, dict[int, float]] = {}  # last measurements, by name and client
+        self.measured: ByClient = {}  # of the last round with an answer
         self.claims: SignedClaims | None = None  # where clients do not trust the server
 
     def take(
@@ -67,25 +53,23 @@ class PublicServerState:
         requests: Mapping[int, PublicRequest],
         replies: Mapping[int, PublicReply],
         wants_embeddings: bool,
-    ) -> Answers:
-        came = Answers()
+    ) -> tuple[ByClient, dict[int, str]]:
+        """Return what clients measured, and the clients that are left out, with the reason."""
+        measured, failed = ByClient(), dict[int, str]()
         for node, reply in replies.items():
-            clients = requests[node].clients
-            came.left_out += [Rejected(node, f"client {c}: {w}") for c, w in reply.left_out.items()]
-            came.failed |= reply.left_out
-            for index, client in enumerate(clients):
+            failed |= reply.left_out
+            figures = {**reply.judged, LOSS: reply.loss, DISAGREEMENT: reply.disagreement}
+            for index, client in enumerate(requests[node].clients):
                 x = reply.embeddings[index]
-                if client in came.failed or (x is None and wants_embeddings):
+                if client in failed or (x is None and wants_embeddings):
                     continue
-                came.losses[client] = reply.loss[index]
-                came.disagreements.append(reply.disagreement[index])
-                for name, values in reply.judged.items():
-                    came.measured.setdefault(name, {})[client] = values[index]
+                for name, values in figures.items():
+                    measured.setdefault(name, {})[client] = values[index]
                 if x is not None:
                     self.embeddings[client] = x
-        self.begun |= came.losses.keys()
-        self.measured = came.measured or self.measured
-        return came
+        self.begun |= measured.get(LOSS, {}).keys()
+        self.measured = measured or self.measured
+        return measured, failed
 
     def state_dict(self) -> dict[str, object]:
         book = {
@@ -118,90 +102,6 @@ class PublicServerState:
             x[index, slot] = torch.from_numpy(self.embeddings[client])
             held[index, slot] = True
         return x, held, slots
-
-
-class CommonMean:
-    """The server's mean of the rotated embeddings, by node."""
-
-    def __init__(self, dropout: float) -> None:
-        self.dropout, self.made = dropout, 0  # sums so far
-        self.nodes: IntArray = np.zeros(0, np.int64)  # ids of the rows, ascending
-        self.rows: FloatArray = np.zeros((0, 0), np.float32)
-        self.slots: dict[int, IntArray] = {}  # the rows of each client's nodes
-
-    def choose(
-        self,
-        nodes: IntArray,
-        ids: Mapping[int, IntArray],
-        there: Mapping[int, Iterable[int]],
-        dimension: int,
-    ) -> None:
-        """Set the nodes of the next sum; a node that stays keeps its mean."""
-        if not np.array_equal(nodes, self.nodes):
-            rows = np.zeros((nodes.size, dimension), np.float32)
-            at = find_slots(self.nodes, nodes)
-            if self.made:
-                rows[at[at != ABSENT]] = self.rows[at != ABSENT]
-            self.nodes, self.rows = nodes, rows
-        everyone = (client for here in there.values() for client in here)
-        self.slots = {client: find_slots(ids[client], self.nodes) for client in everyone}
-
-    def of(self, client: int) -> FloatArray | None:
-        """Return a client's rows; zeros for missing ones."""
-        if not self.made:
-            return None
-        slots = self.slots[client]
-        return np.where((slots != ABSENT)[:, None], self.rows[slots], np.float32(0))
-
-    def take(self, total: Floats, contributors: Iterable[int]) -> None:
-        holders = np.zeros(self.nodes.size)
-        for client in contributors:
-            slots = self.slots[client]
-            holders[slots[slots != ABSENT]] += 1
-        rows = total.reshape(self.nodes.size, -1)
-        self.rows, self.made = (rows / holders[:, None]).astype(np.float32), self.made + 1
-
-    def state_dict(self) -> dict[str, object]:
-        arrays = {"nodes": torch.from_numpy(self.nodes), "mean": torch.from_numpy(self.rows)}
-        return arrays | {"made": self.made}
-
-    def load_state_dict(self, state: StateDict) -> None:
-        self.nodes, self.rows = state["nodes"].numpy(), state["mean"].numpy()
-        self.made = int(state["made"])
-
-
-def fewest_holders(clients: int, dropout: float, least: int = LEAST_HOLDERS) -> int:
-    """Return how many clients must hold a node for its sum; at least `least`."""
-    # At most the share ``dropout`` of the clients may be missing from a sum that is opened, so two
-    # are then always in the sum of every node: no row is one client's alone.
-    return max(least, 2 + math.floor(dropout * clients))
-
-
-def common_nodes(ids: Mapping[int, IntArray], clients: Sequence[int], fewest: int) -> IntArray:
-    """Choose the nodes of a sum: nodes with enough holders, by ascending id."""
-    if not clients:
-        return np.zeros(0, np.int64)
-    result, counts = np.unique(
-        np.concatenate([ids[client] for client in clients]), return_counts=True
-    )
-    return result[counts >= fewest]
-
-
-def require_nodes(nodes: IntArray, fewest: int, of: str) -> None:
-    """Refuse a sum without nodes."""
-    if not nodes.size:
-        raise ValueError(
-            f"no public node has {fewest} holders among {of}, of which some may be missing: its "
-            "sum could be one client's own embedding; lower dropout, or align in the clear"
-        )
-
-
-def find_slots(nodes: IntArray, common: IntArray) -> IntArray:
-    """Find nodes ``[p]`` among the ascending common ones; ``ABSENT`` for others."""
-    if not common.size:
-        return np.full(nodes.shape, ABSENT)
-    at = np.searchsorted(common, nodes).clip(max=common.size - 1)
-    return np.where(common[at] == nodes, at, ABSENT)
 
 
 class PublicMembership(Membership):
@@ -279,7 +179,7 @@ def measure_alignment(
         result.append(alignment_precision(a, b, turn, NEAREST))
         if len(result) == MEASURED_PAIRS:
             break
-    return {f"precision-{k}": mean_of([one[k] for one in result]) for k in NEAREST if result}
+    return {name: mean_of([one[k] for one in result]) for name, k in PRECISIONS.items() if result}
 
 
 def draw_pairs(count: int, rng: torch.Generator) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,6 @@ nodes and can take targets.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,18 +46,17 @@ from flower_graph.server.session import Session
 from flower_graph.strategies.ppfl.config import CONSENSUS, LAST, LEAVE_OUT, PAIRS
 from flower_graph.strategies.ppfl.messages import PublicReply, PublicRequest
 from flower_graph.strategies.ppfl.server_state import (
-    Answers,
+    DISAGREEMENT,
+    ByClient,
     PublicMembership,
     PublicServerState,
     mean_of,
     measure_alignment,
 )
 from flower_graph.wire.counts import added, counts_size
-from flower_graph.wire.exchange import Replies
-from flower_graph.wire.keys import CHECKPOINT, CONFIG, ROLES, RUN_TOKEN, SERVER_ROUND
+from flower_graph.wire.exchange import Rejected, Replies
+from flower_graph.wire.keys import CHECKPOINT, CONFIG, LOSS, ROLES, RUN_TOKEN, SERVER_ROUND
 from flower_graph.wire.ledger import reply_bytes
-
-LOG = logging.getLogger(__name__)
 
 
 class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
@@ -122,9 +120,8 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
         drawn = self.session.participants(server_round, there)
         return {
             node: replace(
-                self.request(server_round, clients, self.clients.targets.get),
+                self.request(server_round, there[node], clients, self.clients.targets.get),
                 wants_embeddings=self.wants_embeddings,
-                follows=bool(self.clients.begun & set(there[node])),
             )
             for node, clients in drawn.items()
         }
@@ -137,6 +134,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def request(
         self,
         server_round: int,
+        hosted: Sequence[int],
         clients: Sequence[int],
         target: Callable[[int], NDArray[np.float32] | None],
     ) -> PublicRequest:
@@ -149,7 +147,7 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             [target(client) for client in clients],
             known.dimension,
             is_last=server_round == session.rounds or session.stops_early(server_round),
-            follows=bool(known.begun & set(clients)),
+            follows=not known.begun.isdisjoint(hosted),
             saves=saves,
             run=session.checkpoints.run if saves else "",
             counting=self.counting,
@@ -167,31 +165,32 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
     def learn(self, server_round: int, replies: Replies[PublicReply]) -> RoundReport:
         """Do steps 4 and 5 with the replies, and return the round's figures."""
         self.counts = added(reply.counts for reply in replies.values.values())
-        came = self.clients.take(self.requests, replies.values, self.wants_embeddings)
-        answered = sorted(came.losses)
+        measured, failed = self.clients.take(self.requests, replies.values, self.wants_embeddings)
+        answered = sorted(measured.get(LOSS, ()))
         precision = self.align(server_round, answered)
-        who = self.participation(answered, came.failed)
-        self.session.rejected += came.left_out
-        mean = defaultdict(lambda: math.nan, self.averages(came))
+        who = self.participation(answered, failed)
+        self.session.rejected += [
+            Rejected(node, f"client {client}: {why}")
+            for node, reply in replies.values.items()
+            for client, why in reply.left_out.items()
+        ]
+        mean = defaultdict(lambda: math.nan, self.averages(measured))
         return self.report(
             server_round,
             who,
             {role: mean[role] for role in ROLES},
-            loss=mean["loss"],
-            cross_entropy=mean["loss"],
-            regulariser=mean["disagreement"],
-            bytes=self.count(replies.values),
+            loss=mean[LOSS],
+            cross_entropy=mean[LOSS],
+            regulariser=mean[DISAGREEMENT],
+            bytes=self.count(),
             skipped="" if answered else f"none of {len(self.requests)} SuperNodes gave an answer",
             alignment=precision,
         )
 
-    def averages(self, came: Answers) -> Mapping[str, float]:
-        losses = [came.losses[client] for client in sorted(came.losses)]
-        means = {name: mean_of(by_client.values()) for name, by_client in came.measured.items()}
-        return {**means, "loss": mean_of(losses), "disagreement": mean_of(came.disagreements)}
+    def averages(self, measured: ByClient) -> Mapping[str, float]:
+        return {name: mean_of(dict(sorted(by.items())).values()) for name, by in measured.items()}
 
     def participation(self, answered: Collection[int], failed: Mapping[int, str]) -> Participation:
-        """Return every client's outcome; ``failed`` has reasons by client."""
         return self.session.participation(answered, failed=failed, idle=self.idle)
 
     def align(self, server_round: int, answered: Sequence[int]) -> dict[str, float]:
@@ -214,16 +213,18 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
             return align_pairs(x, held, rotations_only=self.rotations_only)
         return consensus(x, held, rotations_only=self.rotations_only).aligned
 
-    def count(self, replies: Mapping[int, PublicReply]) -> dict[str, dict[str, int]]:
+    def count(self) -> dict[str, dict[str, int]]:
         ledger = self.session.exchange.ledger
-        for request in self.requests.values():
-            sent = [part.nbytes for part in request.targets if part is not None]
-            ledger.count("down", "means", sum(sent))
-        for reply in replies.values():
-            ledger.count(
-                "up", "embeddings", sum(x.nbytes for x in reply.embeddings if x is not None)
-            )
+        for node, request in self.requests.items():
+            ledger.count("down", "means", sum(x.nbytes for x in request.targets if x is not None))
+            if node in self.answers:
+                ledger.count("up", *self.came(node))
         return ledger.payload
+
+    def came(self, node: int) -> tuple[str, int]:
+        """Return the kind of a SuperNode's answer, and how many bytes of it are payload."""
+        embeddings = self.answers[node].embeddings
+        return "embeddings", sum(x.nbytes for x in embeddings if x is not None)
 
     def weights(self) -> dict[str, NDArray[np.generic]]:
         """Return, for each client N, the means of its public nodes and the nodes' ids.
@@ -255,9 +256,6 @@ class ProcrustesAlignment(RoundStrategy[PublicRequest, PublicReply]):
 
     def load_state(self, state: Mapping[str, object]) -> None:
         self.clients.load_state_dict(state)
-
-    def summary(self) -> None:
-        LOG.info("%s: %s, absent clients: %s", type(self).__name__, self.alignment, self.absent)
 
 
 class LocalEmbedding(ProcrustesAlignment):

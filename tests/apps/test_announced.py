@@ -14,6 +14,7 @@ from app_helpers import MakeConfig, own_graph
 from flower_graph.apps import run as runner
 from flower_graph.apps.cli import check, launch
 from flower_graph.apps.cli.main import main
+from flower_graph.errors import EngineFailedError
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import method_of
 
@@ -68,7 +69,7 @@ def test_flowers_engine_says_that_it_starts(
 
     def fail(*_: Any, meanwhile: Callable[[], None], **how: Any) -> None:
         meanwhile()
-        raise RuntimeError("not started")
+        raise EngineFailedError("not started")
 
     monkeypatch.setattr(launch, "flwr_run", fail)
     assert main(["run", "own.yaml", "--engine", "flwr", "--out", "out"]) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,11 @@ from app_helpers import MakeConfig, own_graph
 from flower_graph.apps.cli.check import short_form
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.run import run
-from flower_graph.data.baselines import client_baselines
 from flower_graph.data.folders import client_folder
 from flower_graph.data.graph import PARTS, Graph, to_undirected
 from flower_graph.data.survey import component_sizes, lines, survey_graph
 from flower_graph.method.load import load_config
 from flower_graph.method.registry import known_apps, method_named, method_of
-from flower_graph.report.result import baseline_figures
 
 Captured = pytest.CaptureFixture[str]
 # A path of four nodes, and one node alone; node 3 has no label
@@ -246,14 +243,6 @@ def test_check_counts_what_clients_hold_and_nothing_that_no_client_uses(
     assert not short_form(load_config("fedscem/cora-linqs"))[1]
 
 
-def test_a_baseline_that_does_not_exist_says_why() -> None:
-    y, nobody = torch.tensor([0, 1, 1]), torch.zeros(3, dtype=torch.bool)
-    masks = {"train_mask": nobody, "val_mask": nobody, "test_mask": ~nobody}
-    graph = SimpleNamespace(x=torch.eye(3), y=y, **masks)
-    *_, regression = baseline_figures(client_baselines([graph]))
-    assert regression.endswith("skipped: nobody has training nodes")
-
-
 @pytest.mark.parametrize(("own", "is_said"), [(0.85, True), (0.2, False), (float("nan"), False)])
 def test_methods_say_on_which_graphs_clients_may_reach_more_alone(own: float, is_said: bool):
     for name in ("fedgls/own-graph", "fedgta/own-graph", "fedavg/own-graph"):
@@ -261,21 +250,3 @@ def test_methods_say_on_which_graphs_clients_may_reach_more_alone(own: float, is
         said = method.caveat({"majority-per-client": {"test": own}})
         assert bool(said) == is_said
         assert not method.caveat({})
-
-
-def test_columns_of_other_names_and_captions_are_refused_in_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for client, age in (("bern", "age"), ("genf", "years")):
-        (tmp_path / "clients" / client).mkdir(parents=True)
-        rows = "".join(f"n{row},{row % 2},{row}\n" for row in range(12))
-        (tmp_path / "clients" / client / "nodes.csv").write_text(f"name,label,{age}\n{rows}")
-        (tmp_path / "clients" / client / "edges.csv").write_text("source,target\nn0,n1\n")
-    assert main(["check", "clients/", "device=cpu"]) == 2
-    assert re.fullmatch(r".*genf: column \w+ .*age\n", capsys.readouterr().err)
-    (tmp_path / "graph.json").write_text(
-        json.dumps({"nodes": [{"id": n, "label": f"p{n}", "a": n} for n in range(12)], "links": []})
-    )
-    assert main(["check", "graph.json", "device=cpu"]) == 2
-    assert re.fullmatch(r".*12 labels.*data\.label.*\n", capsys.readouterr().err)

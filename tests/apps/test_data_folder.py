@@ -28,8 +28,14 @@ from flower_graph.apps.run import client_app, run_server, simulate_whole
 from flower_graph.client.state import forget_run
 from flower_graph.config.common import RunConfig
 from flower_graph.data.folders.members import MEMBERS, Member, read_members, write_members
-from flower_graph.data.folders.party import client_folder, server_folder, share
-from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
+from flower_graph.data.folders.party import (
+    CLIENTS,
+    client_folder,
+    deciding_settings,
+    open_folder,
+    server_folder,
+    share,
+)
 from flower_graph.data.graph import PARTS
 from flower_graph.data.sources import datasets as cached
 from flower_graph.data.sources.datasets import cached_data
@@ -296,23 +302,6 @@ def test_only_the_server_learns_who_is_graphless(config_of: MakeConfig, tmp_path
         assert each == {"graphless-clients": 2}
 
 
-def test_graphs_of_ones_own_go_to_folders_too(config_of: MakeConfig, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    for client in range(3):
-        x = torch.rand(12, 4, generator=torch.Generator().manual_seed(client)).round()
-        content = {"x": x + torch.eye(12, 4), "y": torch.arange(12) % 2}
-        edges = torch.tensor([[0, 1, 2, 3], [2, 5, 7, 9]])
-        torch.save(
-            content | ({"edge_index": edges} if client else {}), tmp_path / f"mine/{client}.pt"
-        )
-    config = config_of("fedgls", f"data.name={tmp_path / 'mine'}/", "data.features=row")
-    wanted, _ = simulate_whole(config, supernodes=3)
-    out = partition(config, tmp_path / "out")
-    (tmp_path / "mine").rename(tmp_path / "gone")
-    found, _ = run_from(config, out)
-    assert plain(found) == plain(wanted)
-
-
 # Which clients are where -------------------------------------------------------------------------
 
 
@@ -339,8 +328,8 @@ def test_dealing_is_an_even_partition(count: int, parts: int) -> None:
         ({"partition-id": True, "num-partitions": 4}, "partition-id: True"),
         ({"partition-id": 4, "num-partitions": 4}, "partition-id: 4 with num-partitions: 4"),
         ({"partition-id": -1, "num-partitions": 4}, "partition-id: -1 with num-partitions: 4"),
-        ({"partition-id": 0, "num-partitions": 0}, "0 SuperNodes for 8 clients"),
-        ({"partition-id": 0, "num-partitions": 9}, "9 SuperNodes for 8 clients"),
+        ({"partition-id": 0, "num-partitions": 0}, "num-supernodes: 0"),
+        ({"partition-id": 0, "num-partitions": 9}, "num-supernodes: 9"),
     ],
 )
 def test_a_partition_that_is_none(node_config: dict[str, Any], message: str) -> None:
@@ -385,7 +374,7 @@ def test_a_supernode_with_a_damaged_folder_is_left_out_by_name(
         assert report.answered == 2
         (entry,) = report.rejected
         assert entry["node"] == [*grid.contexts][1]
-        assert f"{folders[1] / 'data.safetensors'}: its SHA-256" in entry["reason"]
+        assert f"{folders[1] / 'data.safetensors'}: is damaged" in entry["reason"]
     forget_run(grid.run.run_id)
 
 

@@ -93,16 +93,6 @@ def test_every_setting_arrives(config_of: MakeFedGLSConfig) -> None:
         assert getattr(held, name) == chosen[key], key
 
 
-def test_clients_are_made_once_and_anew_from_a_new_file(config_of: MakeFedGLSConfig) -> None:
-    first = fedgls.METHOD.graphs(config_of())
-    assert fedgls.METHOD.graphs(config_of("graph.tau=0.5", "model.hidden=3"))[0].x.shape == (10, 6)
-    assert fedgls.METHOD.graphs(config_of()) is first
-    assert len(fedgls.METHOD.graphs(config_of("partition.clients=2"))) == 2
-    config = config_of()
-    torch.save(own_graph(x=torch.cat([own_graph().x] * 2, 1)), config.data.name)
-    assert fedgls.METHOD.graphs(config)[0].x.shape == (10, 12)
-
-
 # Who has edges -----------------------------------------------------------------------------------
 
 
@@ -126,10 +116,7 @@ def test_without_a_graphless_client_there_is_nothing_to_learn(
         simulate(config_of(none))
     # The baselines are all what they are for clients with edges.
     wanted = figures(simulate(config_of(none, "strategy.name=fed-gnn")))
-    for name in ("fed-gnn-knn", "fed-gnn-mlp"):
-        assert figures(simulate(config_of(none, f"strategy.name={name}"))) == wanted
-    for name in ("local-gnn-knn", "fedproto", "fed-mlp"):
-        assert len(simulate(config_of(none, f"strategy.name={name}"))) == 2
+    assert figures(simulate(config_of(none, "strategy.name=fed-gnn-knn"))) == wanted
 
 
 def test_where_all_are_graphless_fedgls_is_its_knn_baseline(
@@ -140,8 +127,6 @@ def test_where_all_are_graphless_fedgls_is_its_knn_baseline(
     assert "all 3 clients are graphless" in caplog.text
     wanted = simulate(config_of(everyone, "strategy.name=fed-gnn-knn"))
     assert figures(reports) == figures(wanted)
-    for name in set(METHODS) - {"structure-fedavg", "fed-gnn-knn"}:
-        assert len(simulate(config_of(everyone, f"strategy.name={name}"))) == 2
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -170,13 +155,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_noise_is_for_a_whole_graph_and_fewer_labels_for_every_client(
-    config_of: MakeFedGLSConfig, folder: Path
-) -> None:
-    with pytest.raises(ConfigError, match=r"data\.feature_noise.*0\.5.*graphs"):
-        config_of(f"data.name={folder}", "data.feature_noise=0.5")
-    with pytest.raises(ConfigError, match=r"partition\.train_share.*0\.6"):
-        config_of("partition.train_share=0.7")
+def test_fewer_labels_for_every_client(config_of: MakeFedGLSConfig, folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"graph\.knn_on.*strategy\.n"):
         config_of("graph.knn_on=encoder")
     few, all_ = (
@@ -219,15 +198,3 @@ def test_a_folder_is_read_anew_when_a_file_is(config_of: MakeFedGLSConfig, folde
 
 
 # The whole of it ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ["structure-fedavg", "fed-gnn-knn"])
-def test_the_bundled_cora_however_it_is_dealt(name: str) -> None:
-    config = load_config("fedgls/cora-linqs", ["rounds=2", "device=cpu", f"strategy.name={name}"])
-    one, other = simulate(config), simulate(config, supernodes=8)
-    # A learnt graph may keep another of two neighbours that are all but equally near.
-    near = 2e-3 if name == "structure-fedavg" else 1e-5
-    assert figures(one) == pytest.approx(figures(other), abs=near)
-    assert [report.answered for report in one] == [8, 8]
-    assert all(report.rejected == [] for report in [*one, *other])
-    assert one[1].loss < one[0].loss

@@ -92,5 +92,5 @@ def test_the_choices_of_fedscem_reach_its_strategy(config_of: MakeEgoConfig) -> 
     assert session.sums.server.dropout == 0.125
     assert session.sums.ring_for.keywords == {"limit": 8, "resolution": 2.0**-25, "guard": True}
     assert (checkpoints.folder, checkpoints.every) == (None, 0)
-    settings = built.kept.settings
+    settings = built.settings
     assert (settings.mu, settings.tau, settings.proximal) == (3.0, 2.0, 0.5)

@@ -59,20 +59,6 @@ def test_unlabelled_nodes_and_gaps_run_in_every_method(
     assert (manifest["classes"], manifest["details"]["class-names"]) == (3, ["0", "5", "100"])
 
 
-@pytest.mark.parametrize("config", ["fedgls/cora", "ppfl/cora-gat"])
-def test_documented_configs_refuse_to_forget_dense_features(
-    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    content = half_labelled(x=torch.randn(150, 8, generator=torch.Generator().manual_seed(0)))
-    torch.save(content, tmp_path / "graph.pt")
-    words = [config, f"data.name={tmp_path}/graph.pt", "--out", str(tmp_path / "out")]
-    assert main(["run", *words]) == 2
-    said = capsys.readouterr().err
-    assert "data.features=presence" in said
-    assert "data.features=as-is" in said
-    assert not (tmp_path / "out").exists()
-
-
 class Logits(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -9,23 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from app_helpers import context_of
-from federation import one_fast
 from safetensors.numpy import load_file
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import run, simulate
 from flower_graph.errors import DataError, NoClientsError
 from flower_graph.method.load import load_config
-from flower_graph.method.registry import method_of
 from flower_graph.strategies.ppfl import evaluation
-from flower_graph.strategies.ppfl import method as ppfl
 from flower_graph.strategies.ppfl.config import PPFLConfig
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.strategy import (
-    LocalEmbedding,
-    ProcrustesAlignment,
-)
 
 MakePPFL = Callable[..., PPFLConfig]
 QUICK = ["rounds=2", "device=cpu"]
@@ -88,7 +79,7 @@ def test_the_mlp_judges_no_round_that_cannot_be_the_last(
         asked.append(args[-1])
         return evaluation.Folds(args[1].copy(), np.zeros(len(args[1]), np.int64))
 
-    monkeypatch.setattr(evaluation, "_cross_validate", score)
+    monkeypatch.setattr(evaluation, "cross_validated", score)
     reports = simulate(small("patience=2", "rounds=9", "gat.epochs=1", model="gat"))
     # Nothing is better than the first, so that the third is the last: both roles of four clients
     assert len(reports) == 3 and (asked.count("svc"), asked.count("mlp")) == (24, 8)
@@ -98,51 +89,7 @@ def test_the_mlp_judges_no_round_that_cannot_be_the_last(
 # What is built -----------------------------------------------------------------------------------
 
 
-def test_the_config_chooses_app_and_strategy(small: MakePPFL) -> None:
-    config = small("strategy.absent=last", "strategy.rotations_only=true")
-    assert method_of(config) is ppfl.METHOD
-    strategy = ppfl.METHOD.build_strategy(config, None)
-    assert type(strategy) is ProcrustesAlignment
-    assert (strategy.absent, strategy.rotations_only, strategy.alignment) == ("last", True, "pairs")
-    local = ppfl.METHOD.build_strategy(small("strategy.name=local"), None)
-    assert type(local) is LocalEmbedding
-    secure = ppfl.METHOD.build_strategy(small("strategy.alignment=secure"), None)
-    assert type(secure) is SecureConsensus
-
-
-def test_members_are_dealt_with_their_ids_and_public_nodes(small: MakePPFL) -> None:
-    config = small()
-    everyone = ppfl.METHOD.graphs(config)
-    context = context_of({"partition-id": 1, "num-partitions": 2, "state-dir": ":memory:"})
-    here = ppfl.METHOD.build_client(config, context, None).members
-    assert list(here) == [2, 3]
-    for number, member in here.items():
-        graph = everyone[number]
-        assert member.nodes.tolist() == graph.nodes.tolist()
-        assert member.public.tolist() == graph.nodes[graph.public].tolist()
-        assert len(member.public) == 48
-
-
 # Runs --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", one_fast(["deepwalk", "gat"], "deepwalk"))
-def test_local_is_the_same_model_without_means(small: MakePPFL, model: str) -> None:
-    local = simulate(small("strategy.name=local", model=model))
-    aligned = simulate(small(model=model))
-    # In the first round nobody has means yet.
-    assert local[0].loss == aligned[0].loss
-    assert local[0].test_accuracy == aligned[0].test_accuracy
-    assert local[1].loss != aligned[1].loss
-    assert local[1].bytes["up"] == {"embeddings": 0}
-
-
-def test_the_whole_graph_as_one_client(small: MakePPFL) -> None:
-    whole = ["partition.clients=1", "partition.public_share=1", "partition.private_share=0"]
-    config = small("strategy.name=local", *whole)
-    (graph,) = ppfl.METHOD.graphs(config)
-    assert graph.nodes.tolist() == list(range(120))
-    assert simulate(config)[-1].answered == 1
 
 
 def test_judging_seldom_and_without_validation_nodes(small: MakePPFL) -> None:
@@ -185,13 +132,3 @@ def test_a_class_with_too_few_nodes_for_the_folds(small: MakePPFL) -> None:
 
 
 # The bundled Cora --------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["deepwalk", "gat"])
-def test_the_bundled_cora(model: str, tmp_path: Path) -> None:
-    fewer = ["deepwalk.walks=2", "gat.epochs=3", "judge.mlp=false"]
-    result = run(load_config(f"ppfl/cora-linqs-{model}", [*QUICK, *fewer]), tmp_path / "out")
-    sizes = [len(np.load(file)["nodes"]) for file in (tmp_path / "out" / "embeddings").iterdir()]
-    assert sizes == [1489] * 4
-    assert result["test-accuracy"] > 0.3  # the largest class has 30 %

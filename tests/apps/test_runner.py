@@ -155,9 +155,9 @@ def test_a_run_that_ends_before_its_first_round_leaves_its_folder_as_it_was(
 def test_a_run_leaves_nothing_of_its_clients_in_the_process(config: str) -> None:
     overrides = ["rounds=1", "partition.clients=4"]
     overrides += ["strategy.name=fedavg"] if config.startswith("fedscem") else []
-    before = len(state._LIVE), len(state._TOKENS)
+    before = len(state._LIVE), len(state._FIXED)
     simulate(load_config(config, overrides))
-    assert (len(state._LIVE), len(state._TOKENS)) == before
+    assert (len(state._LIVE), len(state._FIXED)) == before
 
 
 # Under Flower, and data of several runs ----------------------------------------------------------

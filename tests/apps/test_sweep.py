@@ -217,21 +217,6 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     assert len(done()) == 6 and before.items() <= done().items()
 
 
-def test_the_seconds_that_are_left_are_those_of_processes_that_have_started() -> None:
-    # Two processes start in 4 s; each task takes 10. The clock began at 100.
-    pace = parallel.Pace(5, 2)
-    pace.saw(1, 14, 114)
-    assert pace.left(114) == (14 * 4 - 14) / 2, "the other process is about to end its first"
-    pace.saw(2, 14, 114)
-    assert pace.left(114) == 14 * 3 / 2
-    pace.saw(1, 10, 124)
-    assert pace.left(124) == (10 * 2 - 10) / 2, "who has started takes 10"
-    pace.saw(2, 10, 124)
-    assert pace.left(127) == 10 - 3
-    pace.saw(1, 12, 136)
-    assert pace.left(136) == 0
-
-
 def test_a_run_s_seconds_are_its_start_and_as_many_later_rounds(
     ran: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,9 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from audit_helpers import audited, by_words, is_a_guess
-from federation import one_fast
+from federation import ALL, Setup
+from sklearn.metrics import roc_auc_score
 
-from flower_graph.audit.scores import Finding, auc
+from flower_graph.apps.cli.audit import _deviating_run
+from flower_graph.audit.deviating import NOTES, Deviation, all_notes
+from flower_graph.audit.scores import Finding, auc, auc_deviation, cosines, guesses, ranking, top
+from flower_graph.method.registry import method_of
 from flower_graph.strategies.fedgls import attack as models
 from flower_graph.strategies.fedgls.attack import Sent, Truth
 from flower_graph.strategies.fedscem import attack as ego
@@ -65,11 +69,8 @@ def test_masked_sums_show_nobody(tmp_path: Path) -> None:
     assert by_words(found, "common, from the alignment").success == 0.5
 
 
-@pytest.mark.parametrize("alignment", one_fast(["polynomial", "plain"], "plain"))
-def test_open_alignments_show_every_node(tmp_path: Path, alignment: str) -> None:
-    how = [f"strategy.alignment={alignment}"]
-    how += ["strategy.aggregation=plain"] if alignment == "plain" else []
-    found = audited(tmp_path, "fedscem", *how)
+def test_open_alignments_show_every_node(tmp_path: Path) -> None:
+    found = audited(tmp_path, "fedscem", "strategy.alignment=plain", "strategy.aggregation=plain")
     assert by_words(found, "holds which node, from the alignment").success == 1.0
     assert by_words(found, "common, from the alignment").success == 1.0
 
@@ -122,3 +123,125 @@ def test_words_of_a_ring_are_read_around_zero() -> None:
     words = np.array([1, 2**32 - 1], np.uint32)
     assert ego._centred(words).tolist() == [1.0, -1.0]
     assert ego._centred(np.array([0.5])).tolist() == [0.5]
+
+
+def test_the_area_is_scikit_learns_ties_included() -> None:
+    rng = np.random.default_rng(0)
+    scores, truth = rng.integers(0, 5, 200).astype(float), rng.random(200) < 0.3
+    assert auc(scores, truth) == pytest.approx(roc_auc_score(truth, scores))
+
+
+def test_scores_that_are_all_equal_are_a_guess() -> None:
+    assert auc(np.zeros(10), np.arange(10) < 3) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("scores", "truth", "words"),
+    [
+        ([1.0, 2.0], [True, True], "2.*2 cases"),
+        ([1.0, 2.0], [False, False], "0.*2 cases"),
+        ([1.0, np.nan], [True, False], "1 scores"),
+        ([1.0], [True, False], "1 scores.*2"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(
+    scores: list[float], truth: list[bool], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        auc(scores, truth)
+
+
+def test_a_guess_strays_as_far_as_it_is_said_to() -> None:
+    rng = np.random.default_rng(1)
+    truth = np.arange(60) < 20
+    drawn = [auc(rng.random(60), truth) for _ in range(2000)]
+    assert np.std(drawn) == pytest.approx(auc_deviation(20, 40), rel=0.06)
+
+
+def test_findings_count_their_cases() -> None:
+    found = ranking("a", [3, 1, 2], [True, False, False], more=0.5)
+    assert (found.success, found.chance, found.n, found.true) == (1.0, 0.5, 3, 1)
+    assert found.detail == {"more": 0.5}
+    guessed = guesses("b", [True, False, True, True], 0.1)
+    assert (guessed.success, guessed.chance, guessed.n) == (0.75, 0.1, 4)
+    with pytest.raises(ValueError, match="guessed"):
+        guesses("b", [], 0.1)
+
+
+def test_cosines_and_places() -> None:
+    rows = np.array([[2.0, 0.0], [0.0, 3.0], [1.0, 1.0], [0.0, 0.0]])
+    half = np.sqrt(0.5)
+    expected = [[1, 0, half, 0], [0, 1, half, 0], [half, half, 1, 0], [0, 0, 0, 0]]
+    np.testing.assert_allclose(cosines(rows), expected, atol=1e-12)
+    assert top([1.0, 5.0, 3.0], 2).tolist() == [1, 2]
+
+
+LIES = {"fedscem": 5, "deepwalk, secure": 3, "fedscem, plain": 0, "deepwalk": 0, "nfedgnn": 0}
+
+
+def tried(name: str, words: str) -> Finding:
+    """Let the server of a run lie in the one way whose name has these words."""
+    (found,) = all_tried(ALL[name], words)
+    return found
+
+
+def all_tried(setup: Setup, words: str = "") -> list[Finding]:
+    """Let the server of a run lie in all ways whose name has these words."""
+    config = setup.load()
+    method = method_of(config)
+    lies = [one for one in method.audit().deviations(config, method) if words in one.name]
+    return [found for lie in lies for found in _deviating_run(config, lie, setup.supernodes)]
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_what_hides_something_is_attacked(name: str) -> None:
+    config = ALL[name].load()
+    method = method_of(config)
+    assert len(method.audit().deviations(config, method)) == LIES[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["fedscem", pytest.param("deepwalk, secure", marks=pytest.mark.slow)]
+)
+def test_two_stories_about_who_dropped_out_open_no_vector(name: str) -> None:
+    found = tried(name, "server: different stories")
+    assert (found.success, found.n) == (0, ALL[name].supernodes)
+
+
+@pytest.mark.parametrize("words", ["only one", "a threshold of 1"])
+def test_what_a_server_tells_that_clients_can_see_through_opens_no_vector(words: str) -> None:
+    assert tried("fedscem", words).success == 0
+
+
+@pytest.mark.parametrize("words", ["by answers", "that it chose"])
+def test_the_semi_honest_alignment_trusts_the_server(words: str) -> None:
+    assert tried("fedscem", words).success == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("setup", "lies"),
+    [
+        (ALL["fedscem"].with_("strategy.dropout=0.3", "strategy.trust=malicious-server"), 5),
+        (ALL["deepwalk, secure, untrusted"], 3),
+    ],
+    ids=["fedscem", "deepwalk"],
+)
+def test_clients_that_do_not_trust_the_server_show_it_nothing(setup: Setup, lies: int) -> None:
+    """Each lie is told (else `_deviating_run` fails), and opens no vector and no identity."""
+    found = all_tried(setup)
+    assert len(found) == lies
+    assert all(one.success <= one.chance for one in found), found
+
+
+def test_a_run_that_ends_before_its_server_lies_shows_nothing() -> None:
+    lie = Deviation()
+    lie.name, lie.patch = "never", lambda strategy: None  # type: ignore[method-assign]
+    setup = ALL["fedscem"]
+    with pytest.raises(AssertionError, match="before"):
+        _deviating_run(setup.load(), lie, setup.supernodes)
+
+
+def test_readers_are_told_that_the_server_lied() -> None:
+    assert all_notes(["a"], ["who has what"]) == ["a"]
+    assert all_notes(["a"], ["deviating server: x"]) == ["a", *NOTES]

@@ -94,7 +94,7 @@ def test_every_method_has_its_counterparts() -> None:
     assert labels("ppfl/cora-linqs-gat") == ["no noise", noise, "secure sum"]
     secure = "strategy.alignment=secure"
     assert labels("ppfl/cora-linqs-gat", secure) == ["secure sum", "no noise", noise]
-    forms = ["psi, masked sum", "psi, plain sum", "polynomial, masked sum"]
+    forms = ["psi, masked sum", "psi, plain sum", "plain, masked sum"]
     assert labels("fedscem/cora-linqs") == forms
     assert labels("fedscem/cora-linqs", alone=True) == forms[:1]
 

@@ -43,19 +43,6 @@ def send(context: Context, answer: Any = count) -> int:
     return int(keep_state(message, context, answer).content["reply"]["count"])  # type: ignore[index,arg-type]
 
 
-def test_a_supernode_that_is_started_anew_goes_on(tmp_path: Path) -> None:
-    first = context_of(tmp_path)
-    assert [send(first), send(first)] == [1, 2]
-    again = context_of(tmp_path, node=99)
-    assert send(again) == 3
-    assert again.state.config_records["own"]["key"] == b"\x00secret"
-    assert again.state.config_records["own"]["list"] == [1, 2]
-    assert again.state.metric_records["figures"]["loss"] == 0.5
-    np.testing.assert_array_equal(again.state.array_records["weights"]["w"].numpy(), [3, 4, 5])
-    # What Flower still has in memory is older: the file goes before it.
-    assert send(first) == 4
-
-
 def test_what_flower_has_goes_before_an_older_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -138,7 +125,7 @@ def test_no_reply_leaves_before_it_is_saved(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
-        patched.setattr(adaptor, "replaced", full)
+        patched.setattr(adaptor.checkpoint, "save_client", full)
         send(context)
     assert send(context_of(tmp_path)) == 2, "as if that message had never come"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,7 +27,6 @@ from flower_graph.ops.links import both_directions, undirected
 from flower_graph.records.rounds import RoundReport
 
 LINKS = ("task=links", "metrics=[auc,ap,hits@20,hits@50,mrr,accuracy]")
-APPS = ("fedavg", "local", "fedgta", "fedpub", "ditto")
 
 
 def graph(n: int = 80, seed: int = 0, client: int = 3) -> ClientGraph:
@@ -92,43 +92,6 @@ def test_a_client_without_edges_is_named() -> None:
         LinkTask().place(lacking, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(
-    "name", [*APPS[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in APPS[1:])]
-)
-def test_methods_on_module_client_learn_links(name: str, tmp_path: Path) -> None:
-    setup = METHODS[name]
-    done = setup.run(tmp_path / "run", "rounds=3", *LINKS, state_dir=None)
-    last, best = done.reports[-1], done.result["test-auc-at-best-val"]
-    assert 0 <= best <= 1 and 0 < last.scores["mrr"]["test"] <= 1
-    assert {"common-neighbours", "adamic-adar", "feature-product"} == done.result[
-        "baselines"
-    ].keys()
-    run = fg.load_run(done.out)
-    rows, known = run.embeddings(), run.known_links()
-    config = setup.load(*LINKS)
-    edges = sum(g.edge_index.shape[1] for g in method_of(config).graphs(config))  # type: ignore[attr-defined]
-    assert len(known.node) == edges  # those held out with them
-    table = tmp_path / "best.csv"
-    node = str(rows.node[0])
-    assert (
-        main(
-            ["predict", str(done.out), "--links", "--node", node, "--top", "3", "--out", str(table)]
-        )
-        == 0
-    )
-    lines = [line.split(",") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
-    linked = {str(o) for n, o in zip(known.node, known.other, strict=True) if str(n) == node}
-    assert lines and all(other not in {*linked, node} for _, _, other, _ in lines)
-    chances = [float(line[3]) for line in lines if line[0] == lines[0][0]]
-    assert chances == sorted(chances, reverse=True)
-    pairs, given = tmp_path / "pairs.csv", tmp_path / "given.csv"
-    pairs.write_text("node,other\n" + ",".join(lines[0][1:3]) + "\n", encoding="utf-8")
-    assert (
-        main(["predict", str(done.out), "--links", "--pairs", str(pairs), "--out", str(given)]) == 0
-    )
-    assert ",".join(lines[0]) in given.read_text(encoding="utf-8").splitlines()
-
-
 def test_the_mlp_is_symmetric_and_not_the_dot_product() -> None:
     rows, pairs = torch.randn(9, 4), torch.randint(9, (2, 30))
     decoder = PairDecoder(4)
@@ -170,11 +133,23 @@ def test_every_method_learns_links_by_either_decoder(
     setup = replace(METHODS[name], overrides=(*words, "partition.method=metis"), supernodes=2)
     done = setup.run(tmp_path / "run", state_dir=None)
     assert done.result["test-auc-at-best-val"] > 0.75
+    assert done.result["baselines"].keys() == {
+        "common-neighbours",
+        "adamic-adar",
+        "feature-product",
+    }
+    method: Any = method_of(setup.load())
+    run, task, graphs = (
+        fg.load_run(done.out),
+        method.task(setup.load()),
+        method.graphs(setup.load()),
+    )
+    known = run.known_links()
+    assert len(known.node) == sum(one.edge_index.shape[1] for one in graphs)  # held-out ones too
     if decoder == "dot":
         return
     # The saved decoder says of held-out pairs what the client said
-    run, task = fg.load_run(done.out), method_of(setup.load()).task(setup.load())  # type: ignore[attr-defined]
-    graph = method_of(setup.load()).graphs(setup.load())[0]  # type: ignore[attr-defined]
+    graph = graphs[0]
     split, rows = task.split(graph), run.embeddings(0)
     said = run.model(0).decoder(torch.from_numpy(rows.embeddings), split.pairs)  # type: ignore[operator]
     score = roc_auc_score(split.is_edge, said.detach())
@@ -187,6 +162,10 @@ def test_every_method_learns_links_by_either_decoder(
     chances = [float(line.split(",")[3]) for line in table.read_text().splitlines()[1:]]
     assert chances == pytest.approx([float(said[0].sigmoid())] * 2, rel=1e-4)
     assert main([*words_, "--node", one, "--top", "3", "--out", str(table)]) == 0
+    lines = [line.split(",") for line in table.read_text(encoding="utf-8").splitlines()[1:]]
+    linked = {str(o) for n, o in zip(known.node, known.other, strict=True) if str(n) == one}
+    assert lines and all(other not in {*linked, one} for _, _, other, _ in lines)
+    assert [line[3] for line in lines] == sorted((line[3] for line in lines), key=float)[::-1]
 
 
 def near(n: int) -> Data:

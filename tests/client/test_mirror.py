@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from flower_graph import handed
-from flower_graph.client.resident import mirror
-from flower_graph.client.resident.mirror import Change, Folders, Mirror
+from flower_graph.client.resident import ray_workers as mirror
+from flower_graph.client.resident.ray_workers import Change, Folders, Mirror
 from flower_graph.errors import OutputError
 
 
@@ -118,7 +118,7 @@ def test_a_supernode_that_comes_finds_its_files(sides: tuple[Path, Path, Mirror]
 
 def test_a_temporary_folder_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
-        "import os, sys; from flower_graph.client.resident.mirror import TemporaryFolder\n"
+        "import os, sys; from flower_graph.client.resident.ray_workers import TemporaryFolder\n"
         "folder = TemporaryFolder(); (folder.path / 'file').touch()\n"
         "print(folder.path, flush=True); sys.stdin.read()"
     )

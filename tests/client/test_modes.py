@@ -5,17 +5,11 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from federation import METHODS
-from flwr.app import Context, RecordDict
 
-from flower_graph.client import state
-from flower_graph.client.state import StateStore
 from flower_graph.errors import StateLostError
-from flower_graph.storage import files
 from flower_graph.storage.files import own_folder, private_folder
 from flower_graph.storage.writing import new_file, replaced
 
@@ -28,41 +22,6 @@ def modes(folder: Path) -> dict[str, int]:
 def open_to_others(folder: Path) -> dict[str, str]:
     """List what other users could read."""
     return {name: oct(mode) for name, mode in modes(folder).items() if mode & 0o077}
-
-
-def write(context: Context, tensors: Any) -> None:
-    store = StateStore(context, "client")
-    placed = store.create(tensors)
-    store.commit(placed, placed)
-
-
-RUN = 70707
-MAPPED = ("node-3.bin", "node-3.version", f".node-3.version.{os.getpid()}")
-SAVED = ("client-0.safetensors", f".client-0.safetensors.{os.getpid()}")
-
-
-@pytest.mark.parametrize(
-    ("own", "names"), [(False, MAPPED), (True, SAVED)], ids=["mapped", "saved"]
-)
-def test_state_files_and_folders_that_were_open_are_closed(
-    own: bool, names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "place"
-    monkeypatch.setenv(files.STATE_VARIABLE, str(place))
-    monkeypatch.setattr(state, "SMALL_BYTES", 0)
-    config: dict[str, Any] = {"state-dir": str(place), "partition-id": 0} if own else {}
-    before = os.umask(0)
-    try:
-        (place / "run-70707").mkdir(parents=True)
-        for name in names:
-            (place / "run-70707" / name).write_text("")
-        write(Context(RUN, 3, config, RecordDict(), {}), {"w": torch.ones(9)})
-    finally:
-        os.umask(before)
-        monkeypatch.delenv(files.STATE_VARIABLE)
-        state.forget_run(RUN)  # in this process
-    assert names[0] in os.listdir(place / "run-70707")
-    assert not open_to_others(place)
 
 
 @pytest.mark.parametrize("name", ["nfedgnn", pytest.param("fedscem", marks=pytest.mark.slow)])

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
@@ -55,19 +53,16 @@ def run(
     kind: type[ModuleFedAvg] = ModuleFedAvg,
     make: Any = Net,
     client: type[ModuleClient] = ModuleClient,
-    resume: bool = False,
-    node_config: dict[str, Any] | None = None,
-    clients: Path | None = None,
     **options: Any,
 ) -> tuple[ModuleFedAvg, list[RoundReport]]:
     def client_fn(context: Context) -> ModuleClient:
         own = GRAPHS[int(context.node_config["partition-id"]) :: supernodes]
-        return client(context, own, make, settings, checkpoint_dir=clients)
+        return client(context, own, make, settings)
 
     app = make_client_app(client_fn)
-    grid = InProcessGrid(app, num_supernodes=supernodes, node_config=node_config)
+    grid = InProcessGrid(app, num_supernodes=supernodes)
     strategy, reports = kind(make, settings, **options), list[RoundReport]()
-    strategy.start(grid, None, rounds, 30.0, on_round=reports.append, resume=resume)
+    strategy.start(grid, None, rounds, 30.0, on_round=reports.append)
     return strategy, reports
 
 
@@ -139,30 +134,6 @@ def test_what_is_measured_is_the_mean_over_clients():
         wanted = sum(shares) / len(shares)
         assert getattr(reports[0], f"{role}_accuracy") == pytest.approx(wanted)
     assert reports[0].asked == reports[0].answered == len(GRAPHS)
-
-
-def test_a_part_that_stays_at_the_client():
-    settings = SETTINGS._replace(local=("head.*", "norm.num_*"))
-    strategy, _ = run(2, len(GRAPHS), settings)
-    shared = ["first.weight", "norm.weight", "norm.bias"]
-    assert list(strategy.weights()) == [*shared, "norm.running_mean", "norm.running_var"]
-    together, _ = run(2, 1, settings)
-    assert_like(together, strategy.weights())
-    alone, _ = run(2, 1, SETTINGS)
-    assert not (alone.weights()["first.weight"] == together.weights()["first.weight"]).all()
-
-
-def test_a_part_that_stays_is_saved_and_resumed(tmp_path: Path):
-    """Counters of batch normalisation and the clients' own heads, too."""
-    options: dict[str, Any] = {
-        "settings": SETTINGS._replace(keep_optimiser=True, local=("head.*",))
-    }
-    whole, reports = run(4, **options)
-    saving = {"checkpoint_dir": tmp_path, "checkpoint_every": 2, "clients": tmp_path}
-    run(2, **options, **saving)
-    again, more = run(4, resume=True, **options, **saving)
-    assert_like(again, whole.weights(), tolerance=0)
-    assert [report.loss for report in more] == [report.loss for report in reports[2:]]
 
 
 def test_flowers_fedprox_draws_clients_back():
@@ -258,28 +229,6 @@ def test_flowers_own_mean_is_one_of_those_who_have_such_a_number():
         for role in ("train", "val", "test"):
             assert said[role] == pytest.approx(getattr(report, f"{role}_accuracy"))
         assert not [name for name in said if name.startswith("has-")]
-
-
-def median_of(share: float, supernodes: int) -> tuple[ModuleFedAvg, list[RoundReport]]:
-    class Median(ModuleFedAvg):
-        def combine(self, replies: Any) -> Combined:
-            names = replies[0].arrays
-            return {n: np.median([one.arrays[n] for one in replies], axis=0) for n in names}
-
-    return run(3, supernodes, kind=Median, participation=share)
-
-
-@pytest.mark.parametrize("share", [0.5, 1.0])
-def test_a_median_of_clients_whoever_hosts_them(share: float):
-    alone, reports = median_of(share, len(GRAPHS))
-    for supernodes in (1, 2):
-        other, more = median_of(share, supernodes)
-        assert_like(other, alone.weights())
-        asked = max(1, round(share * len(GRAPHS)))
-        assert [(one.asked, one.answered) for one in more] == [(asked, asked)] * 3
-        assert [one.participation for one in more] == [one.participation for one in reports]
-    mean, _ = run(3, 1, participation=share)
-    assert not (mean.weights()["head.weight"] == alone.weights()["head.weight"]).all()
 
 
 def test_graphs_are_checked():

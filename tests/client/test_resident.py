@@ -296,24 +296,6 @@ def test_the_socket_of_a_worker_that_was_killed_is_replaced(place: Path) -> None
     assert [path.parent.name for path in place.glob("run-*/*")] == [f"run-{RUN}"]
 
 
-def test_a_folder_that_goes_as_it_is_looked_at_is_made_again(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last worker of a run removes it, also between making it and looking whose it is."""
-    goes, made = [True], launch.own_folder
-
-    def own_folder(folder: Path) -> None:
-        made(folder)
-        if goes:
-            goes.pop()
-            folder.rmdir()
-            folder.stat()
-
-    monkeypatch.setattr(launch, "own_folder", own_folder)
-    assert ask(context_of())["count"] == 1
-    assert not goes
-
-
 def test_another_users_process_is_not_spoken_to(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_graph.client import state
 from flower_graph.client.adaptor import keep_state, state_file
-from flower_graph.client.cohort_state import ClientCheckpoints
-from flower_graph.client.state import StateStore
+from flower_graph.client.state import ClientCheckpoints, StateStore
 from flower_graph.errors import CheckpointError, ConfigError, StateLostError
 from flower_graph.storage import sealed
 from flower_graph.storage.checkpoint import load_client, save_client

@@ -14,7 +14,7 @@ from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.config.schema import check_settings, section
 from flower_graph.errors import ConfigError, RefusedError
 from flower_graph.method.trust import OpenedSums
-from flower_graph.secure.parties.trust import FEWEST_PARTIES, MALICIOUS_SERVER
+from flower_graph.secure.node_config import FEWEST_PARTIES, MALICIOUS_SERVER
 from flower_graph.storage.files import default_folder
 
 RUN = 77
@@ -70,7 +70,7 @@ class Run:
     ("changes", "message"),
     [
         ({"trust": "nobody"}, "strategy.trust: 'nobody'"),
-        ({"registry": "keys.json"}, "'keys.json'.*strategy.trust=malicious-server"),
+        ({"registry": "keys.json"}, "strategy.registry: keys.json"),
         ({"trust": MALICIOUS_SERVER}, "strategy.participation: 0.5"),
     ],
 )

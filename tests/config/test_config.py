@@ -30,7 +30,6 @@ from flower_graph.strategies.fedgls.config import METHODS
 from flower_graph.strategies.fedscem.config import STRATEGIES
 from flower_graph.strategies.nfedgnn.config import NFedGNNConfig
 
-KEYS = sorted(known_keys(NFedGNNConfig))
 PAPER_SETS = {"cora", "citeseer", "pubmed", "chameleon", "squirrel", "wiki-cs"}
 PAPER_SETS |= {"chameleon-filtered", "squirrel-filtered"}  # without duplicate nodes
 
@@ -104,7 +103,7 @@ def test_values_are_yaml_and_may_name_environment_variables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert load_config("quickstart", ["data.name=a=b"]).data.name == "a=b"
-    assert load_config("quickstart", ["data={name: Cora, split_index: 3}"]).data.split_index == 3
+    assert load_config("quickstart", ["data={name: Cora, split_seed: 3}"]).data.split_seed == 3
     monkeypatch.setenv("MY_GRAPHS", "/graphs")
     assert load_config("quickstart", ["data.root=${oc.env:MY_GRAPHS}"]).data.root == "/graphs"
     assert "NOT_THERE" in refusal("data.root=${oc.env:NOT_THERE}")
@@ -112,81 +111,77 @@ def test_values_are_yaml_and_may_name_environment_variables(
 
 
 @pytest.mark.parametrize(
-    ("config", "override", "meant"),
+    ("override", "hint"),
     [
-        ("quickstart", "strategy.reg_wieght=10", "strategy.reg_weight"),
-        ("quickstart", "reg_weight=10", "strategy.reg_weight"),
-        ("quickstart", "Rounds=3", "rounds"),
-        ("quickstart", "data..name=x", "data.name"),
-        ("quickstart", "model.name.x=1", "model.name"),
-        ("quickstart", "model.naem={a: 1}", "model.name"),
-        ("quickstart", "name=gat", "data.name or model.name or strategy.name"),
-        ("fedscem/cora", "min_nodes=3", "partition.min_nodes or strategy.min_nodes"),
-        ("fedgls/cora", "graph.neighbors=3", "graph.neighbours"),
-        ("ppfl/cora-gat", "privacy.clip_norm=3", "privacy.clipping_norm"),
-    ],
-)
-def test_unknown_keys_name_the_nearest(config: str, override: str, meant: str) -> None:
-    said = refusal(override, config=config)
-    assert said.startswith(override.partition("=")[0])
-    assert said.endswith(f"unknown key; did you mean {meant}?")
-
-
-def test_a_hopeless_key_lists_the_known_ones() -> None:
-    everywhere, in_a_section = refusal("zzz=1"), refusal("model.zzzzzzz=1")
-    assert all(key in everywhere for key in KEYS)
-    assert "model.heads" in in_a_section and "rounds" not in in_a_section
-
-
-@pytest.mark.parametrize(
-    ("override", "words"),
-    [
-        ("rounds=x", "rounds: 'x' is not a whole number"),
-        ("rounds=true", "rounds: true is not a whole number"),
-        ("rounds=null", "rounds: null is not a whole number"),
-        ("model.user_bias=maybe", "model.user_bias: 'maybe' is not true or false"),
-        ("model.name=[gcn]", "model.name: ['gcn'] is not text"),
-        ("data.split_index=q", "data.split_index: 'q' is not a whole number or null"),
-        ("data.ratios=[a,b,c]", "data.ratios: ['a', 'b', 'c'] is not a list of numbers or null"),
-    ],
-)
-def test_wrong_types_name_key_value_and_type(override: str, words: str) -> None:
-    assert refusal(override) == words
-
-
-@pytest.mark.parametrize(
-    ("override", "meant"),
-    [
+        ("strategy.reg_wieght=10", "strategy.reg_weight"),
+        ("reg_weight=10", "strategy.reg_weight"),
+        ("data..name=x", "data.name"),
+        ("model.name.x=1", "model.name"),
+        ("model.naem={a: 1}", "model.name"),
+        ("name=gat", "data.name or model.name or strategy.name"),
         ("model.name=GAT", "gat"),
         ("data.split=geom_gcn", "geom-gcn"),
-        ("strategy.name=split-gradient-rely", "split-gradient-relay"),
         ("app=fedsem", "fedscem"),
         ("device=cuda:x", "cuda"),
     ],
 )
-def test_unknown_choices_name_the_nearest(override: str, meant: str) -> None:
-    key, _, value = override.partition("=")
-    text = refusal(override)
-    assert text.startswith(f"{key}: {value!r} is not one of ")
-    assert text.endswith(f"did you mean {meant}?")
+def test_unknown_keys_and_words_name_the_nearest(override: str, hint: str) -> None:
+    assert refusal(override).startswith(override.partition("=")[0])
+    assert refusal(override).endswith(f"did you mean {hint}?")
 
 
-def test_malformed_overrides() -> None:
-    for override in ("rounds", "rounds=", "=3", "=", "", "rounds= "):
-        assert f"override {override!r}: write key=value" in refusal(override)
-    for override in ("rounds=[1", "data.name=${x", "data.name={a"):
-        assert f"override {override!r}: malformed YAML" in refusal(override)
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("model.layers=2", "model.layers"),
+        ("model.name=gin", "model.name=gin"),
+        ("model.user_bias=false", "model.user_bias=false"),
+        ("pages.size=3", "pages"),
+    ],
+)
+def test_a_key_that_is_gone_is_refused_with_what_to_do(
+    given: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    advice = {"layers": "two", "name=gin": "take gcn", "user_bias=false": "leave it out"}
+    section = type(NFedGNNConfig().model)
+    monkeypatch.setattr(section, "GONE", advice, raising=False)
+    monkeypatch.setattr(RunConfig, "GONE", {"pages": "take rows"}, raising=False)
+    what = (advice | {"pages": "take rows"})[name.removeprefix("model.")]
+    key = given.partition("=")[0]
+    assert refusal(given) == f"{name} is gone: {what}"
+    assert refusal(given, "model.name=gcn").startswith(f"{name} is gone")
+    text = f"{given.replace('.', ': {').replace('=', ': ')}}}\n"
+    file = write(tmp_path, "mine.yaml", text)
+    with pytest.raises(ConfigError, match=what) as caught:
+        load_config(file)
+    assert caught.value.key == key and file in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "type_"),
+    [
+        ("rounds=x", "a whole number"),
+        ("rounds=true", "a whole number"),
+        ("rounds=null", "a whole number"),
+        ("model.user_bias=maybe", "true or false"),
+        ("model.name=[gcn]", "text"),
+        ("data.split_seed=q", "a whole number or null"),
+        ("data.ratios=[a,b,c]", "a list of numbers or null"),
+    ],
+)
+def test_wrong_types_name_key_and_type(override: str, type_: str) -> None:
+    key = override.partition("=")[0]
+    assert refusal(override).startswith(f"{key}: ") and refusal(override).endswith(type_)
+
+
+def test_malformed_overrides_and_unknown_configs() -> None:
+    for override in ("rounds", "rounds=", "=3", "", "rounds=[1", "data.name=${x"):
+        assert refusal(override).startswith(f"override {override!r}: ")
     for override in ("data=3", "data=null", "model={}"):
-        key = override.partition("=")[0]
-        assert refusal(override).startswith(f"{key}: a section, not a setting; set {key}.name")
-
-
-def test_unknown_configs_name_the_nearest() -> None:
-    assert "did you mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
-    said = refusal(config="cora")
-    assert "did you mean ditto/cora or fedavg/cora or " in said and "or nfedgnn/cora?" in said
+        assert refusal(override).startswith(f"{override.partition('=')[0]}: a section")
+    assert "mean nfedgnn/cora-averaged?" in refusal(config="nfedgnn/cora-average")
+    assert "ditto/citeseer" in refusal(config="ditto") and "ditto/cora" in refusal(config="cora")
     assert "flower-graph list" in refusal(config="zzzzzzzz")
-    assert "its configs are ditto/citeseer, " in refusal(config="ditto")
     assert "unknown" in refusal(config="../conf/quickstart")
 
 
@@ -195,12 +190,10 @@ def test_unknown_configs_name_the_nearest() -> None:
     [
         ("rounds: [1\n", "mine.yaml"),
         ("a: 1\na: 2\n", "mine.yaml"),
-        ("data:\n\tname: csbm\n", "mine.yaml"),
         ("data: *base\n", "mine.yaml"),
         ("rounds: 1\n---\nrounds: 2\n", "mine.yaml"),
         ("- 1\n", "list"),
         ("5\n", "mine.yaml"),
-        ("just words\n", "just words: "),
         ("1: 2\n", "1: "),
         ("data:\n", "data: a section"),
         ("rounds: {a: 1}\n", "rounds"),
@@ -211,20 +204,19 @@ def test_unknown_configs_name_the_nearest() -> None:
         ("defaults: nfedgnn/coar\n", "nfedgnn/cora"),
         ("defaults: nowhere.yaml\n", "nowhere.yaml"),
         ("defaults: mine.yaml\n", "mine.yaml"),
+        (b"\xff\xfe\x00", "UTF-8"),
+        (None, "No such file"),
     ],
 )
-def test_bad_files_name_the_fault_and_the_file(tmp_path: Path, text: str, words: str) -> None:
-    said = refusal(config=write(tmp_path, "mine.yaml", text))
+def test_bad_files_name_the_fault_and_the_file(
+    tmp_path: Path, text: str | bytes | None, words: str
+) -> None:
+    file = tmp_path / "mine.yaml"
+    if text is not None:
+        file.write_bytes(text.encode() if isinstance(text, str) else text)
+    said = refusal(config=str(file))
     assert words in said
     assert "mine.yaml" in said or "nowhere.yaml" in said or "nfedgnn/coar" in said
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    assert "No such file" in refusal(config=str(tmp_path / "none.yaml"))
-    (tmp_path / "folder.yaml").mkdir()
-    assert "no regular file" in refusal(config=str(tmp_path / "folder.yaml"))
-    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
-    assert "no UTF-8 text" in refusal(config=str(tmp_path / "binary.yaml"))
 
 
 def test_an_empty_file_is_all_defaults(tmp_path: Path) -> None:
@@ -240,7 +232,7 @@ def test_overrides_come_back_as_they_were_given() -> None:
         "strategy.reg_weight": 1e6,
         "model.user_bias": True,
         "data.ratios": [0.5, 0.25, 0.25],
-        "data.split_index": None,
+        "data.split_seed": None,
     }
     overrides = [f"{key}={json.dumps(value)}" for key, value in given.items()]
     flat = to_dict(load_config("quickstart", parse_overrides(shlex.join(overrides))))
@@ -269,6 +261,8 @@ def test_overrides_are_split_as_a_shell_does() -> None:
     with pytest.raises(ConfigError, match="No closing quotation"):
         parse_overrides("data.name='x")
 
+
+SECURE, OVER_ALL = "strategy.alignment=secure", "strategy.average_over=all"
 
 # Every method's schema ---------------------------------------------------------------------------
 
@@ -338,71 +332,41 @@ def test_the_app_decides_which_schema_holds(tmp_path: Path) -> None:
         assert (config.app, config.seed, config.rounds) == (app, 4, rounds)
 
 
-def test_apps_that_are_none(tmp_path: Path) -> None:
-    for value, said in (("fedsgd", "'fedsgd'"), ("3", "3"), ("[nfedgnn]", "['nfedgnn']")):
-        assert f"app: {said}" in refusal(config=write(tmp_path, "mine.yaml", f"app: {value}\n"))
-    other = refusal("app=nfedgnn", config="fedscem/cora")  # settings of another app are unknown
-    assert other.startswith("partition.min_nodes: unknown key")
-    assert refusal("app=[fedscem]") == "app: ['fedscem'] is not text"
-    assert refusal("app=null") == "app: null is not text"
+@pytest.mark.parametrize("app", ["fedsgd", "3", "[nfedgnn]", "null"])
+def test_apps_that_are_none(app: str) -> None:
+    assert refusal(f"app={app}").startswith("app: ")
 
 
 @pytest.mark.parametrize(
     ("config", "overrides", "said"),
     [
-        (
-            "nfedgnn/cora-linqs",
-            "data.nodes=3",
-            "data.nodes: 3",
-        ),
-        ("nfedgnn/cora-linqs", "data.active=513", "at least 513 (data.active)"),
-        (
-            "nfedgnn/cora-linqs",
-            "strategy.share=averaged strategy.average_every=2 strategy.average_over=all "
-            "strategy.participation=0.5",
-            "strategy.participation: 0.5",
-        ),
+        ("nfedgnn/cora-linqs", "data.nodes=3", "data.nodes"),
+        ("nfedgnn/cora-linqs", "data.active=513", "data.num_features"),
         ("nfedgnn/cora-linqs", "strategy.average_every=2", "strategy.average_every: 2"),
-        ("nfedgnn/cora-linqs", "strategy.average_every=2", "strategy.share=averaged"),
-        ("nfedgnn/cora-linqs", "strategy.average_over=all", "strategy.average_over: all"),
+        ("nfedgnn/cora-linqs", "strategy.average_over=all", "strategy.average_over"),
         ("nfedgnn/cora-linqs", "strategy.share=averaged", "strategy.average_every: 0"),
-        (
-            "nfedgnn/cora-linqs",
-            "strategy.share=summed strategy.newcomers_alone=2",
-            "strategy.newcomers_alone: 2",
-        ),
-        ("nfedgnn/cora-linqs", "strategy.share=summed privacy.epsilon=5", "strategy.share=summed"),
         ("nfedgnn/cora-linqs", "strategy.sketch=64", "strategy.sketch: 64"),
-        ("nfedgnn/cora-linqs", "strategy.aggregation=masked", "strategy.aggregation: masked"),
-        (
-            "nfedgnn/cora-averaged",
-            "strategy.state=file",
-            "strategy.state: file is not allowed with strategy.share=averaged",
-        ),
+        ("nfedgnn/cora-linqs", "strategy.aggregation=masked", "strategy.aggregation"),
         ("nfedgnn/cora-linqs", "strategy.trust=malicious-server", "strategy.share: own"),
+        ("nfedgnn/cora-averaged", "strategy.state=file", "strategy.state"),
+        ("nfedgnn/cora-summed", "strategy.newcomers_alone=2", "strategy.newcomers_alone: 2"),
+        ("nfedgnn/cora-summed", "privacy.epsilon=5", "strategy.share=summed"),
         ("nfedgnn/cora-summed", "strategy.trust=malicious-server", "strategy.aggregation: plain"),
-        ("fedscem/cora", "partition.clients=1", "at least 2 for a masked sum"),
-        ("fedscem/cora", "strategy.resolution=0.0", "above 0 and at most 32.0 (strategy.limit)"),
-        ("fedscem/cora", "strategy.resolution=33.0", "above 0 and at most 32.0 (strategy.limit)"),
+        ("fedscem/cora", "partition.clients=1", "partition.clients"),
+        ("fedscem/cora", "strategy.resolution=0.0", "strategy.resolution"),
+        ("fedscem/cora", "strategy.resolution=33.0", "strategy.resolution"),
         ("nfedgnn/cora", "every=5 save=none", "every: 5"),
-        ("ppfl/cora-gat", "partition.private_share=0.2", "at most 0.15 is left for each client"),
-        ("ppfl/cora-gat", "partition.public_share=0.5", "at most 0.125 is left for each client"),
-        ("ppfl/cora-gat", "partition.ratios=[0.6,0.4]", "three shares"),
-        ("ppfl/cora-gat", "partition.ratios=[0.6,0.4,0]", "the last above 0"),
+        ("ppfl/cora-gat", "partition.private_share=0.2", "0.15"),
+        ("ppfl/cora-gat", "partition.public_share=0.5", "0.125"),
+        ("ppfl/cora-gat", "partition.ratios=[0.6,0.4]", "partition.ratios"),
+        ("ppfl/cora-gat", "partition.ratios=[0.6,0.4,0]", "partition.ratios"),
         ("ppfl/cora-gat", "partition.ratios=[0,0.4,0.6]", "partition.ratios"),
-        ("ppfl/cora-gat", "gat.heads=3", "cannot share model.dimension: 16"),
-        ("ppfl/cora-gat", "privacy.epsilon=5 strategy.name=local", "privacy.epsilon: 5 adds noi"),
-        ("ppfl/cora-gat", "privacy.epsilon=5 strategy.alignment=secure", "set privacy.epsilon=nu"),
-        (
-            "ppfl/cora-gat",
-            "strategy.participation=0.5 strategy.alignment=secure",
-            "strategy.participation: 0.5",
-        ),
-        (
-            "ppfl/cora-gat",
-            "strategy.absent=last strategy.alignment=secure",
-            "strategy.absent: last",
-        ),
+        ("ppfl/cora-gat", "gat.heads=3", "model.dimension: 16"),
+        ("ppfl/cora-gat", "privacy.epsilon=5 strategy.name=local", "privacy.epsilon: 5"),
+        ("ppfl/cora-gat", "privacy.epsilon=5 strategy.alignment=secure", "privacy.epsilon"),
+        ("ppfl/cora-gat", f"strategy.participation=0.5 {SECURE}", "strategy.participation: 0.5"),
+        ("ppfl/cora-gat", f"strategy.absent=last {SECURE}", "strategy.absent: last"),
+        ("nfedgnn/cora-averaged", f"strategy.participation=0.5 {OVER_ALL}", "participation: 0.5"),
     ],
 )
 def test_settings_that_do_not_go_together(config: str, overrides: str, said: str) -> None:
@@ -463,14 +427,6 @@ def test_defaults_hold_and_are_nobody_elses() -> None:
     first.data.ratios.append(0.0)
     assert second == Mine() and second.model.steps == [1, 2]
     assert OmegaConf.to_object(OmegaConf.structured(Mine)) == second
-
-
-def test_what_a_schema_says_can_be_read() -> None:
-    found = {one.key: one for one in settings_of(Mine)}
-    assert (found["rounds"].default, found["rounds"].help) == (7, "rounds of training")
-    assert found["data.split"].default == "random"
-    assert found["model.hidden"].rules[1] is EVEN
-    assert known_keys(Mine)["model.scale"] == "a number or null"
 
 
 def test_paths_of_data_in_a_file_start_from_its_folder(

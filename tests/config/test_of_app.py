@@ -98,18 +98,8 @@ def test_without_keys_everything_is_as_in_the_config() -> None:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (
-            "local-epochs=2",
-            "local-epochs in the run config",
-        ),
-        (
-            "config='ppfl/cora-linqs-gat' learning-rate=0.1",
-            "deepwalk.learning_rate or gat.learning_rate",
-        ),
-        (
-            "config='ppfl/cora-linqs-gat' local-epochs=1",
-            "deepwalk.epochs or gat.epochs",
-        ),
+        ("local-epochs=2", "local-epochs in the run config: strategy.local_epochs"),
+        ("config='ppfl/cora-linqs-gat' learning-rate=0.1", "learning-rate in the run config"),
         ("num-server-rounds=0", "num-server-rounds in the run config: rounds: 0"),
         ("num-server-rounds='ten'", "num-server-rounds in the run config: rounds: 'ten'"),
         ("fraction-train=1.5", "fraction-train in the run config: strategy.participation: 1.5"),

@@ -136,26 +136,10 @@ def test_a_shipped_name_is_never_looked_for_elsewhere(
             assert registry.method_named(app).name == app
 
 
-@pytest.mark.parametrize("command", ["run", "show", "partition", "audit"])
-@pytest.mark.parametrize(
-    ("app", "complaint"),
-    [
-        ("fedgsl", "did you mean fedgls?"),
-        ("strangers.nobody", "nor a module package.module"),
-        ("no module", "nor a module package.module"),
-    ],
-)
-def test_an_unknown_app_is_refused_by_every_command(
-    command: str, app: str, complaint: str, tmp_path: Path, capsys: Captured
-) -> None:
-    assert cli.main([command, small_yaml(tmp_path, app)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: app: {app!r} is not one of nfedgnn, ") and complaint in said
-
-
-def test_reproduce_refuses_what_has_no_tables(capsys: Captured) -> None:
-    assert cli.main(["reproduce", "strangers.mine"]) == 2
-    assert "'strangers.mine'" in capsys.readouterr().err
+@pytest.mark.parametrize("app", ["strangers.nobody", "no module"])
+def test_an_app_that_is_no_module_is_refused(app: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^app: {app!r}"):
+        load_config(small_yaml(tmp_path, app))
 
 
 @pytest.mark.parametrize(

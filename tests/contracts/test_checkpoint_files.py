@@ -57,7 +57,7 @@ def test_a_full_disk(
     )
 
 
-@pytest.mark.parametrize("who", ["server.pt", "client-*.safetensors"])
+@pytest.mark.parametrize("who", ["server.safetensors", "client-*.safetensors"])
 @pytest.mark.parametrize("name", ONCE)
 def test_a_corrupt_checkpoint(
     name: str, who: str, tmp_path: Path, outcome: Outcome, caplog: pytest.LogCaptureFixture
@@ -72,7 +72,9 @@ def test_a_corrupt_checkpoint(
     resumed = setup.run(out, "rounds=6", "checkpoint_every=2", resume=True)
     assert resumed.figures == pytest.approx(whole.figures, nan_ok=True, abs=1e-6)
     # The server is told what is wrong with a client's file, and not its name.
-    assert (file.name if who == "server.pt" else "checkpoint: damaged: it does not") in caplog.text
+    assert (
+        file.name if who == "server.safetensors" else "checkpoint: damaged: it does not"
+    ) in caplog.text
     outcome(
         "a checkpoint is corrupt",
         setup.name,

@@ -61,7 +61,7 @@ def finished(method: str, seed: int, out: Path, **how: object) -> Done:
 
 
 # FedSCem's sums with clients that drop out at random: tests/secure, and
-# tests/strategies/test_masked_embedding_averaging_faults.py
+# tests/strategies/test_masked_embedding_averaging.py
 @pytest.mark.parametrize(
     "method",
     [pytest.param(m, marks=[pytest.mark.release] * (m in ("FedSCem", "PPFL-GNN"))) for m in CORA],

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from federation import ALL, Setup, tried
+from federation import ALL, METHODS, Setup, tried
 from without_flower import run_without_flower
 
 import flower_graph as fg
@@ -79,6 +79,19 @@ def every(names: Any, fast: Any = FAST) -> Any:
 @every(ALL)
 def test_predictions_make_the_results_accuracies(left: tuple[Setup, fg.Run, str]) -> None:
     check_accuracies(*left[:2])
+
+
+@every(METHODS)
+def test_accuracies_stand_beside_those_of_a_guess(left: tuple[Setup, fg.Run, str]) -> None:
+    setup, there, name = left
+    written: Any = there.result["baselines"]
+    assert all(v is None or 0 <= v <= 1 for figures in written.values() for v in figures.values())
+    found = {key: one["test"] for key, one in written.items() if one["test"] is not None}
+    alone = {"majority-per-client"} if name == "nfedgnn" else set()  # a client is one node
+    of_all = {"majority", "majority-per-client", "logistic-regression", "label-propagation"}
+    assert found.keys() == of_all - alone
+    config = setup.load("rounds=3")
+    assert found["majority"] == method_of(config).baselines(config)["majority"]["test"]
 
 
 # Whose model a newcomer can use, whoever it is; who has edges of its own making; and whose

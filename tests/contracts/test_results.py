@@ -16,7 +16,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 
 TRAINED = ("loss", "cross-entropy", "regulariser", "answered")
-# What `weights()` has, as the table in docs/outputs.md says; the last that begins as the name does
+# What `weights()` has, as the table in docs/reference/outputs.md says; the last begins as the name
 WEIGHTS = {
     "nfedgnn": r"server\..+|latent",
     "fedscem": "",

@@ -52,7 +52,7 @@ def test_with_some_of_the_clients_every_client_has_its_part(name: str, tmp_path:
     setup.run(out, "checkpoint_every=2", stop_at=3)
     assert_same(whole, setup.run(out, "checkpoint_every=2", resume=True))
     found = sorted(tmp_path.glob(f"out*/**/round-{ROUNDS:06d}/*"))
-    clients = [path.name for path in found if path.name != "server.pt"]
+    clients = [path.name for path in found if path.name != "server.safetensors"]
     assert clients == [f"client-{k}.safetensors" for k in range(setup.supernodes)]
     assert len(clients) == len(found) - 1
 

@@ -84,20 +84,6 @@ def test_figures_are_those_of_all_predictions_together(
 
 
 @pytest.mark.parametrize("name", EACH)
-def test_a_run_that_goes_on_ends_where_the_whole_one_does(
-    name: str, saved: Path, tmp_path: Path
-) -> None:
-    setup, out = learning(name, saved, "rounds=4"), tmp_path / "out"
-    whole = setup.run(tmp_path / "whole")
-    setup.run(out, "checkpoint_every=1", stop_at=3)
-    again = setup.run(out, "checkpoint_every=1", resume=True)
-    assert [one.scores for one in again.reports] == [one.scores for one in whole.reports]
-    assert again.result["best-round"] == whole.result["best-round"]
-    for key, value in whole.kept.items():
-        assert torch.equal(value, again.kept[key]), key
-
-
-@pytest.mark.parametrize("name", EACH)
 def test_a_client_that_fails_or_lies_is_left_out(name: str, saved: Path, tmp_path: Path) -> None:
     def lie(content: object) -> None:
         content["config"]["counts"] = np.array([-1.0] * 9).tobytes()  # type: ignore[index]
@@ -163,8 +149,13 @@ def test_baselines_are_scikit_learns(saved: Path) -> None:
 def test_parties_folders_have_their_numbers_and_the_scale_of_all(
     saved: Path, tmp_path: Path
 ) -> None:
-    from flower_graph.data.folders.party import graphs_of, server_folder
-    from flower_graph.data.folders.run_folder import CLIENTS, deciding_settings, open_folder
+    from flower_graph.data.folders.party import (
+        CLIENTS,
+        deciding_settings,
+        graphs_of,
+        open_folder,
+        server_folder,
+    )
     from flower_graph.method.load import to_dict
 
     setup, out = learning(FAST, saved), tmp_path / "parts"

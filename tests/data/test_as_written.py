@@ -22,15 +22,15 @@ from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
 from flower_graph.data.folders.client_files import clients_path
 from flower_graph.data.folders.client_folder import RATIOS, load_folder
-from flower_graph.data.gaps import Gaps
+from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph
 from flower_graph.data.labels import read_labels
 from flower_graph.data.new_graph import DataForm, read_new_graph
 from flower_graph.data.sources.datasets import load_graph
+from flower_graph.data.sources.names import check_name, file_path, folder_path, located
 from flower_graph.data.sources.pyg import load_file, read_file
-from flower_graph.data.uses import Uses
-from flower_graph.errors import DataError
+from flower_graph.errors import DataError, FractionalLabelsError
 
 PEOPLE = ("anna", "bert", "cora", "dora")
 LABELS = ["cat", "dog", "cat", "dog"]
@@ -168,16 +168,6 @@ def test_names_go_along_with_a_graph_that_is_saved(tmp_path: Path) -> None:
 
 
 # Data frames --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("header", ["", "Unnamed: 0"])
-def test_row_numbers_of_a_data_frame_are_no_feature(header: str, tmp_path: Path) -> None:
-    table = frame().to_csv(index_label=header)
-    said(
-        lambda: load_file(tables(tmp_path, table)), "nodes.csv, line 1", "index=False", "row.names"
-    )
-    edges = pd.DataFrame({"source": ["anna"], "target": ["bert"]}).to_csv()
-    said(lambda: load_file(tables(tmp_path, frame().to_csv(index=False), edges)), "edges.csv")
 
 
 # Labels, names and numbers ------------------------------------------------------------------------
@@ -578,11 +568,6 @@ def test_small_slips_of_tables_are_read(nodes: str, edges: str, tmp_path: Path) 
     assert len(found["columns"].names) == 1
 
 
-def test_a_row_with_a_name_that_the_header_lacks_is_refused(tmp_path: Path) -> None:
-    table = "name,label\n1,a,x\n2,b,y\n"  # R's write.table
-    said(lambda: read_file(tables(tmp_path, table)), "line 2", "row.names")
-
-
 def test_hidden_files_are_none_and_capital_endings_are(tmp_path: Path) -> None:
     folder = tmp_path / "clients"
     saved(folder / "a.JSON", network())
@@ -638,6 +623,8 @@ TABLES = {
     "pandas": (
         ",name,label\n0,anna,cat\n", EDGES, Gaps(), "index=False"
     ),
+    "pandas, saved twice": ("Unnamed: 0,name,label\n0,anna,cat\n", EDGES, Gaps(), "index=False"),
+    "pandas, of edges": (HEAD + ROWS, ",source,target\n0,anna,bert\n", Gaps(), "edges.csv, line 1"),
     "NetworkX, to_pandas_edgelist": (
         HEAD + ROWS, "source,target,weight\nanna,bert,1\nbert,cora,1\n", Gaps(), None
     ),
@@ -713,3 +700,247 @@ def test_graphml_says_what_networkx_reads(program: str, tmp_path: Path) -> None:
     assert [(a, b) for a, b in zip(*found["edge_index"].tolist(), strict=True)] == ends
     weights = [2.5 if one is None else one for *_, one in theirs.edges(data="weight")]
     assert found["edge_weight"].tolist() == weights
+
+
+# One graph in all forms, and what is refused of each ----------------------------------------------
+
+NODES = """\
+name,label,split,age,income
+anna,cat,train,30,1.5
+bert,dog,,40,2
+"Cox, C.",,test,50,-3e1
+dora,dog,val,60,0
+"""
+PAIRS = """\
+source,target,weight
+anna,bert,1
+bert,"Cox, C.",2
+"""
+NUMBERS = [[30.0, 1.5], [40.0, 2.0], [50.0, -30.0], [60.0, 0.0]]
+CLASSES_OF = ["cat", "dog", None, "dog"]
+NAMES = ("anna", "bert", "Cox, C.", "dora")
+
+
+def graph_tables(folder: Path, nodes: str = NODES, edges: str = PAIRS) -> Path:
+    return tables(folder, nodes, edges)
+
+
+def drawn(kind: type[nx.Graph] = nx.Graph) -> Any:
+    """Make the same graph as in the tables."""
+    graph = kind()
+    for name, label, split, (age, income) in zip(
+        NAMES, CLASSES_OF, ("train", None, "test", "val"), NUMBERS, strict=True
+    ):
+        said = {"label": label, "split": split}
+        graph.add_node(name, **{k: v for k, v in said.items() if v}, age=age, income=income)
+    graph.add_edge("anna", "bert", weight=1)
+    graph.add_edge("bert", "Cox, C.", weight=2)
+    return graph
+
+
+@pytest.fixture(params=["csv", "semicolons", "graphml", "json", "directed.json"])
+def same(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Write one graph in each of the forms."""
+    if request.param == "csv":
+        return graph_tables(tmp_path / "graph")
+    if request.param == "semicolons":  # as spreadsheets of half of Europe write them
+        nodes = "\ufeff" + NODES.replace('"Cox, C."', "Cox~ C.").replace(",", ";").replace("~", ",")
+        edges = PAIRS.replace('"Cox, C."', "Cox~ C.").replace(",", ";").replace("~", ",")
+        return graph_tables(tmp_path / "graph", nodes.replace("name", "ID"), edges)
+    kind = nx.DiGraph if request.param.startswith("directed") else nx.Graph
+    return saved(tmp_path / f"graph.{request.param}", drawn(kind))
+
+
+def test_all_forms_say_the_same_graph(same: Path) -> None:
+    found = read_file(same)
+    assert found["x"].tolist() == NUMBERS
+    assert found["y"] == CLASSES_OF
+    assert found["edge_index"].tolist() == [[0, 1], [1, 2]]
+    assert found["names"] == NAMES
+    masks = [found[part].nonzero().flatten().tolist() for part in ("train_mask", "val_mask")]
+    assert masks == [[0], [3]]
+    assert found["test_mask"].tolist() == [False, False, True, False]
+    assert found["edge_weight"].tolist() == [1, 2] and "notes" not in found
+
+
+def test_a_graph_without_features_split_and_edges_is_read(tmp_path: Path) -> None:
+    found = read_file(
+        graph_tables(tmp_path / "t", "id,label\n7,three\n9,-1\n\n", "source,target\n")
+    )
+    assert found["x"] is None and "train_mask" not in found and "notes" not in found
+    assert found["y"] == ["three", "-1"] and found["names"] == ("7", "9")
+    assert load_file(tmp_path / "t", Gaps("degree")).y.tolist() == [0, -1]
+    assert found["edge_index"].shape == (2, 0)
+
+
+def test_numbers_to_learn_are_read_and_minus_one_is_one_of_them(tmp_path: Path) -> None:
+    rows = "name,label,age\na,-1,3\nb,,4\nc,2.5,5\n"
+    path = graph_tables(tmp_path / "t", rows, "source,target\na,b\n")
+    graph = load_file(path, uses=Uses(targets=True))
+    assert graph.targets is not None and graph.num_classes == 1
+    expected = torch.tensor([-1, torch.nan, 2.5])
+    torch.testing.assert_close(graph.targets, expected, equal_nan=True)
+    assert graph.y.tolist() == [0, -1, 0]  # who has one
+    with pytest.raises(FractionalLabelsError, match=r"y\[2\] is 2.5"):
+        load_file(path)
+    (path / "nodes.csv").write_text(rows.replace("2.5", "old"), encoding="utf-8")
+    with pytest.raises(DataError, match=r"y\[2\] is 'old'"):
+        load_file(path, uses=Uses(targets=True))
+
+
+def test_lists_and_truths_are_features_and_names_of_igraph_count(tmp_path: Path) -> None:
+    graph = nx.Graph()
+    graph.add_node(0, Label=1, x=[1.0, 2.0], new=True, name="An")
+    graph.add_node(1, Label=None, x=[3, 4], new=False, name="Be")
+    found = read_file(saved(tmp_path / "g.json", graph))
+    assert found["x"].tolist() == [[1, 2, 1], [3, 4, 0]]
+    assert found["y"] == ["1", None] and found["names"] == ("An", "Be")
+    for node in graph:
+        del graph.nodes[node]["x"]
+    graph.nodes[1]["Label"] = 0
+    found = read_file(saved(tmp_path / "g.graphml", graph))
+    assert found["x"].tolist() == [[1], [0]]
+    assert found["y"] == ["1", "0"] and found["names"] == ("An", "Be")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("name,", "who,", r"nodes\.csv"),
+        ("age,", "n_id,", r"nodes\.csv: n_id"),
+        ("age,", "id,", "column"),
+        ("income", "AGE", "'age'"),
+        (
+            "label,",
+            "class,",
+            "line 2.*'cat'",
+        ),
+        ("40,2", "40,two", r"nodes\.csv, line 3.*'two'"),
+        ("40,2", "40,", "line 3"),
+        ("40,2", "40", "line 3: 4.*line 1"),
+        ("40,2", "nan,2", "line 3.*nan"),
+        ("40,2", "1e39,2", r"line 3.*1e\+39"),
+        ("bert,", ",", "line 3"),
+        ("bert,", "anna,", "line 3.*'anna'.*line 2"),
+        (",val,", ",valid,", "line 5.*'valid'"),
+        (NODES, "", r"nodes\.csv"),
+        (NODES, "name,label\n", r"nodes\.csv"),
+        (NODES, "name,label\nanna,\n", r"nodes\.csv"),
+        ("name", '"name', r"nodes\.csv, line \d"),
+        ('"Cox, C."', '"Cox, C.', r"nodes\.csv, line \d"),
+    ],
+)
+def test_a_wrong_table_of_nodes_is_refused_by_line_and_column(
+    old: str, new: str, said: str, tmp_path: Path
+) -> None:
+    assert old in NODES
+    with pytest.raises(DataError, match=said) as caught:
+        load_file(graph_tables(tmp_path / "t", NODES.replace(old, new, 1)))
+    assert str(caught.value).startswith(f"file {tmp_path}/t/nodes.csv")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("edges", "said"),
+    [
+        ("source,target\nanna,zoe\n", r"line 2: target: 'zoe'"),
+        ("source,target\n,anna\n", r"line 2: source"),
+        ("source,target\nanna\n", r"line 2: 1.*2"),
+        ("from,target\nanna,bert\n", r"line 1.*source"),
+        ("", ""),
+    ],
+)
+def test_a_wrong_table_of_edges_is_refused_by_line_and_column(
+    edges: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=rf"^file {tmp_path}/t/edges\.csv.*{said}"):
+        load_file(graph_tables(tmp_path / "t", edges=edges))
+    (tmp_path / "t" / "edges.csv").unlink()
+    with pytest.raises(DataError, match=r"edges\.csv"):
+        load_file(tmp_path / "t")
+
+
+def change(key: str, value: Any, kind: str = "nodes") -> str:
+    """Give the graph as JSON with one change of its second node or edge."""
+    content = nx.node_link_data(drawn(), edges="links")
+    content[kind][1][key] = value
+    return json.dumps(content)
+
+
+WHOLE = change("age", 40)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", ""),
+        (WHOLE[: len(WHOLE) // 2], "line 1"),
+        ("[1]", "nodes.*links"),
+        ('{"nodes": 3, "links": []}', "nodes"),
+        ('{"nodes": [3], "links": []}', "node 0: 3"),
+        (change("id", "anna"), "node 1: name: 'anna'"),
+        (change("age", "old"), "node 1: age: 'old'"),
+        (change("age", None), "node 1: age"),
+        (change("age", [1, 2]), "node 1: 3.*2"),
+        (change("city", 5), "node 0: city"),
+        (change("split", "all"), "node 1: split: 'all'"),
+        (change("target", "zoe", "links"), "edge 1: target: 'zoe'"),
+    ],
+)
+def test_wrong_json_is_refused_by_entry(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "g.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"^file {tmp_path}.*g\.json.*{said}"):
+        load_file(tmp_path / "g.json")
+
+
+def test_wrong_graphml_and_other_text_than_utf8_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "g.graphml", drawn())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"g\.graphml"):
+        load_file(path)
+    graph_tables(tmp_path / "t")
+    (tmp_path / "t" / "nodes.csv").write_bytes("name,label\nJürg,1\n".encode("latin-1"))
+    with pytest.raises(DataError, match=r"nodes\.csv"):
+        load_file(tmp_path / "t")
+
+
+def test_names_of_the_kinds_lead_to_them_and_others_are_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph_tables(tmp_path / "people")
+    for name in ("people", "people/", "absent.graphml", "absent.json"):
+        assert file_path(name) == Path(name) and folder_path(name) is None
+    check_name("people/")
+    (tmp_path / "clients").mkdir()
+    for name, said in (
+        ("clients/", r".*nodes\.csv"),
+        ("absent/", ".*folder"),
+        ("./absent", ".*file"),
+    ):
+        with pytest.raises(DataError, match=f"data.name = '{name}': {said}"):
+            check_name(name)
+    saved(tmp_path / "clients" / "a.json", drawn())
+    with pytest.raises(DataError, match="'clients'"):
+        check_name("clients")
+    for name, said in (
+        ("graph.npz", "is not a graph"),
+        ("people/nodes.csv", r".*nodes\.csv and edges\.csv"),
+        ("g.gpickle", r"is a pickle.*write_graphml"),
+        ("g.pkl", "is a pickle"),
+    ):
+        Path(name).write_bytes(b"any")
+        if not name.endswith("npz"):
+            with pytest.raises(DataError, match=said):
+                check_name(name)
+        with pytest.raises(DataError, match=said):
+            load_file(Path(name))
+
+
+def test_one_folder_has_one_name_from_wherever_it_is_named(tmp_path: Path) -> None:
+    """So that two runs on it are on the same data."""
+    graph_tables(tmp_path / "people")
+    (tmp_path / "runs" / "sweep").mkdir(parents=True)
+    named = located("../../people/", tmp_path / "runs" / "sweep")
+    assert named == located("people/", tmp_path.resolve()) == f"{tmp_path.resolve() / 'people'}/"

@@ -1,290 +1,404 @@
-"""Clients of the user's own: what is read of one or from a folder, and what is refused."""
+"""Clients of the user's own: one, from a folder of graphs, or from one graph of all clients."""
 
 from __future__ import annotations
 
+import json
+import logging
+import os
 import pickle
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from partition_helpers import RATIOS, mask
+from partition_helpers import RATIOS, mask, roles
+from torch import Tensor
 from torch_geometric.data import Data
 
+from flower_graph.config.common import DataConfig
+from flower_graph.data.folders.client_files import client_graphs, clients_path
 from flower_graph.data.folders.client_folder import (
     client_graph_from_data,
     ego_from_data,
+    load_ego_folder,
     load_folder,
+    load_overlapping_folder,
 )
-from flower_graph.data.folders.overlapping_folder import load_overlapping_folder
-from flower_graph.data.partition.overlapping import OverlappingGraph
+from flower_graph.data.partition.statistics import ego_statistics
+from flower_graph.data.sources.datasets import saved_at
 from flower_graph.errors import DataError
 
-
-def tensors(nodes: int = 6, **changes: Any) -> dict[str, Any]:
-    """Give a graph of which 0 - 1 is an edge, given once; the last node has no label."""
-    given: dict[str, Any] = {
-        "x": torch.arange(2 * nodes).reshape(nodes, 2),
-        "edge_index": torch.tensor([[1, 2], [0, 2]]),
-        "y": torch.tensor([0, 1, 0, 1, 0, -1][:nodes]),
-    }
-    return {key: value for key, value in {**given, **changes}.items() if value is not None}
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Save three clients: one split by us, one graphless with masks, one of a dict."""
-    made = tmp_path / "clients"
-    made.mkdir()
-    masks = {"train_mask": mask(0, 1), "test_mask": mask(4)}
-    torch.save(Data(**tensors()), made / "b.pt")
-    torch.save(Data(**tensors(edge_index=None, **masks)), made / "a.pt")
-    torch.save({**tensors(), "edge_index": None}, made / "c.pt")
-    (made / "README.txt").write_text("not a client", encoding="utf-8")
-    return made
-
-
-def test_files_become_clients_with_their_masks_or_drawn_ones(folder: Path) -> None:
-    first, second, third = load_folder(folder, RATIOS, seed=0)
-    assert [graph.client for graph in (first, second, third)] == [0, 1, 2]
-    assert [graph.is_graphless for graph in (first, second, third)] == [True, False, True]
-    assert second.edge_index is not None
-    assert second.edge_index.tolist() == [[0, 1], [1, 0]]
-    assert first.hidden_edges is None
-    assert second.nodes.tolist() == list(range(6))
-    assert second.x.dtype == torch.float32 and second.x[1].tolist() == [2.0, 3.0]
-    assert first.train_mask.nonzero().flatten().tolist() == [0, 1]
-    assert not first.val_mask.any()
-    assert first.test_mask.nonzero().flatten().tolist() == [4]
-    for drawn in (second, third):
-        masks = torch.stack([drawn.train_mask, drawn.val_mask, drawn.test_mask])
-        assert masks.sum(1).tolist() == [3, 1, 1]
-        assert masks.sum(0).tolist() == [1, 1, 1, 1, 1, 0]
-    draws = [load_folder(folder, RATIOS, seed)[1].train_mask.tolist() for seed in range(6)]
-    assert draws[0] == second.train_mask.tolist()
-    assert any(draw != draws[0] for draw in draws)
-
-
-def test_features_are_scaled_on_demand_and_may_be_sparse(folder: Path) -> None:
-    torch.save(Data(**tensors(x=tensors()["x"].float().to_sparse_coo())), folder / "b.pt")
-    plain = load_folder(folder, RATIOS, seed=0)[1].x
-    scaled = load_folder(folder, RATIOS, seed=0, features="row")[1].x
-    assert plain[1].tolist() == [2.0, 3.0]
-    assert scaled[1].tolist() == pytest.approx([0.4, 0.6])
-
-
-def test_no_graph_other_widths_and_sparse_features_of_one_client_are_named(folder: Path) -> None:
-    sparse = client_graph_from_data(0, Data(**tensors(x=torch.eye(6).to_sparse_coo())))
-    assert sparse.x.tolist() == torch.eye(6).tolist()
-    torch.save(Data(**tensors(x=torch.eye(6))), folder / "c.pt")
-    with pytest.raises(DataError, match=r"c\.pt.*6.*a\.pt"):
-        load_folder(folder, RATIOS, seed=0)
-    (folder / "d.pt").write_bytes(pickle.dumps(tensors(), protocol=2)[:40])
-    with pytest.raises(DataError, match=r"d\.pt"):
-        load_folder(folder, RATIOS, seed=0)
-
-
-def test_a_missing_or_empty_folder_is_refused(tmp_path: Path) -> None:
-    for load in (load_folder, load_overlapping_folder):
-        with pytest.raises(DataError):
-            load(tmp_path / "none", RATIOS, 0)
-        with pytest.raises(DataError):
-            load(tmp_path, RATIOS, 0)
-
-
-# Ego-networks -----------------------------------------------------------------------------------
-
-
-def ego_graph(**changes: Any) -> Data:
-    """Three nodes: 0 - 1, given in one direction, twice, and a self-loop at 2."""
-    given: dict[str, Any] = {
-        "x": torch.tensor([[1, 0], [0, 2], [3, 0]]),
-        "edge_index": torch.tensor([[1, 1, 2], [0, 0, 2]]),
-        "y": torch.tensor([1, -1, 0]),
-        "train_mask": torch.tensor([True, False, False]),
-        "test_mask": torch.tensor([False, False, True]),
-    }
-    return Data(**{k: v for k, v in (given | changes).items() if v is not None})
-
-
-def test_an_ego_network_by_hand() -> None:
-    ego = ego_from_data(7, ego_graph(), torch.tensor([30, 10, 20]))
-    assert (ego.client, ego.nodes.tolist(), ego.names) == (7, [30, 10, 20], None)
-    assert ego.identities == [30, 10, 20]
-    assert ego.edge_index.tolist() == [[0, 1], [1, 0]]
-    assert ego.x.dtype == torch.float32 and ego.x.tolist() == [[1, 0], [0, 2], [3, 0]]
-    assert ego.y.tolist() == [1, -1, 0]
-    masks = [mask.tolist() for mask in (ego.train_mask, ego.val_mask, ego.test_mask)]
-    assert masks == [[True, False, False], [False] * 3, [False, False, True]]
-
-
-def test_words_name_the_nodes_instead_of_numbers() -> None:
-    ego = ego_from_data(0, ego_graph(), ["b", "c", "a"])
-    assert ego.identities == ("b", "c", "a")
-    assert ego.nodes.tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("changes", "identities", "said"),
-    [
-        ({"edge_index": None}, [1, 2, 3], "edge_index"),
-        ({"val_mask": torch.tensor([False, True, False])}, [1, 2, 3], "val_mask: node 1"),
-        ({}, [1, 2], "2.*3"),
-        ({}, [1, "b", 3], "int, str"),
-        ({}, [1.5, 2.5, 3.5], "float"),
-    ],
-)
-def test_what_an_ego_network_cannot_be_is_named_with_its_client(
-    changes: dict[str, Any], identities: list[Any], said: str
-) -> None:
-    with pytest.raises(DataError, match=f"client 7.*{said}"):
-        ego_from_data(7, ego_graph(**changes), identities)
-
-
-def test_identities_that_come_twice_are_counted_and_not_named() -> None:
-    # The error travels to the server as the reason for which a SuperNode failed.
-    with pytest.raises(DataError, match=r"^client 7: 1") as e:
-        ego_from_data(7, ego_graph(), ["secret", "secret", "c"])
-    assert "secret" not in str(e.value)
-
-
-# Clients that share nodes -----------------------------------------------------------------------
-
 LATE = [0.0, 0.0, 1.0]  # all nodes are judged: what a test needs that is not about roles
+NO_EDGES = torch.empty(2, 0, dtype=torch.int64)
 
 
-def shared(*ids: int, **changes: Any) -> dict[str, Any]:
-    """Give a client whose nodes are a path in the order of ``ids``, with class ``id % 2``."""
-    n = len(ids)
-    given: dict[str, Any] = {
-        "x": torch.tensor(ids, dtype=torch.float32)[:, None] * torch.tensor([[1.0, 3.0]]),
-        "edge_index": torch.stack([torch.arange(n - 1), torch.arange(1, n)]),
-        "y": torch.tensor(ids) % 2,
-        "n_id": torch.tensor(ids),
+def graph(*ids: int, **changes: Any) -> dict[str, Any]:
+    """Give a path over some nodes; a node's label and features follow its id."""
+    n_id, path = torch.tensor(ids), torch.arange(len(ids) - 1)
+    given = {
+        "x": torch.stack([n_id, n_id % 2], 1).float(),
+        "y": n_id % 3,
+        "edge_index": torch.stack([path, path + 1]),
+        "n_id": n_id,
     }
     return {key: value for key, value in {**given, **changes}.items() if value is not None}
-
-
-def flags(*values: int) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.bool)
 
 
 def saved(folder: Path, *clients: dict[str, Any]) -> Path:
-    for number, client in enumerate(clients):
-        torch.save(client, folder / f"{number}.pt")
+    """Save a folder of clients, as a, b and so on."""
+    folder.mkdir(exist_ok=True)
+    for name, content in zip("abc", clients, strict=False):
+        torch.save(Data(**content) if name == "a" else content, folder / f"{name}.pt")
     return folder
 
 
-def public(graph: OverlappingGraph) -> list[int]:
-    return graph.nodes[graph.public].tolist()
+def flags(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.bool)
 
 
-def roles(graph: OverlappingGraph) -> dict[int, str]:
-    """Give the role of each node that has one."""
-    masks = {"train": graph.train_mask, "val": graph.val_mask, "test": graph.test_mask}
-    return {node: role for role, mask in masks.items() for node in graph.nodes[mask].tolist()}
+def words(*ids: int) -> list[str]:
+    return [f"person {i}" for i in ids]
+
+
+def load(folder: Path) -> list[Any]:
+    return load_folder(folder, RATIOS, 0)
+
+
+def load_egos(folder: Path, split: str = "per-client") -> Any:
+    return load_ego_folder(folder, split, RATIOS, 0)
+
+
+def load_shared(folder: Path, ratios: Any = LATE, seed: int = 0) -> list[Any]:
+    return load_overlapping_folder(folder, ratios, seed)
+
+
+# Graphs of their own ------------------------------------------------------------------------------
+
+
+def test_files_become_clients_with_their_masks_or_drawn_ones(tmp_path: Path) -> None:
+    y, masks = torch.tensor([0, 1, 0, 1, 0, -1]), {"train_mask": mask(0, 1), "test_mask": mask(4)}
+    own = {"x": torch.arange(12).reshape(6, 2), "y": y, "n_id": None}
+    loop = {"edge_index": torch.tensor([[1, 2], [0, 2]])}  # 0 - 1, given once, and a self-loop
+    first = graph(*range(6), **own, **masks)
+    folder = saved(tmp_path / "c", first | {"edge_index": None}, graph(*range(6), **own, **loop))
+    torch.save({**graph(*range(6), **own), "edge_index": None}, folder / "c.pt")
+    (folder / "README.txt").write_text("not a client", encoding="utf-8")
+    clients = first, second, third = load_folder(folder, RATIOS, seed=0)
+    assert [one.client for one in clients] == [0, 1, 2]
+    assert [one.is_graphless for one in clients] == [True, False, True]
+    assert second.edge_index is not None and second.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert first.hidden_edges is None and second.nodes.tolist() == list(range(6))
+    assert second.x.dtype == torch.float32 and second.x[1].tolist() == [2.0, 3.0]
+    assert roles(first) == [[0, 1], [], [4]]
+    for drawn in (second, third):
+        found = torch.stack([drawn.train_mask, drawn.val_mask, drawn.test_mask])
+        assert found.sum(1).tolist() == [3, 1, 1] and found.sum(0).tolist() == [1] * 5 + [0]
+    draws = [load_folder(folder, RATIOS, seed)[1].train_mask.tolist() for seed in range(6)]
+    assert draws[0] == second.train_mask.tolist() and any(draw != draws[0] for draw in draws)
+    assert load_folder(folder, RATIOS, 0, features="row")[1].x[1].tolist() == pytest.approx(
+        [0.4, 0.6]
+    )
+
+
+@pytest.mark.parametrize("read", [load, load_egos, load_shared])
+def test_a_missing_or_empty_folder_and_a_damaged_file_are_refused(
+    read: Callable[[Path], Any], tmp_path: Path
+) -> None:
+    for folder in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError, match=r"data\.name"):
+            read(folder)
+    saved(tmp_path, graph(1, 2, 3))
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(graph(1, 2, 3), protocol=2)[:40])
+    with pytest.raises(DataError, match=r"b\.pt"):
+        read(tmp_path)
+
+
+# Identities ---------------------------------------------------------------------------------------
+
+
+def test_an_ego_network_by_hand() -> None:
+    masks = {"train_mask": flags(1, 0, 0), "test_mask": flags(0, 0, 1)}
+    data = Data(**graph(1, 2, 3, y=torch.tensor([1, -1, 0]), edge_index=torch.tensor([[1, 1, 2],
+                [0, 0, 2]]), **masks))  # fmt: skip
+    ego = ego_from_data(7, data, torch.tensor([30, 10, 20]))
+    assert (ego.client, ego.nodes.tolist(), ego.names) == (7, [30, 10, 20], None)
+    assert ego.identities == [30, 10, 20] and ego.edge_index.tolist() == [[0, 1], [1, 0]]
+    assert ego.x.dtype == torch.float32 and ego.x.tolist() == [[1, 1], [2, 0], [3, 1]]
+    assert ego.y.tolist() == [1, -1, 0] and roles(ego) == [[30], [], [20]]
+    named = ego_from_data(0, data, ["b", "c", "a"])
+    assert named.identities == ("b", "c", "a") and named.nodes.tolist() == [0, 1, 2]
+    # The error travels to the server as the reason for which a SuperNode failed.
+    with pytest.raises(DataError, match=r"^client 7: 1") as caught:
+        ego_from_data(7, data, ["secret", "secret", "c"])
+    assert "secret" not in str(caught.value)
+    with pytest.raises(DataError, match=r"^client 7: .*int, str"):
+        ego_from_data(7, data, [1, "b", 3])  # type: ignore[list-item]
+
+
+UNFIT: list[tuple[dict[str, Any], str]] = [
+    ({"n_id": None}, "n_id"),
+    ({"n_id": torch.tensor([1, 1, 2])}, "1 identities"),
+    ({"n_id": torch.tensor([1, 2])}, "2 identities.*3"),
+    ({"n_id": torch.tensor([0.5, 1.0, 2.0])}, "float"),
+    ({"n_id": 3}, "n_id"),
+    ({"identity": ["a", "b", "c"]}, r"identities.*a\.pt"),
+    ({"identity": "abc"}, "identity"),
+    ({"names": 0.5}, "names"),
+    ({"x": torch.ones(3, 5)}, r"x .*5.*a\.pt"),
+    ({"x": torch.tensor(5.0)}, "x "),
+    ({"num_classes": "two"}, "num_classes.*'two'"),
+    ({"edge_index": None}, "edge_index"),
+    ({"train_mask": flags(1, 1)}, r"train_mask is torch.bool \[2\]"),
+]
+UNSHARED: list[tuple[dict[str, Any], str]] = [
+    ({"n_id": torch.tensor([1, -2, 3])}, "-2"),
+    ({"n_id": torch.tensor([6, 7, 8])}, "public"),
+    ({"public": flags(1, 0)}, r"public is torch.bool \[2\]"),
+    ({"public": flags(0, 0, 0)}, "public"),
+    ({"val_mask": flags(1, 1, 0)}, "for training"),
+    ({"y": torch.full((3,), -1)}, "3 nodes"),
+]
+
+
+@pytest.mark.parametrize(
+    ("read", "changes", "said"),
+    [
+        *((load_egos, *row) for row in UNFIT),
+        *((lambda path: load_shared(path, [1, 0, 0]), *row) for row in UNFIT + UNSHARED),
+    ],
+)
+def test_unfit_clients_are_refused_by_file(
+    read: Callable[[Path], Any], changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path / "c", graph(1, 2, 3), graph(1, 2, 3, **changes), graph(1, 2, 3))
+    with pytest.raises(DataError, match=rf"b\.pt: .*{said}"):
+        read(folder)
+
+
+@pytest.mark.parametrize("read", [load_egos, load_shared])
+def test_identities_may_be_numbers_and_go_before_n_id(
+    read: Callable[[Path], list[Any]], tmp_path: Path
+) -> None:
+    other = {"n_id": torch.tensor([90, 80, 70])}
+    first = graph(1, 2, 3, identity=torch.tensor([5, 6, 7]), **other)
+    folder = saved(tmp_path / "c", first, graph(7, 6, 9, identity=[7, 6, 9], **other))
+    assert [sorted(one.nodes.tolist()) for one in read(folder)] == [[5, 6, 7], [6, 7, 9]]
+
+
+def test_ego_networks_have_their_masks_or_drawn_ones(tmp_path: Path) -> None:
+    own = graph(7, 3, 9, train_mask=flags(1, 0, 0), test_mask=flags(0, 0, 1))
+    a, b = load_egos(saved(tmp_path / "c", own, graph(*range(3, 13))))
+    assert (a.client, a.ego, a.identities, b.identities) == (0, 7, [7, 3, 9], [*range(3, 13)])
+    assert a.x.tolist() == [[7, 1], [3, 1], [9, 1]] and a.y.tolist() == [1, 0, 0]
+    assert a.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]] and roles(a) == [[7], [], [9]]
+    drawn = torch.stack([b.train_mask, b.val_mask, b.test_mask])
+    assert drawn.sum(1).tolist() == [6, 2, 2] and drawn.sum(0).tolist() == [1] * 10
+    assert torch.equal(load_egos(tmp_path / "c")[1].train_mask, b.train_mask)
+
+
+def test_globally_a_node_has_one_role_and_two_are_refused(tmp_path: Path) -> None:
+    names = {"identity": words(*range(12)), "n_id": None}
+    turned = {"identity": words(*range(18, 6, -1)), "n_id": None}
+    folder = saved(tmp_path / "c", graph(*range(12), **names), graph(*range(12), **turned))
+    egos = load_egos(folder, "global")
+    found: dict[int | str, set[int]] = {}
+    for ego in egos:
+        role = torch.stack([ego.train_mask, ego.val_mask, ego.test_mask]).int().argmax(0)
+        for who, what in zip(ego.identities, role.tolist(), strict=True):
+            found.setdefault(who, set()).add(what)
+    assert len(found) == 19 and all(len(each) == 1 for each in found.values())
+    figures = ego_statistics(egos).figures
+    assert (figures["nodes"], figures["shared-share"]) == (19, 5 / 19)
+    train = torch.eye(12, dtype=torch.bool)
+    first = graph(*range(12), **names, train_mask=train[8])
+    saved(folder, first, graph(*range(12), **turned, test_mask=train[10]))
+    with pytest.raises(DataError, match=r"b\.pt.*'person 8'"):
+        load_egos(folder, "global")
+    assert len(load_egos(folder)) == 2
+
+
+def test_clients_without_common_nodes_or_kinds_of_labels_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flower_graph.data"):
+        load_egos(saved(tmp_path / "c", graph(1, 2), graph(3, 4)))
+        load_egos(saved(tmp_path / "d", graph(1, 2), graph(2, 4)))
+        egos = load_egos(saved(tmp_path / "e", graph(1, 2), graph(2, 4, y=["cat", "1"])))
+    warned = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warned) == 2 and "shared" in warned[0]
+    assert "labels" in warned[1] and egos.classes == ("1", "2", "cat")
+
+
+# Clients that share nodes -------------------------------------------------------------------------
+
+
+def public(client: Any) -> list[int]:
+    return client.nodes[client.public].tolist()
 
 
 def test_nodes_come_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    torch.save(Data(**shared(70, 90, 30)), tmp_path / "b.pt")
-    torch.save(shared(30, 10**15), tmp_path / "a.pt")
-    (tmp_path / "README.txt").write_text("not a client", encoding="utf-8")
-    first, second = load_overlapping_folder(tmp_path, LATE, seed=0)
+    first, second = load_shared(saved(tmp_path, graph(30, 10**15), graph(70, 90, 30)))
     assert (first.client, second.client) == (0, 1)
     assert (first.nodes.tolist(), second.nodes.tolist()) == ([30, 10**15], [30, 70, 90])
     # The path 70 - 90 - 30, both ways, by place.
     assert second.edge_index.tolist() == [[0, 1, 2, 2], [2, 2, 0, 1]]
-    assert second.x.tolist() == [[30, 90], [70, 210], [90, 270]]
-    assert (second.y.tolist(), second.train_y.tolist()) == ([0, 0, 0], [0, 0, 0])
+    assert second.x[:, 0].tolist() == [30, 70, 90]
+    assert second.y.tolist() == second.train_y.tolist() == [0, 1, 0]
     assert public(first) == public(second) == [30]
 
 
 def test_nodes_of_several_clients_are_public(tmp_path: Path) -> None:
-    saved(tmp_path, shared(1, 2, 3, 4), shared(4, 5, 1), shared(5, 6, 7))
-    graphs = load_overlapping_folder(tmp_path, LATE, seed=0)
-    assert [public(graph) for graph in graphs] == [[1, 4], [1, 4, 5], [5]]
+    graphs = load_shared(saved(tmp_path, graph(1, 2, 3, 4), graph(4, 5, 1), graph(5, 6, 7)))
+    assert [public(one) for one in graphs] == [[1, 4], [1, 4, 5], [5]]
     # What a client holds back is not public elsewhere.
-    mine = shared(1, 2, 3, 9, public=flags(0, 1, 1, 1))
-    saved(tmp_path, mine, shared(1, 2, 4), shared(3, 4))
-    graphs = load_overlapping_folder(tmp_path, LATE, seed=0)
+    mine = graph(1, 2, 3, 9, public=flags(0, 1, 1, 1))
+    graphs = load_shared(saved(tmp_path, mine, graph(1, 2, 4), graph(3, 4)))
     # Its own word counts at the first client, for 9 too, which nobody else has.
-    assert [public(graph) for graph in graphs] == [[2, 3, 9], [2, 4], [3, 4]]
+    assert [public(one) for one in graphs] == [[2, 3, 9], [2, 4], [3, 4]]
+
+
+def role_of(client: Any) -> dict[int, int]:
+    """Give the role of each node that has one."""
+    return {node: role for role, nodes in enumerate(roles(client)) for node in nodes}
 
 
 def test_a_drawn_role_is_the_same_everywhere(tmp_path: Path) -> None:
-    some, others = list(range(40)), list(range(20, 60))
-    saved(tmp_path, shared(*some), shared(*others))
-    draws = [load_overlapping_folder(tmp_path, RATIOS, seed) for seed in (0, 0, 1)]
-    first, second = (roles(graph) for graph in draws[0])
-    assert {node: first[node] for node in range(20, 40)} == {
-        node: second[node] for node in range(20, 40)
-    }
+    def both(*ids: int) -> dict[str, Any]:
+        return graph(*ids, y=torch.tensor(ids) % 2)
+
+    saved(tmp_path, both(*range(40)), both(*range(20, 60)))
+    draws = [load_shared(tmp_path, RATIOS, seed) for seed in (0, 0, 1)]
+    first, second = map(role_of, draws[0])
+    assert all(first[node] == second[node] for node in range(20, 40))
     merged = first | second
     assert sorted(merged) == list(range(60))
     for parity in (0, 1):  # each class has its shares
         mine = [role for node, role in merged.items() if node % 2 == parity]
-        assert [mine.count(role) for role in ("train", "val", "test")] == [18, 6, 6]
-    assert roles(draws[1][0]) == first != roles(draws[2][0])
+        assert [mine.count(role) for role in range(3)] == [18, 6, 6]
+    assert role_of(draws[1][0]) == first != role_of(draws[2][0])
 
 
-def test_masks_go_before_a_draw(tmp_path: Path) -> None:
+def test_masks_go_before_a_draw_and_two_roles_are_refused(tmp_path: Path) -> None:
     masks = {"train_mask": flags(0, 0, 1, 1), "test_mask": flags(1, 0, 0, 0)}
     unlabelled = torch.tensor([0, -1, 1, 1, 0, 1])
-    saved(tmp_path, shared(5, 6, 3, 4, **masks), shared(5, 6, 3, 1, 2, 0, y=unlabelled))
-    first, second = load_overlapping_folder(tmp_path, [0.5, 0.5, 0], seed=0)
-    assert roles(first) == {5: "test", 3: "train", 4: "train"}
-    drawn = roles(second)
+    saved(tmp_path, graph(5, 6, 3, 4, **masks), graph(5, 6, 3, 1, 2, 0, y=unlabelled))
+    first, second = load_shared(tmp_path, [0.5, 0.5, 0])
+    assert role_of(first) == {5: 2, 3: 0, 4: 0}
+    drawn = role_of(second)
     # 6 has no role in the masks and no label here; 2, the only one of class 0, trains.
-    assert set(drawn) == {5, 3, 1, 2, 0} and (drawn[5], drawn[3]) == ("test", "train")
-    assert set(drawn[node] for node in (1, 0)) == {"train", "val"}
-
-
-def test_shared_features_are_prepared_and_may_be_sparse(tmp_path: Path) -> None:
-    sparse = shared(4, 8)["x"].to_sparse_coo()
-    saved(tmp_path, shared(4, 8, x=sparse), shared(4, 8))
-    plain = load_overlapping_folder(tmp_path, LATE, 0)[0].x
-    scaled = load_overlapping_folder(tmp_path, LATE, 0, features="row")[0].x
-    assert (plain.tolist(), scaled.tolist()) == ([[4, 12], [8, 24]], [[0.25, 0.75], [0.25, 0.75]])
-    with pytest.raises(DataError):
-        load_overlapping_folder(tmp_path, LATE, 0, features="presence-row")
+    assert set(drawn) == {5, 3, 1, 2, 0} and (drawn[5], drawn[3]) == (2, 0)
+    assert {drawn[1], drawn[0]} == {0, 1}
+    other = graph(2, 3, 1, train_mask=flags(0, 1, 0), test_mask=flags(0, 0, 1))
+    saved(tmp_path, graph(1, 2, 3, train_mask=flags(1, 1, 0)), other)
+    with pytest.raises(DataError, match=r"b\.pt: node 1"):
+        load_shared(tmp_path, RATIOS)
 
 
 def test_a_client_may_have_no_edges_but_not_all(tmp_path: Path) -> None:
-    none = torch.empty(2, 0, dtype=torch.int64)
-    saved(tmp_path, shared(1, 2, edge_index=none), shared(1, 2))
-    assert load_overlapping_folder(tmp_path, LATE, 0)[0].edge_index.shape == (2, 0)
-    saved(tmp_path, shared(1, 2, edge_index=none), shared(1, 2, edge_index=none))
-    with pytest.raises(DataError):
-        load_overlapping_folder(tmp_path, LATE, 0)
+    saved(tmp_path, graph(1, 2, edge_index=NO_EDGES), graph(1, 2))
+    assert load_shared(tmp_path)[0].edge_index.shape == (2, 0)
+    saved(tmp_path, graph(1, 2, edge_index=NO_EDGES), graph(1, 2, edge_index=NO_EDGES))
+    with pytest.raises(DataError, match="edge"):
+        load_shared(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"n_id": None}, "n_id"),
-        ({"n_id": torch.tensor([1, 2])}, "2 identities"),
-        ({"n_id": torch.tensor([1, -2, 3])}, "-2"),
-        ({"n_id": torch.tensor([1, 3, 3])}, "1 identities"),
-        ({"n_id": torch.tensor([6, 7, 8])}, "3 nodes"),
-        ({"public": flags(1, 0)}, r"public is torch.bool \[2\]"),
-        ({"public": flags(0, 0, 0)}, "3 nodes"),
-        ({"edge_index": None}, "edge_index"),
-        ({"x": torch.ones(3, 5)}, r"x .*0\.pt"),
-        ({"train_mask": flags(1, 1)}, r"train_mask is torch.bool \[2\]"),
-        ({"val_mask": flags(1, 1, 0)}, "train_mask"),
-        ({"y": torch.full((3,), -1)}, "3 nodes"),
-    ],
-)
-def test_an_unfit_file_of_shared_nodes_is_named(
-    tmp_path: Path, changes: dict[str, Any], message: str
+# One graph for all clients ------------------------------------------------------------------------
+
+NODES = """\
+name,client,identity,label,age
+b1,bern,anna,cat,1
+z1,zug,anna,cat,2
+b2,bern,bert,dog,3
+z2,zug,cora,dog,4
+n1,,dora,dog,5
+b3,bern,emil,cat,6
+z3,zug,bert,dog,7
+"""
+EDGES = "source,target\nb1,b2\nb2,b3\nz1,z2\nz3,z2\nb1,z1\nn1,b1\n"
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Path:
+    """Write one graph whose nodes say which client has them."""
+    (tmp_path / "people").mkdir()
+    (tmp_path / "people" / "nodes.csv").write_text(NODES, encoding="utf-8")
+    (tmp_path / "people" / "edges.csv").write_text(EDGES, encoding="utf-8")
+    return tmp_path / "people"
+
+
+def test_one_graph_is_cut_into_the_clients_that_its_nodes_name(
+    one: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saved(tmp_path, shared(1, 2, 3), shared(1, 2, 3, **changes), shared(1, 2, 3))
-    with pytest.raises(DataError, match=rf"(1\.pt.*|client 1): .*{message}"):
-        load_overlapping_folder(tmp_path, [1, 0, 0], 0)
+    assert clients_path(DataConfig(str(one))) == one
+    with caplog.at_level(logging.INFO, "flower_graph.data"):
+        bern, zug = load_egos(one)
+    assert (bern.identities, zug.identities) == (("anna", "bert", "emil"), ("anna", "cora", "bert"))
+    assert (bern.x.tolist(), zug.x.tolist()) == ([[1], [3], [6]], [[2], [4], [7]])
+    assert (bern.y.tolist(), zug.y.tolist()) == ([0, 1, 0], [0, 1, 1])
+    assert bern.edge_index.tolist() == zug.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
+    for said in ("2 edges between clients left out", "1 nodes without a client left out"):
+        assert f"file {one}: {said}" in caplog.text
+    clients = load_folder(one, [1 / 3, 1 / 3, 1 / 3], 0)
+    assert [client.y.tolist() for client in clients] == [[0, 1, 0], [0, 1, 1]]
+    # anna, bert, cora, emil: dora is no client's
+    a, b = load_shared(one)
+    assert (a.nodes.tolist(), b.nodes.tolist()) == ([0, 1, 3], [0, 1, 2])
+    assert a.public.tolist() == b.public.tolist() == [True, True, False]
+    assert b.x.tolist() == [[2], [7], [4]] and b.edge_index.tolist() == [[0, 1, 2, 2], [2, 2, 0, 1]]
+    lines = [re.sub("bern|zug", "", line) for line in NODES.splitlines()]
+    (one / "nodes.csv").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(DataError, match=r"people.*client"):
+        load_egos(one)
 
 
-def test_two_roles_of_one_node_are_refused(tmp_path: Path) -> None:
-    first = shared(1, 2, 3, train_mask=flags(1, 1, 0))
-    saved(tmp_path, first, shared(2, 3, 1, train_mask=flags(0, 1, 0), test_mask=flags(0, 0, 1)))
-    with pytest.raises(DataError, match=r"1\.pt: node 1"):
-        load_overlapping_folder(tmp_path, RATIOS, 0)
+def test_a_saved_graph_says_it_by_numbers_which_put_clients_in_order(tmp_path: Path) -> None:
+    who, path = torch.tensor([10, 9, 10, 9]), tmp_path / "g.pt"
+    torch.save(graph(1, 2, 3, 4, client=who), path)
+    named = [f"file {path}, client {name}" for name in (9, 10)]
+    assert [where for where, _ in client_graphs(path)] == named
+    nine, ten = load_egos(path)
+    assert (nine.identities, ten.identities) == ([2, 4], [1, 3])
+    torch.save(graph(1, 2, 3, 4), tmp_path / "whole.pt")
+    assert clients_path(DataConfig(str(tmp_path / "whole.pt"))) is None
+    for client in (who[:3], who.unsqueeze(1), [None] * 4, 7):
+        torch.save(graph(1, 2, 3, 4, client=client), path)
+        with pytest.raises(DataError, match=r"g\.pt: .*client"):
+            load_egos(path)
+    parts = torch.tensor([0, 0, 0, 1, 1, 1])
+    torch.save(graph(5, 6, 7, 7, 6, 9, client=parts), path)
+    a, b = load_shared(path)
+    assert (a.nodes.tolist(), b.nodes.tolist()) == ([5, 6, 7], [6, 7, 9])
+    assert a.public.tolist() == [False, True, True]
+
+
+def test_a_folder_may_have_graphs_of_all_kinds_and_a_table_alone_is_refused(
+    one: Path, tmp_path: Path
+) -> None:
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    one.rename(clients / "b")
+    torch.save(graph(1, 2, 3), clients / "c.pt")
+    nodes = [{"id": i, "label": i % 2, "age": i} for i in range(5)]
+    (clients / "a.json").write_text(json.dumps({"nodes": nodes, "links": []}), encoding="utf-8")
+    where = [where for where, _ in client_graphs(clients)]
+    assert where == [f"file {clients}/{name}" for name in ("a.json", "b", "c.pt")]
+    (clients / "d.csv").touch()
+    with pytest.raises(DataError, match=r"d\.csv.*nodes\.csv"):
+        list(client_graphs(clients))
+
+
+def test_a_change_of_any_file_is_noticed(one: Path, tmp_path: Path) -> None:
+    seen = [saved_at(str(tmp_path))]
+    for number, file in enumerate((one / "nodes.csv", one / "edges.csv", tmp_path / "a.json")):
+        file.touch()
+        os.utime(file, ns=(0, seen[0] + (number + 1) * 10**9))
+        seen.append(saved_at(str(tmp_path)))
+    assert seen == sorted(set(seen)) and saved_at(str(tmp_path / "a.json")) == seen[-1]
+    assert saved_at(str(one)) == seen[2] and saved_at("csbm") == 0
+
+
+def test_sparse_features_of_one_client_are_made_dense() -> None:
+    content = graph(*range(6), x=torch.eye(6).to_sparse_coo())
+    assert client_graph_from_data(0, Data(**content)).x.tolist() == torch.eye(6).tolist()

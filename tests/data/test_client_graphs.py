@@ -8,23 +8,25 @@ import random
 import sys
 from dataclasses import asdict, replace
 from itertools import chain, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import igraph
+import numpy as np
 import pymetis
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from partition_helpers import EDGES, RATIOS, large, roles, same
+from partition_helpers import EDGES, ONE_WAY, RATIOS, chance, large, roles, same
 from torch import Tensor
-from torch_geometric.utils import subgraph
+from torch_geometric.utils import k_hop_subgraph, subgraph
 
 from flower_graph.config.common import DataConfig
 from flower_graph.config.partition import PartitionSection
 from flower_graph.data import Graph, csbm, to_undirected
-from flower_graph.data.folders.run_folder import deciding_settings
+from flower_graph.data.folders.party import deciding_settings
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -44,8 +46,23 @@ from flower_graph.data.partition.communities import (
     metis_overlapping,
     random_parts,
 )
-from flower_graph.data.partition.ego_networks import partition_egos
+from flower_graph.data.partition.ego_networks import (
+    CHUNK,
+    ego_networks,
+    partition_egos,
+    sample_egos,
+    split_global,
+    split_per_client,
+)
 from flower_graph.data.partition.overlapping import overlapping_graphs
+from flower_graph.data.splits import (
+    Masks,
+    geom_gcn_split,
+    random_split,
+    ratio_split,
+    select_column,
+    stratified_split,
+)
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.strategies.ppfl.config import PartitionConfig as PPFLPartition
 
@@ -69,6 +86,8 @@ def test_the_largest_communities_come_first_and_the_rest_is_left_out() -> None:
     parts = louvain(CLIQUES, 8, clients=2, resolution=1.0, seed=0)
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5]]
     assert lists(louvain(CLIQUES, 8, clients=3, resolution=1.0, seed=0))[2] == [7]
+    with pytest.raises(DataError, match="clients = 4"):
+        louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0)
 
 
 def test_of_two_equally_large_the_one_with_the_lowest_node_is_first() -> None:
@@ -83,11 +102,6 @@ def test_every_node_is_assigned_the_rest_to_the_smallest_client() -> None:
     assert lists(parts) == [[0, 2, 4, 6], [1, 3, 5, 7]]
     alone = louvain(CLIQUES, 8, clients=3, resolution=50.0, seed=0, every_node=True)
     assert lists(alone) == [[0, 3, 6], [1, 4, 7], [2, 5]]
-
-
-def test_too_few_communities_are_counted() -> None:
-    with pytest.raises(DataError, match="clients = 4"):
-        louvain(CLIQUES, 8, clients=4, resolution=1.0, seed=0)
 
 
 NOISY = csbm(600, 4, degree=4.0, features=8, active=2, homophily=0.6, seed=1).edge_index
@@ -171,7 +185,7 @@ SHARED = csbm(120, 3, degree=6.0, features=8, active=2, homophily=0.8, seed=2).e
 
 
 def drawn_parts(clients: int, **changes: Any) -> list[Tensor]:
-    how: dict[str, Any] = {"draws": 3, "share": 0.5, "seed": 1} | changes
+    how: dict[str, Any] = {"draws": 3, "seed": 1} | changes
     return metis_overlapping(SHARED, 120, clients=clients, **how)
 
 
@@ -184,15 +198,13 @@ def test_half_of_each_part_is_drawn_for_each_of_its_clients() -> None:
         assert len(nodes) == round(0.5 * len(cut[number // 3]))
         assert nodes == sorted(nodes)
     assert lists(drawn_parts(6)) == lists(drawn_parts(6)) != lists(drawn_parts(6, seed=2))
-    first, second, *_ = lists(drawn_parts(6, share=1.0))
-    assert first == second
 
 
 def test_clients_of_overlapping_parts_are_counted_in_draws() -> None:
     with pytest.raises(DataError, match=r"clients = 7.*partition.draws"):
         drawn_parts(7)
-    with pytest.raises(DataError, match=r"drawn_share = 0.001"):
-        drawn_parts(6, share=0.001)
+    with pytest.raises(DataError, match="clients = 120"):
+        drawn_parts(120, draws=1)  # half of a node
 
 
 # --- by label, and at random
@@ -277,30 +289,18 @@ def settings(**changes: Any) -> PartitionSection:
 # --- nodes and edges
 
 
-def test_a_client_has_the_edges_among_its_nodes_by_hand() -> None:
-    first, second = cut_out(graph(), parts([0, 1, 3], [2, 4]))
-    assert (first.client, second.client) == (0, 1)
-    assert first.nodes.tolist() == [0, 1, 3]
-    assert first.edge_index is not None and second.edge_index is not None
-    assert first.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
-    assert second.edge_index.tolist() == [[], []]
-    assert (first.y.tolist(), second.y.tolist()) == ([0, 1, 0], [2, 1])
-    assert first.x.tolist() == graph().x[[0, 1, 3]].tolist()
-    assert roles(first) == [[], [], []]
-    assert not first.is_graphless and first.hidden_edges is None
-
-
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30), st.data())
 def test_edges_are_those_of_pygs_subgraph(pairs: list[tuple[int, int]], data: Any) -> None:
     edges = to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t(), 9)
     whose = torch.tensor(data.draw(st.lists(st.integers(0, 3), min_size=9, max_size=9)))
-    whole = Graph(torch.zeros(9, 1), edges, torch.zeros(9, dtype=torch.int64), 1)
+    whole = Graph(torch.eye(9), edges, torch.arange(9), 9)
     cut = [(whose == part).nonzero().flatten() for part in range(3)]  # the fourth part is dropped
     cut.append((whose > 0).nonzero().flatten())  # parts may share nodes
     for nodes, client in zip(cut, cut_out(whole, cut), strict=True):
         expected, _ = subgraph(nodes, edges, relabel_nodes=True, num_nodes=9)
-        assert torch.equal(client.nodes, nodes)
-        assert client.edge_index is not None
+        assert torch.equal(client.nodes, nodes) and client.edge_index is not None
+        assert torch.equal(client.x, whole.x[nodes]) and torch.equal(client.y, nodes)
+        assert roles(client) == [[], [], []]
         assert torch.equal(client.edge_index, expected)
 
 
@@ -344,11 +344,7 @@ def test_alpha_and_resolution_reach_the_cut() -> None:
         ({}, 1.1, "graphless_ratio = 1.1"),
         ({}, math.nan, "graphless_ratio = nan"),
         ({"clients": 80}, 0.0, r"^client \d+.*80"),
-        (
-            {"method": "metis-overlapping", "drawn_share": 0.03, "draws": 1},
-            0.0,
-            r"client \d.*1",
-        ),
+        ({"method": "metis-overlapping", "clients": 60, "draws": 1}, 0.0, r"client \d.*60"),
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], ratio: float, said: str) -> None:
@@ -543,6 +539,331 @@ def test_keys_of_another_way_of_cutting_decide_nothing() -> None:
     for method, keys in (
         ("ego-networks", {"hops", "min_nodes", "split"}),
         ("overlapping", {"public", "public_share", "private_share"}),
-        ("metis-overlapping", {"draws", "drawn_share"}),
+        ("metis-overlapping", {"draws"}),
     ):
         assert deciding(method=method) - deciding(method="random") == keys
+
+
+def draw(y: torch.Tensor, seed: int = 0, **changes: int) -> Masks:
+    counts = {"train_per_class": 2, "num_val": 3, "num_test": 4, **changes}
+    return random_split(y, int(y.max()) + 1, **counts, generator=chance(seed))
+
+
+def assert_disjoint(masks: Masks) -> None:
+    assert int(torch.stack(masks).sum(0).max()) <= 1
+
+
+def test_random_split_has_the_sizes_that_were_asked_for() -> None:
+    y = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 0, 1, 2, 2, 2])
+    masks = draw(y)
+    assert torch.bincount(y[masks.train]).tolist() == [2, 2, 2]
+    assert [int(mask.sum()) for mask in masks] == [6, 3, 4]
+    assert_disjoint(masks)
+    y = torch.tensor([0, 2] * 10)  # a class without nodes is passed over
+    assert torch.bincount(y[draw(y).train]).tolist() == [2, 0, 2]
+
+
+def test_random_split_depends_on_the_seed_only() -> None:
+    y = torch.arange(100) % 4
+    torch.manual_seed(1)
+    first = draw(y, seed=5)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    again, other = draw(y, seed=5), draw(y, seed=6)
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first.train, other.train)
+
+
+def test_random_split_says_what_is_too_small() -> None:
+    with pytest.raises(DataError, match=r"data\.num_test = 7: 6"):
+        draw(torch.tensor([0, 1] * 5))
+    with pytest.raises(DataError, match=r"train_per_class = 2: class 1"):
+        draw(torch.tensor([0, 0, 0, 1, 0, 0, 0, 0, 0, 0]))
+    for key in ("train_per_class", "num_val", "num_test"):
+        with pytest.raises(DataError, match=f"data.{key} = 0"):
+            draw(torch.tensor([0, 1] * 10), **{key: 0})
+
+
+@given(
+    nodes=st.integers(10, 300),
+    ratios=st.tuples(*[st.floats(0.15, 0.33) for _ in range(3)]),
+    seed=st.integers(0, 99),
+)
+def test_ratio_split_is_disjoint_and_near_the_shares(
+    nodes: int, ratios: tuple[float, float, float], seed: int
+) -> None:
+    masks = ratio_split(nodes, ratios, generator=chance(seed))
+    assert_disjoint(masks)
+    for mask, share in zip(masks, ratios, strict=True):
+        assert abs(int(mask.sum()) - share * nodes) <= 1
+
+
+def test_ratio_split_that_sums_to_one_covers_every_node() -> None:
+    # 0.6 * 7, 0.2 * 7 and 0.2 * 7 rounded one by one would be 4 + 1 + 1.
+    masks = ratio_split(7, [0.6, 0.2, 0.2], generator=chance())
+    assert torch.stack(masks).sum(0).tolist() == [1] * 7
+
+
+def test_stratified_split_by_hand() -> None:
+    y = torch.tensor([0, 1, 0, 1, 0, 1, 0, -1, 0, 1, 1, 1, 1, 1, 1])
+    train, val, test = stratified_split(y, [0.6, 0.2, 0.2], generator=chance())
+    assert torch.stack([train, val, test]).sum(0).tolist() == [1] * 7 + [0] + [1] * 7
+    assert [torch.bincount(y[mask]).tolist() for mask in (train, val, test)] == [
+        [3, 5],
+        [1, 2],
+        [1, 2],
+    ]
+
+
+def test_stratified_split_may_leave_a_part_out() -> None:
+    masks = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=chance())
+    assert [int(mask.sum()) for mask in masks] == [0, 8, 32]
+    other = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=chance(1))
+    assert not torch.equal(other.val, masks.val)
+
+
+@pytest.mark.parametrize(
+    "ratios", [[0.5, 0.5], [0.6, 0.3, 0.2], [0, 0, 0], [-0.1, 0.5, 0.5], [float("nan"), 0.2, 0.2]]
+)
+def test_impossible_shares_are_refused(ratios: list[float]) -> None:
+    with pytest.raises(DataError, match=r"partition.ratios"):
+        stratified_split(torch.arange(9) % 2, ratios, generator=chance())
+    with pytest.raises(DataError, match=r"data.ratios"):
+        ratio_split(100, ratios, generator=chance())
+    with pytest.raises(DataError, match=r"leaves.*10"):
+        ratio_split(10, [0.5, 0.01, 0.4], generator=chance())
+
+
+def columns() -> Masks:
+    train = torch.eye(4, dtype=torch.uint8)[:, :3]
+    return Masks(train, train.roll(1, 0), torch.tensor([True, False, False, True]))
+
+
+@pytest.mark.parametrize(("seed", "column"), [(2, 2), (4, 1), (3, 0)])
+def test_select_column_chooses_by_the_seed(seed: int, column: int) -> None:
+    chosen = select_column(columns(), seed)
+    assert all(mask.dtype == torch.bool for mask in chosen)
+    assert chosen.train.nonzero().flatten().tolist() == [column]
+    assert chosen.val.nonzero().flatten().tolist() == [column + 1]
+    assert chosen.test.tolist() == [True, False, False, True]
+    train, val, test = columns()
+    with pytest.raises(DataError, match=r"\[2, 3\]"):
+        select_column(Masks(train, val[:, :2], test), 0)
+
+
+def write_split(path: Path, **arrays: Any) -> Path:
+    np.savez(path, **arrays)
+    return path
+
+
+def test_geom_gcn_split_reads_bytes_as_booleans(tmp_path: Path) -> None:
+    path = write_split(
+        tmp_path / "split.npz",
+        train_mask=np.array([1, 0, 0, 0], np.uint8),
+        val_mask=np.array([False, True, False, False]),
+        test_mask=np.array([0, 0, 1, 0], np.uint8),
+    )
+    masks = geom_gcn_split(path, 4)
+    assert [mask.tolist().index(True) for mask in masks] == [0, 1, 2]
+    assert all(mask.dtype == torch.bool for mask in masks)
+
+
+def test_geom_gcn_split_refuses_another_graph_a_missing_key_and_a_pickle(tmp_path: Path) -> None:
+    mask = np.array([True, False])
+    path = write_split(tmp_path / "a.npz", train_mask=mask, val_mask=mask, test_mask=mask)
+    with pytest.raises(DataError, match=r"\(2,\).*\(3,\)"):
+        geom_gcn_split(path, 3)
+    with pytest.raises(DataError, match="test_mask"):
+        geom_gcn_split(write_split(tmp_path / "b.npz", train_mask=mask, val_mask=mask), 2)
+    pickled = np.array([{}, {}], dtype=object)
+    path = write_split(tmp_path / "c.npz", train_mask=pickled, val_mask=mask, test_mask=mask)
+    with pytest.raises(DataError):
+        geom_gcn_split(path, 2)
+    path.write_bytes(path.read_bytes()[:200])
+    with pytest.raises(DataError):
+        geom_gcn_split(path, 2)
+
+
+def whole(edges: Any = ONE_WAY, nodes: int = 6, y: list[int] | None = None) -> Graph:
+    labels = torch.arange(nodes) % 3 if y is None else torch.tensor(y)
+    x = torch.eye(nodes) * torch.arange(1, nodes + 1)
+    edge_index = torch.tensor(edges, dtype=torch.int64).reshape(2, -1)
+    return Graph(x, to_undirected(edge_index, nodes), labels, 3)
+
+
+def partition(**changes: Any) -> SimpleNamespace:
+    given: dict[str, Any] = {"hops": 2, "clients": 3, "min_nodes": 1, "seed": None}
+    given |= {"split": "per-client", "ratios": RATIOS}
+    return SimpleNamespace(**{**given, **changes})
+
+
+# --- nodes and edges
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=30),
+    st.integers(1, 4),
+    st.permutations(range(10)),
+)
+def test_it_is_what_pyg_gives(pairs: list[tuple[int, int]], hops: int, egos: list[int]) -> None:
+    one_way = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t()
+    data = whole(one_way.tolist(), 10)
+    made = ego_networks(replace(data, edge_index=one_way), egos, hops)
+    assert [(one.client, one.ego) for one in made] == [*enumerate(egos)]
+    for ego, network in zip(egos, made, strict=True):
+        nodes, edges, _, _ = k_hop_subgraph(
+            ego, hops, data.edge_index, relabel_nodes=True, num_nodes=10
+        )
+        assert torch.equal(network.nodes, nodes)
+        assert torch.equal(network.x, data.x[nodes]) and torch.equal(network.y, data.y[nodes])
+        assert torch.equal(network.edge_index, to_undirected(edges, nodes.numel()))
+
+
+def test_more_egos_than_are_searched_at_once() -> None:
+    ring = torch.arange(3 * CHUNK)
+    data = whole(torch.stack([ring, ring.roll(-1)]).tolist(), 3 * CHUNK)
+    networks = ego_networks(data, ring.flip(0), hops=1)
+    for network in networks[1:-1]:
+        assert network.nodes.tolist() == [network.ego - 1, network.ego, network.ego + 1]
+    assert [network.client for network in networks] == list(range(3 * CHUNK))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+def test_sparse_features_stay_sparse() -> None:
+    sparse = replace(whole(), x=whole().x.to_sparse_csr())
+    for one, other in zip(
+        ego_networks(sparse, [3, 5, 0], 1), ego_networks(whole(), [3, 5, 0], 1), strict=True
+    ):
+        assert one.x.layout == torch.sparse_csr
+        assert torch.equal(one.x.to_dense(), other.x)
+
+
+def test_tensors_hold_no_more_than_their_client() -> None:
+    # A view would carry the storage of all clients with it when it is saved or sent.
+    for network in ego_networks(whole(), [0, 1, 3], hops=2):
+        for value in (network.nodes, network.edge_index, network.x, network.y):
+            assert value.untyped_storage().nbytes() == value.numel() * value.element_size()
+
+
+# --- who is sampled
+
+
+def test_fewer_clients_are_the_first_of_more() -> None:
+    ten = sample_egos(whole([[], []], 50), 10, 1, 1, seed=3)
+    assert torch.equal(ten[:4], sample_egos(whole([[], []], 50), 4, 1, 1, seed=3))
+    assert ten.unique().numel() == 10
+    assert not torch.equal(ten, sample_egos(whole([[], []], 50), 10, 1, 1, seed=4))
+
+
+def test_only_egos_with_enough_nodes_are_drawn() -> None:
+    # Within one hop, 1 and 3 have four nodes, 2 has three, 0 and 4 have two, 5 has one.
+    for least, allowed in ((4, [1, 3]), (3, [1, 2, 3]), (2, [0, 1, 2, 3, 4])):
+        for seed in range(5):
+            egos = sample_egos(whole(), len(allowed), 1, least, seed)
+            assert sorted(egos.tolist()) == allowed
+
+
+# --- splits
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ratios", "sizes"),
+    [
+        (1, RATIOS, [1, 0, 0]),
+        (2, RATIOS, [1, 1, 0]),
+        (5, RATIOS, [3, 1, 1]),
+        (20, RATIOS, [12, 4, 4]),
+        (2, [0.1, 0.5, 0.4], [1, 0, 1]),  # one training node is kept
+        (10, [0.3, 0.2, 0.2], [3, 2, 2]),  # shares below one leave nodes out
+    ],
+)
+def test_shares_within_a_client(nodes: int, ratios: list[float], sizes: list[int]) -> None:
+    hub = whole([[0] * (nodes - 1), list(range(1, nodes))], nodes)
+    (network,) = split_per_client(ego_networks(hub, [0], 1), ratios, seed=1)
+    assert [len(part) for part in roles(network)] == sizes
+    dealt = [node for part in roles(network) for node in part]
+    assert len(set(dealt)) == sum(sizes)
+
+
+def test_nodes_without_a_label_are_in_no_part() -> None:
+    data = whole(y=[-1, 2, -1, -1, -1, -1])
+    networks = ego_networks(data, [0, 3, 5], 1)
+    for done in (
+        split_per_client(networks, RATIOS, seed=0),
+        split_global(networks, data.y, RATIOS, seed=0),
+    ):
+        assert [roles(network) for network in done] == [[[1], [], []], [[1], [], []], [[], [], []]]
+
+
+def test_a_clients_split_depends_on_the_seed_and_its_number_alone() -> None:
+    hub = whole([[0] * 19, list(range(1, 20))], 20)
+    networks = ego_networks(hub, [0, 7, 11], hops=2)
+    done = split_per_client(networks, RATIOS, seed=5)
+    assert same(done[2:], split_per_client(networks[2:], RATIOS, seed=5))
+    assert roles(done[0]) != roles(done[1])  # the same nodes, another client
+    assert roles(done[0]) != roles(split_per_client(networks, RATIOS, seed=6)[0])
+
+
+@given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 19), st.integers(0, 19))))
+def test_global_roles_are_the_same_at_every_client(seed: int, pairs: list[tuple[int, int]]) -> None:
+    data = whole(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).t().tolist(), 20)
+    found: dict[int, int] = {}
+    for network in split_global(ego_networks(data, range(20), 1), data.y, RATIOS, seed):
+        for role, nodes in enumerate(roles(network)):
+            for node in nodes:
+                assert found.setdefault(node, role) == role
+    assert sorted(found) == list(range(20))
+    assert [list(found.values()).count(role) for role in range(3)] == [12, 4, 4]
+
+
+# --- the whole partition
+
+
+def test_the_split_is_the_one_asked_for() -> None:
+    data = whole([[0] * 19, list(range(1, 20))], 20)
+    strict = partition_egos(data, partition(split="global"), 0)
+    loose = partition_egos(data, partition(), 0)
+    assert roles(strict[0]) == roles(strict[1])
+    assert roles(loose[0]) != roles(loose[1])
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": 7}, "partition.clients = 7"),
+        ({"clients": 0}, "partition.clients = 0"),
+        ({"hops": 0}, "partition.hops = 0"),
+        ({"min_nodes": 0}, "partition.min_nodes = 0"),
+        (
+            {"hops": 1, "min_nodes": 4},
+            "partition.clients = 3.*partition.min_nodes",
+        ),
+        ({"split": "public"}, "partition.split = 'public'"),
+        ({"ratios": [0.6, 0.4]}, r"partition.ratios = \[0.6, 0.4\]"),
+        ({"split": "global", "ratios": [0.5, 0.2, float("nan")]}, "partition.ratios"),
+    ],
+)
+def test_impossible_settings_of_ego_networks_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        partition_egos(whole(), partition(**changes), 0)
+
+
+@pytest.mark.parametrize(
+    ("egos", "hops", "message"),
+    [
+        ([0, 6], 1, r"egos \[6\]"),
+        ([-1], 1, r"egos \[-1\]"),
+        ([2, 0, 2], 1, r"egos \[2\]"),
+        ([0], 0, r"partition\.hops = 0"),
+    ],
+)
+def test_impossible_egos_are_refused(egos: list[int], hops: int, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ego_networks(whole(), egos, hops)
+    assert ego_networks(whole(), [], hops=1) == []

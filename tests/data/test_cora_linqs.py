@@ -1,19 +1,16 @@
-"""The bundled Cora, how it was packed, and that it is Planetoid's graph."""
+"""The bundled Cora, and that it is Planetoid's graph."""
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter
 from importlib import resources
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import Graph, describe, load_data, load_graph
 from flower_graph.data.cora_linqs import load_cora_linqs, read_packed
-from flower_graph.data.cora_linqs.pack import MEMBERS, pack, read_source, to_bytes
 
 
 def test_sizes_split_and_words() -> None:
@@ -53,41 +50,3 @@ def test_it_is_the_graph_of_planetoid(data_root: Path, cache: Path) -> None:
     assert invariants(planetoid) == invariants(linqs)
     # Nodes with each word, and words that pairs of words share, whatever the words' order.
     assert sorted(planetoid.x.sum(0).tolist()) == sorted(linqs.x.sum(0).tolist())
-
-
-CONTENT = "31\t1\t0\t1\tTheory\n7\t0\t0\t0\tRules\n19\t0\t1\t1\tTheory\n4\t1\t1\t1\tRules\n"
-CITES = "31\t7\n7\t31\n19\t19\n4\t31\n4\t31\n"
-
-
-def small() -> dict[str, np.ndarray]:
-    return pack(CONTENT, CITES, train_per_class=1, num_val=1, num_test=1)
-
-
-def test_pack_keeps_each_edge_once_and_the_order_of_nodes() -> None:
-    arrays = small()
-    assert arrays["edges"].tolist() == [[0, 0], [1, 3]]
-    assert arrays["words"].tolist() == [2, 0, 2, 3]
-    assert arrays["columns"].tolist() == [0, 2, 1, 2, 0, 1, 2]
-    assert arrays["class_names"].tolist() == ["Rules", "Theory"]
-    assert arrays["labels"].tolist() == [1, 0, 1, 0]
-    parts = np.concatenate([arrays[part] for part in ("train", "val", "test")])
-    assert sorted(parts.tolist()) == [0, 1, 2, 3]
-
-
-def test_packed_bytes_are_the_same_every_time(tmp_path: Path) -> None:
-    first = to_bytes(small())
-    assert to_bytes(small()) == first
-    (tmp_path / "small.npz").write_bytes(first)
-    with np.load(tmp_path / "small.npz", allow_pickle=False) as read:
-        assert {key: read[key].tolist() for key in read} == {
-            key: array.tolist() for key, array in small().items()
-        }
-
-
-def test_a_wheel_and_a_folder_are_the_same_source(tmp_path: Path) -> None:
-    texts = {"content": CONTENT.encode(), "cites": CITES.encode()}
-    with zipfile.ZipFile(tmp_path / "some.whl", "w") as wheel:
-        for key, text in texts.items():
-            (tmp_path / f"cora.{key}").write_bytes(text)
-            wheel.writestr(MEMBERS[key], text)
-    assert read_source(tmp_path) == read_source(tmp_path / "some.whl") == texts

@@ -149,19 +149,12 @@ def test_real_sets(
 
 def test_some_folds_of_citeseer_leave_nodes_out(data_root: Path, cache: Path) -> None:
     options = {"name": "CiteSeer", "split": "geom-gcn", "root": str(data_root)}
-    by_index = load_data(DataConfig(split_index=4, **options))
-    by_seed = load_data(DataConfig(**options), seed=14)
-    assert torch.equal(by_index.train_mask, by_seed.train_mask)
+    fold = load_data(DataConfig(**options), seed=14)
     file = data_root / "geom-gcn-splits" / "citeseer_split_0.6_0.2_4.npz"
     with np.load(file, allow_pickle=False) as masks:
-        assert torch.equal(by_index.val_mask, torch.from_numpy(masks["val_mask"].astype(bool)))
-    parts = by_index.train_mask | by_index.val_mask | by_index.test_mask
+        assert torch.equal(fold.val_mask, torch.from_numpy(masks["val_mask"].astype(bool)))
+    parts = fold.train_mask | fold.val_mask | fold.test_mask
     assert int((~parts).sum()) == 1207
-
-
-def test_a_fold_that_does_not_exist_is_refused(root: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.split_index = 10"):
-        load_data(DataConfig(name="Cora", split="geom-gcn", split_index=10))
 
 
 @pytest.mark.parametrize("name", ["cora-linqs", "csbm", "WikiCS", "CitationFull/Cora"])
@@ -254,7 +247,7 @@ def test_noise_on_features_is_of_the_datas_seed() -> None:
 def test_a_graph_of_the_user(tmp_path: Path) -> None:
     path = tmp_path / "mine.pt"
     torch.save(Data(**own_graph()), path)
-    data = load_data(DataConfig(name=str(path), split_index=1))
+    data = load_data(DataConfig(name=str(path)), seed=3)
     assert data.edge_index.tolist() == [[0, 1, 1, 2], [1, 0, 2, 1]]
     assert data.train_mask.tolist() == [False, True, False, False]
     assert data.val_mask.tolist() == [False, False, True, False]

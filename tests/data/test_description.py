@@ -1,4 +1,4 @@
-"""What a graph may be: each row of ``docs/own-data.md`` once, and each door once."""
+"""What a graph may be: each row of ``docs/reference/configuration.md`` once, and each door once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from flower_graph.data.gaps import Gaps
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 
-DOCS = Path(__file__).parents[2] / "docs/own-data.md"
+DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
 RATIOS = [0.5, 0.25, 0.25]
 
@@ -54,6 +54,7 @@ NO_MASKS = {"train_mask": None, "val_mask": None, "test_mask": None}
 Row = tuple[str, dict[str, Any], str]
 ROWS: list[Row] = [
     ("labels: whole numbers of any width", {"y": PLAIN["y"].to(torch.int16)}, ""),
+    ("labels: whole numbers of any width", {"y": PLAIN["y"][:, None]}, ""),
     ("labels: below 0", {"y": torch.tensor([0, 1, 0, 1, 0, -1])}, "1 of 6 nodes"),
     ("labels: floats", {"y": torch.tensor([0.0, 1, 0, 1, 0, torch.nan])}, "float32"),
     ("labels: with gaps", {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 5, 100"),
@@ -402,13 +403,13 @@ def client(**changes: Any) -> SimpleNamespace:
     ("changes", "words"),
     [
         ({"x": torch.where(X == 3, torch.inf, X)}, "x[2, 0] is inf:"),
-        ({"x": X.double()}, "x is torch.float64 [6, 2] (torch.strided):"),
+        ({"x": X.double()}, "x is torch.float64 [6, 2]:"),
         ({"y": PLAIN["y"].float()}, "y is torch.float32 [6]:"),
         ({"edge_index": PAIRS + 4}, "edge_index[0, 4] is 6:"),
         ({"edge_index": PAIRS[:, :1]}, "edge_index must have every edge once in each direction"),
         ({"train_mask": mask(0)[:5]}, "train_mask is torch.bool [5]:"),
         ({"y": torch.full((6,), -1)}, "train_mask: node 0"),
-        ({"val_mask": mask(0)}, "train_mask and val_mask overlap in 1 nodes, the first"),
+        ({"val_mask": mask(0)}, "train_mask and val_mask overlap in 1 nodes, as 0"),
     ],
 )
 def test_constructors_name_the_client(changes: dict[str, Any], words: str) -> None:

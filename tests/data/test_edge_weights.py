@@ -21,9 +21,8 @@ from flower_graph.config.partition import PartitionSection
 from flower_graph.data import as_graph
 from flower_graph.data.description import Caution
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
+from flower_graph.data.gaps import Uses
 from flower_graph.data.partition.client_graphs import ClientGraph, partition_graph
-from flower_graph.data.sources.pyg import load_file
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 from flower_graph.models import GCN
 
@@ -79,23 +78,12 @@ def test_it_is_said_that_weights_are_ignored() -> None:
         assert graph.edge_weight is None and "is ignored" in said
 
 
-def test_tables_have_a_column_of_weights(tmp_path: Path) -> None:
-    (tmp_path / "nodes.csv").write_text("name,label,a\nn0,0,1\nn1,1,2\nn2,0,3\n", encoding="utf-8")
-    (tmp_path / "edges.csv").write_text("source,target,weight\nn1,n0,2\nn1,n2,0.5\n")
-    assert by_pair(load_file(tmp_path, uses=WEIGHTED)) == {
-        (0, 1): 2, (1, 0): 2, (1, 2): 0.5, (2, 1): 0.5,
-    }  # fmt: skip
-    (tmp_path / "edges.csv").write_text("source,target,weight\nn1,n0,2\nn1,n2,strong\n")
-    with pytest.raises(DataError, match=r"edges\.csv, line 3: weight: 'strong'"):
-        load_file(tmp_path, uses=WEIGHTED)
-
-
 @pytest.mark.parametrize(
     "how",
     [
         {"method": "random", "clients": 3},
         {"method": "metis", "clients": 3},
-        {"method": "metis-overlapping", "clients": 4, "draws": 2, "drawn_share": 0.8},
+        {"method": "metis-overlapping", "clients": 4, "draws": 4},
         {"method": "ego-networks", "clients": 4, "hops": 2, "min_nodes": 4},
     ],
 )

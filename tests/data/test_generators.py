@@ -12,9 +12,10 @@ from scipy.sparse import csr_matrix
 from flower_graph.config.common import DataConfig
 from flower_graph.data import csbm, csbm_sparse
 from flower_graph.data import graph as data_graph
+from flower_graph.data.features import sketched
+from flower_graph.data.gaps import Uses
 from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.survey import survey_graph
-from flower_graph.data.uses import Uses
 from flower_graph.errors import DataError
 from flower_graph.ops import logistic_regression
 
@@ -135,3 +136,14 @@ def test_a_graph_too_large_to_be_dense_has_sparse_features_where_they_are_taken(
         load_graph(config)  # a method that takes none
     with pytest.raises(DataError, match=r"data\.nodes"):
         survey_graph(sparse)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_each_feature_has_one_bucket_and_one_sign(sparse: bool) -> None:
+    eye = torch.eye(200)
+    hashed = sketched(eye.to_sparse_csr() if sparse else eye, 8, seed=3)
+    assert (hashed.abs().sum(1) == 1).all() and (hashed != 0).any(0).all()
+    assert {-1.0, 1.0} == set(hashed[hashed != 0].tolist())
+    x = torch.randn(4, 200, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(sketched(x, 8, seed=3), x @ hashed, atol=1e-6)
+    assert not torch.equal(sketched(eye, 8, seed=4), hashed)

@@ -69,21 +69,6 @@ def test_rows_are_normalised_as_pyg_does_it(name: str, data_root: Path, tmp_path
     )
 
 
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-@pytest.mark.parametrize("kind", ["dense", "coo", "csr"])
-def test_features_become_dense_float32(kind: str) -> None:
-    x = torch.tensor([[0.0, 2.0], [1.0, 0.0]])
-    given = {
-        "dense": x.to(torch.float16),
-        "coo": x.to_sparse_coo(),
-        "csr": x.to_sparse_csr(),
-    }
-    dense = read_features(given[kind], [])
-    assert dense.dtype == torch.float32
-    assert dense.layout == torch.strided
-    assert torch.equal(dense, x)
-
-
 def test_sparse_features_that_would_be_too_large_are_refused_before_anything_is_made() -> None:
     huge = torch.sparse_coo_tensor(
         torch.zeros(2, 0, dtype=torch.int64), [], (10**6, 10**5), check_invariants=True
@@ -118,27 +103,12 @@ def test_isolated_nodes_and_unused_nodes_are_allowed() -> None:
     check_data(graph(edge_index=torch.empty(2, 0, dtype=torch.int64)))
 
 
-NAN = torch.tensor([[1.0, 1.0], [1.0, float("nan")], [1.0, 1.0], [1.0, 1.0]])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": NAN}, r"x\[1, 1\].*nan"),
-        ({"x": torch.ones(4)}, r"\[4\]"),
-        ({"x": torch.full((4, 2), 1e300, dtype=torch.float64)}, r"x\[0, 0\]"),
-        ({"edge_index": torch.tensor([[0, 1], [1, 4]])}, r"edge_index\[1, 1\]"),
         ({"edge_index": torch.tensor([[0, 1]])}, r"\[1, 2\].*int64 \[2, E\]"),
-        ({"y": torch.tensor([0, 1, 2, 1])}, r"y\[2\]"),
-        ({"y": torch.tensor([0, 1, 0])}, r"torch.int64 \[3\].*int64"),
         ({"y": torch.full((4,), 0.5)}, "task=values"),
-        ({"y": torch.zeros(4, 3, dtype=torch.int64)}, "labels"),
         ({"train_mask": torch.zeros(4, dtype=torch.bool)}, "train_mask"),
-        ({"test_mask": torch.tensor([0, 3])}, r"test_mask.*torch.int64 \[2\]"),
-        (
-            {"val_mask": torch.tensor([False, True, True, False])},
-            "val_mask.*test_mask.*node 2",
-        ),
         ({"train_mask": None}, "train_mask"),
     ],
 )

@@ -17,6 +17,7 @@ from torch_geometric.utils import subgraph
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import Graph, load_graph, to_undirected
+from flower_graph.data.graph import Neighbours
 from flower_graph.data.partition.overlapping import (
     EVERYBODY,
     NOBODY,
@@ -62,43 +63,49 @@ def drawn_graphs(draw: st.DrawFn, largest: int = 9) -> tuple[Tensor, int]:
     return to_undirected(torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2).T, n), n
 
 
+def around(edges: Tensor, n: int) -> Neighbours:
+    return Neighbours.of(Graph(torch.empty(n, 0), edges, torch.zeros(n), 1))
+
+
 def neighbours(edges: Tensor, n: int) -> list[set[int]]:
     return [set(edges[1, edges[0] == node].tolist()) for node in range(n)]
 
 
 def plain_cover(edges: Tensor, order: list[int]) -> list[int]:
     """Choose all nodes as ``greedy_cover`` does, from the definition at every step."""
-    around, chosen = neighbours(edges, len(order)), []
+    beside, chosen = neighbours(edges, len(order)), []
     while True:
-        counts = {v: len(around[v] & set(chosen)) for v in order}
-        lacking = [v for v in order if v not in chosen and counts[v] < len(around[v])]
+        counts = {v: len(beside[v] & set(chosen)) for v in order}
+        lacking = [v for v in order if v not in chosen and counts[v] < len(beside[v])]
         if not lacking:
             return chosen + [v for v in order if v not in chosen]
         # Levels follow each other: none is open while a lower one is.
         level = min(counts[v] for v in lacking)
         due = {v for v in lacking if counts[v] == level}
-        gains = [len(due & {v, *around[v]}) if v not in chosen else 0 for v in order]
+        gains = [len(due & {v, *beside[v]}) if v not in chosen else 0 for v in order]
         chosen.append(order[gains.index(max(gains))])
 
 
 def test_the_highest_degrees_come_first() -> None:
-    assert choose_public(EDGES, 7, 1, "degree", seed=0).tolist() == [0]
-    assert set(choose_public(EDGES, 7, 3, "degree", seed=0).tolist()) == {0, 3, 4}
-    assert choose_public(EDGES, 7, 7, "degree", seed=0)[-1] == 6
+    assert choose_public(around(EDGES, 7), 1, "degree", seed=0).tolist() == [0]
+    assert set(choose_public(around(EDGES, 7), 3, "degree", seed=0).tolist()) == {0, 3, 4}
+    assert choose_public(around(EDGES, 7), 7, "degree", seed=0)[-1] == 6
 
 
 def test_equal_degrees_and_random_nodes_come_in_a_random_order() -> None:
-    firsts = {int(choose_public(EDGES, 7, 4, "degree", seed)[3]) for seed in range(20)}
+    firsts = {int(choose_public(around(EDGES, 7), 4, "degree", seed)[3]) for seed in range(20)}
     assert firsts == {1, 2, 5}
-    assert {int(choose_public(EDGES, 7, 1, "random", seed)[0]) for seed in range(60)} == {*range(7)}
+    assert {int(choose_public(around(EDGES, 7), 1, "random", seed)[0]) for seed in range(60)} == {
+        *range(7)
+    }
 
 
 @pytest.mark.parametrize("how", ["random", "degree", "cover"])
 @given(count=st.integers(0, 7), seed=st.integers(0, 50))
 def test_fewer_nodes_are_the_first_of_more(how: str, count: int, seed: int) -> None:
-    every = choose_public(EDGES, 7, 7, how, seed).tolist()
+    every = choose_public(around(EDGES, 7), 7, how, seed).tolist()
     assert sorted(every) == list(range(7))
-    assert choose_public(EDGES, 7, count, how, seed).tolist() == every[:count]
+    assert choose_public(around(EDGES, 7), count, how, seed).tolist() == every[:count]
 
 
 @pytest.mark.parametrize(
@@ -112,21 +119,21 @@ def test_fewer_nodes_are_the_first_of_more(how: str, count: int, seed: int) -> N
 )
 def test_a_cover_by_hand(order: list[int], cover: list[int]) -> None:
     # In the second order 5 leaves 4 lacking no neighbour but 3: 4 has one chosen of two.
-    assert greedy_cover(EDGES, torch.tensor(order), 7).tolist() == cover
+    assert greedy_cover(around(EDGES, 7), torch.tensor(order), 7).tolist() == cover
 
 
 def test_the_second_cover_gives_each_node_a_second_neighbour_by_hand() -> None:
     # 0 settles 3, 0 and 1; of 1, 2 and 3, which would settle 2, the first. Then 2 and 3 have one
     # chosen neighbour of two each, and either of them would settle both.
-    assert greedy_cover(RING, torch.arange(4), 4).tolist() == [0, 1, 2, 3]
-    assert greedy_cover(RING, torch.tensor([0, 3, 2, 1]), 3).tolist() == [0, 3, 2]
+    assert greedy_cover(around(RING, 4), torch.arange(4), 4).tolist() == [0, 1, 2, 3]
+    assert greedy_cover(around(RING, 4), torch.tensor([0, 3, 2, 1]), 3).tolist() == [0, 3, 2]
 
 
 @given(graph=drawn_graphs(), seed=st.integers(0, 99))
 def test_the_cover_is_that_of_the_definition(graph: tuple[Tensor, int], seed: int) -> None:
     edges, n = graph
     order = torch.randperm(n, generator=chance(seed))
-    assert greedy_cover(edges, order, n).tolist() == plain_cover(edges, order.tolist())
+    assert greedy_cover(around(edges, n), order, n).tolist() == plain_cover(edges, order.tolist())
 
 
 # --- who holds what
@@ -192,17 +199,17 @@ def test_shares_edges_and_roles_hold_for_any_settings(
 
 
 def test_what_is_left_over_is_nobodys_and_a_share_that_floats_make_too_small_is_whole() -> None:
-    owner = deal_nodes(large().edge_index, 200, partition(private_share=0.1), seed=0)
+    owner = deal_nodes(Neighbours.of(large()), partition(private_share=0.1), seed=0)
     counts = {value: int((owner == value).sum()) for value in (EVERYBODY, NOBODY, 0, 1, 2, 3)}
     assert counts == {EVERYBODY: 80, NOBODY: 40, 0: 20, 1: 20, 2: 20, 3: 20}
     assert 0.29 * 100 < 29
-    owner = deal_nodes(large(100).edge_index, 100, partition(public_share=0.29), seed=0)
+    owner = deal_nodes(Neighbours.of(large(100)), partition(public_share=0.29), seed=0)
     assert int((owner == EVERYBODY).sum()) == 29
 
 
 def test_private_nodes_are_dealt_from_one_order_for_all_ways() -> None:
     one, other = (
-        deal_nodes(large().edge_index, 200, partition(public=how), seed=0)
+        deal_nodes(Neighbours.of(large()), partition(public=how), seed=0)
         for how in ("degree", "random")
     )
     both = (one >= 0) & (other >= 0)
@@ -297,7 +304,7 @@ def test_noise_needs_another_class() -> None:
             {"public_share": 0.001},
             "public_share = 0.001",
         ),
-        ({"private_share": 0.001}, "least 0.005.*0"),
+        ({"private_share": 0.001}, "private_share = 0.001.*0.005"),
         ({"label_noise": 1.0}, "partition.label_noise = 1.0"),
         ({"label_noise": float("nan")}, "partition.label_noise = nan"),
         ({"ratios": [0.6, 0.6, 0.2]}, r"partition.ratios = \[0.6, 0.6, 0.2\]"),

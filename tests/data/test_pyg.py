@@ -7,7 +7,10 @@ import gzip
 import json
 import os
 import pickle
-import sys
+import socket
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +25,18 @@ from flower_graph.config.common import DataConfig
 from flower_graph.data import load_data, to_undirected
 from flower_graph.data.description import as_graph
 from flower_graph.data.folders.client_folder import client_graph_from_data
-from flower_graph.data.sources.duplicates import without_duplicates
+from flower_graph.data.sources import cache as cache_module
+from flower_graph.data.sources.cache import (
+    cache_root,
+    cached_folder,
+    check_reachable,
+    copy_tree,
+    stall_limit,
+)
 from flower_graph.data.sources.names import PygName
-from flower_graph.data.sources.pyg import load_file, load_pyg
+from flower_graph.data.sources.pyg import load_file, load_pyg, without_duplicates
 from flower_graph.errors import DataError
+from flower_graph.storage.places import data_root
 
 Listing = dict[str, tuple[int, int]]
 
@@ -124,9 +135,8 @@ ACTOR = [*AMAZON[:2], [1, 0, 0], AMAZON[3]]
 @pytest.mark.parametrize(
     ("name", "settings", "seed", "x", "y", "parts"),
     [
-        ("WikiCS", {"split_index": 0}, 0, NORMALISED, [0, 1, 2, 1], [[0], [1], [2, 3]]),
-        ("WikiCS", {"split_index": 19}, 0, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
-        ("WikiCS", {}, 5, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
+        ("WikiCS", {}, 0, NORMALISED, [0, 1, 2, 1], [[0], [1], [2, 3]]),
+        ("WikiCS", {}, 19, NORMALISED, [0, 1, 2, 1], [[1], [0], [2, 3]]),
         ("Actor", {"split": "geom-gcn"}, 13, ACTOR, [0, 1, 1, 0], [[3], [0], [1]]),
         ("LastFMAsia", RANDOM, 0, NORMALISED, [0, 1, 0, 1], None),
         ("Flickr", {"features": "as-is"}, 0, X.tolist(), [1, 0, 1, 0], [[0, 3], [1], [2]]),
@@ -210,22 +220,20 @@ def test_a_missing_set_says_what_is_missing_where_and_what_to_do(cache: Path, ro
     assert sorted(path.name for path in raw.iterdir()) == ["ind.cora.x"]
 
 
-def test_a_missing_split_of_geom_gcn_is_named(cache: Path, root: Path) -> None:
-    message = r"no geom-gcn-splits/cora_split_0\.6_0\.2_3\.npz.*Planetoid/Cora/geom-gcn/raw.*failed"
-    with pytest.raises(DataError, match=message):
-        load_data(DataConfig(name="Cora", split="geom-gcn"), seed=3)
-    assert list(cache.iterdir()) == []
-
-
-def test_a_missing_set_without_any_root_is_reported_too(
+def test_a_missing_set_without_a_root_or_a_download_is_reported(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
     # Flickr's addresses are not to be found on its class: the download itself fails.
-    with pytest.raises(DataError, match=r"adj_full\.npz"):
-        load_data(DataConfig(name="Flickr"))
-    with pytest.raises(DataError):
-        load_data(DataConfig(name="Flickr"), download=False)
+    for download, why in ((True, "failed"), (False, "switched off")):
+        with pytest.raises(DataError, match=rf"adj_full\.npz.*no data root.*{why}"):
+            load_data(DataConfig(name="Flickr"), download=download)
+
+
+def test_a_missing_split_of_geom_gcn_is_named(cache: Path, root: Path) -> None:
+    message = r"no geom-gcn-splits/cora_split_0\.6_0\.2_3\.npz.*Planetoid/Cora/geom-gcn/raw.*failed"
+    with pytest.raises(DataError, match=message):
+        load_data(DataConfig(name="Cora", split="geom-gcn"), seed=3)
     assert list(cache.iterdir()) == []
 
 
@@ -309,14 +317,6 @@ def test_a_number_of_classes_in_the_file_counts(classes: Any, tmp_path: Path) ->
         load_file(save(tmp_path / "b.pt", own_graph(num_classes=1)))
 
 
-def test_sparse_features_and_labels_in_a_column_are_read(tmp_path: Path) -> None:
-    parts = own_graph()
-    content = own_graph(x=parts["x"].to_sparse_coo(), y=parts["y"].unsqueeze(1))
-    graph = load_file(save(tmp_path / "graph.pt", content))
-    assert torch.equal(graph.x, parts["x"])
-    assert torch.equal(graph.y, parts["y"])
-
-
 class Harmful:
     """Creates a file when it is unpickled."""
 
@@ -347,20 +347,6 @@ def test_loading_allows_no_class_for_good(tmp_path: Path) -> None:
     assert set(torch.serialization.get_safe_globals()) == before
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (torch.ones(3), "Tensor"),
-        ({"x": torch.ones(3, 2), "y": torch.zeros(3)}, "edge_index"),
-        (own_graph(x=[["a"]]), "tensor"),
-        (own_graph(num_classes="two"), "num_classes.*'two'"),
-    ],
-)
-def test_unfit_content_is_refused(content: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
-        load_file(save(tmp_path / "graph.pt", content))
-
-
 HETERO = HeteroData()
 HETERO["a", "to", "b"].edge_index = torch.tensor([[0], [1]])
 
@@ -375,17 +361,14 @@ def test_a_file_that_cannot_be_read_is_named_with_what_is_wrong(tmp_path: Path) 
         ("cut", whole[:half], "is cut short"),
         ("spoilt", whole[:half] + b"?" * 99 + whole[half + 99 :], "is not a graph"),
         ("table", b"name,label\n", "is not a graph"),
+        ("tensor", save(tmp_path / "x.pt", torch.ones(3)).read_bytes(), "holds a Tensor"),
+        ("kinds", save(tmp_path / "x.pt", HETERO).read_bytes(), "holds a HeteroData"),
     ):
         (tmp_path / f"{name}.pt").write_bytes(content)
         with pytest.raises(DataError, match=rf"{name}\.pt: {message}") as caught:
             load_file(tmp_path / f"{name}.pt")
         assert "\n" not in str(caught.value) and "Errno" not in str(caught.value)
-
-
-def test_a_graph_of_several_kinds_of_nodes_is_refused_with_what_makes_one(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"HeteroData.*data\.to_homogeneous"):
-        load_file(save(tmp_path / "kinds.pt", HETERO))
-    with pytest.raises(DataError, match=r"client 3.*HeteroData.*data\.to_homogeneous"):
+    with pytest.raises(DataError, match=r"client 3.*HeteroData"):
         client_graph_from_data(3, HETERO)
 
 
@@ -488,15 +471,6 @@ def test_missing_files_are_named(ogb: None, cache: Path, root: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_without_ogb_the_error_says_how_to_get_it(
-    cache: Path, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ogb", None)
-    monkeypatch.setitem(sys.modules, "ogb.nodeproppred", None)
-    with pytest.raises(DataError):
-        load_data(DataConfig(name="ogbn-arxiv"))
-
-
 def test_of_duplicate_nodes_the_one_that_is_linked_is_kept() -> None:
     # 0, 1 and 3 link to 2 alone; 1 is of another class, and 2 links back to 3 alone.
     edges = torch.tensor([[0, 1, 3, 2, 2], [2, 2, 2, 3, 3]])
@@ -507,3 +481,144 @@ def test_of_duplicate_nodes_the_one_that_is_linked_is_kept() -> None:
     assert kept.edge_index.tolist() == [[0, 2, 1, 1], [1, 1, 2, 2]]
     assert torch.equal(kept.train_mask, masks[1:])
     assert as_graph(kept).notes[0].startswith("3 of 4 nodes kept")
+
+
+def test_the_setting_counts_before_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    monkeypatch.setenv("FLOWER_GRAPH_DATA", str(two))
+    assert data_root(str(one)) == one
+    assert data_root(None) == two
+    monkeypatch.setenv("FLOWER_GRAPH_DATA", "")
+    assert data_root(None) is None
+    with pytest.raises(DataError, match=r"data\.root = '.*absent'"):
+        data_root(str(tmp_path / "absent"))
+    monkeypatch.setenv("FLOWER_GRAPH_DATA", str(tmp_path / "absent"))
+    with pytest.raises(DataError, match="FLOWER_GRAPH_DATA"):
+        data_root(None)
+
+
+def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWER_GRAPH_CACHE", "/a")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/b")
+    monkeypatch.setenv("HOME", "/c")
+    assert cache_root() == Path("/a")
+    monkeypatch.delenv("FLOWER_GRAPH_CACHE")
+    assert cache_root() == Path("/b/flower-graph")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_root() == Path("/c/.cache/flower-graph")
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), KeyboardInterrupt()])
+def test_nothing_is_left_of_a_folder_that_could_not_be_filled(
+    cache: Path, error: BaseException
+) -> None:
+    def fill(folder: Path) -> None:
+        (folder / "half").touch()
+        raise error
+
+    with pytest.raises(type(error)):
+        cached_folder("key", fill)
+    assert list(cache.iterdir()) == []
+
+
+def test_writers_at_once_each_get_a_complete_folder(cache: Path) -> None:
+    together = threading.Barrier(4)
+    results = []
+
+    def fill(folder: Path) -> None:
+        (folder / "first").touch()
+        together.wait(timeout=30)  # all four are past the look-up, and in the middle
+        (folder / "second").touch()
+
+    def work() -> None:
+        folder = cached_folder("key", fill)
+        results.append({path.name for path in folder.iterdir()})
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [{"first", "second"}] * 4
+    assert [path.name for path in cache.iterdir()] == ["key"]
+
+
+def test_a_cache_that_cannot_be_written_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()  # a file where the folder would be: refused to root too
+    monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DataError, match="FLOWER_GRAPH_CACHE"):
+        cached_folder("key", lambda folder: None)
+
+
+def test_copies_of_read_only_files_can_be_removed_again(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "deep").mkdir(parents=True)
+    (source / "deep" / "file").write_text("content")
+    (source / "deep" / "file").chmod(0o444)
+    copy_tree(source, target)
+    copy = target / "deep" / "file"
+    assert copy.read_text() == "content"
+    assert copy.stat().st_mode & 0o200
+
+
+# Hosts ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """Give the address of a host that accepts connections and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/file"
+
+
+@pytest.fixture(autouse=True)
+def direct(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep a proxy of the machine out of the way."""
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def test_a_silent_host_does_not_hold_anything_up(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "PROBE_SECONDS", 0.2)
+    start = time.monotonic()
+    with pytest.raises(OSError, match="timed out"):
+        check_reachable([silent])
+    assert time.monotonic() - start < 5
+
+
+def test_the_message_names_every_host_that_failed() -> None:
+    with pytest.raises(OSError, match=r"example\.invalid"):
+        check_reachable(["https://example.invalid/a", "https://example.invalid/b"])
+
+
+def test_one_host_that_answers_is_enough_and_none_to_reach_no_failure() -> None:
+    check_reachable([])
+    with socket.create_server(("127.0.0.1", 0)) as server:  # nobody listens there afterwards
+        closed = f"http://127.0.0.1:{server.getsockname()[1]}/file"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"HTTP/1.0 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        check_reachable([closed, f"http://127.0.0.1:{server.getsockname()[1]}/file"])
+        thread.join()
+
+
+def test_the_stall_limit_ends_with_its_block() -> None:
+    before = socket.getdefaulttimeout()
+    with pytest.raises(KeyError), stall_limit():
+        assert socket.getdefaulttimeout() == cache_module.STALL_SECONDS
+        raise KeyError
+    assert socket.getdefaulttimeout() == before

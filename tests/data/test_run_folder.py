@@ -15,23 +15,21 @@ import torch
 from torch import Tensor
 
 from flower_graph.data.folders.party import (
+    CLIENTS,
+    SERVER,
+    Manifest,
     assigned,
+    deciding_settings,
+    fingerprint,
     folder_name,
     graph_data,
     graph_tensors,
     matrix_tensors,
+    open_folder,
     read_graph,
     read_matrix,
-    write_run,
-)
-from flower_graph.data.folders.run_folder import (
-    CLIENTS,
-    SERVER,
-    Manifest,
-    deciding_settings,
-    fingerprint,
-    open_folder,
     write_folder,
+    write_run,
 )
 from flower_graph.data.partition.client_graphs import ClientGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork

@@ -28,7 +28,6 @@ from flower_graph.strategies.fedgls.method import FEDGLS
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
 from flower_graph.strategies.nfedgnn.common_layer import (
     CommonLayer,
-    CommonSettings,
     LinearLayer,
 )
 from flower_graph.strategies.nfedgnn.users import (
@@ -103,7 +102,7 @@ def structures(device: Place) -> tuple[Step, Reply]:
 
 
 def common_layer(device: Place) -> tuple[Step, Reply]:
-    settings = CommonSettings(16, True, 5e-4, 0, 0.5)
+    settings = UserSettings(16, True, 5e-4, 0, dropout=0.5)
     users = torch.arange(12, device=device)
     layer = LinearLayer(make_rows(12, 40, 4).to(device), users, settings)
     tensors = {name: t.to(device) for name, t in CommonLayer.start(layer, settings).items()}
@@ -117,7 +116,7 @@ def common_layer(device: Place) -> tuple[Step, Reply]:
 
 
 def attention(device: Place) -> tuple[Step, Reply]:
-    model = PublicGAT(placed(make_client(), device), GAT)
+    model = PublicGAT(placed(make_client(), device), GAT, 3)
     return (
         lambda: (model.learn(ROWS, make_targets(), 1), None)[1],
         lambda: [torch.from_numpy(model.embed())],

@@ -83,7 +83,8 @@ class Seen(NamedTuple):
     def has(self, entry: Entry) -> bool:
         """Tell whether it has an entry, or could have one that is left out."""
         fixed, config = entry.message.fixed, self.config
-        if self.kind not in entry.message.down or any(config.get(k) != fixed[k] for k in fixed):
+        names = {self.kind, self.kind.removeprefix("train.")}  # of a sum's messages the latter
+        if names.isdisjoint(entry.message.down) or any(config.get(k) != fixed[k] for k in fixed):
             return False
         if entry.key in config or entry.key in self.arrays:
             return True
@@ -135,7 +136,7 @@ def others(entry: Entry, value: Any) -> list[Any]:
 def _other_bytes(field: Field | None, value: bytes) -> list[bytes]:
     """Give other bytes: one number or bit changed, rows turned round, one fewer, one twice."""
     width = 8 if isinstance(field, Exact) else 1
-    if isinstance(field, Block) and not isinstance(field, Flags):
+    if isinstance(field, Block) and not isinstance(field, (Exact, Flags)):
         last = field.shape.split()[-1]
         width = int(last) if last.isdecimal() else 1
     rows = [value[at : at + width] for at in range(0, len(value), width)]

@@ -22,7 +22,7 @@ from flower_graph import errors
 from flower_graph.apps.cli.run import Job
 from flower_graph.apps.cli.run import _done as done
 from flower_graph.client.adaptor import read_state, write_state
-from flower_graph.data.folders.run_folder import CLIENTS, Manifest, open_folder, write_folder
+from flower_graph.data.folders.party import CLIENTS, Manifest, open_folder, write_folder
 from flower_graph.data.sources.pyg import load_file
 from flower_graph.data.splits import geom_gcn_split
 from flower_graph.errors import StateLostError
@@ -30,7 +30,7 @@ from flower_graph.method.load import load_config
 from flower_graph.method.run import load_run
 from flower_graph.outputs.client import IN_RUN
 from flower_graph.outputs.figures import CLIENTS as CLIENTS_TABLE
-from flower_graph.outputs.figures import CURVES, FigureLog, write_figures
+from flower_graph.outputs.figures import CURVES, FigureLog, merge_clients, write_figures
 from flower_graph.outputs.files import (
     Embeddings,
     SavedModels,
@@ -39,7 +39,6 @@ from flower_graph.outputs.files import (
     read_models,
     write_outputs,
 )
-from flower_graph.outputs.tables import merge_clients
 from flower_graph.records.rounds import RoundReport, read_reports
 from flower_graph.secure.parties.identity import Identity, Registry, new_identity, read_public
 from flower_graph.secure.parties.journal import Journal
@@ -212,7 +211,7 @@ def of_supernode(place: Path) -> list[Target]:
     (place / "mine.yaml").write_text("app: fedgls\nrounds: 3\ndata: {name: cora-linqs}\n")
     return [
         Target(client, lambda: checkpoint.load_client(client, RUN)),
-        Target(client.with_name("server.pt"), lambda: checkpoint.load_server(saved, 1)),
+        Target(client.with_name("server.safetensors"), lambda: checkpoint.load_server(saved, 1)),
         *(Target(folder / name, lambda: open_folder(folder, SETTINGS, CLIENTS))
           for name in ("manifest.json", "data.safetensors")),
         Target(context, lambda: use_state(context)),

@@ -35,7 +35,7 @@ from flower_graph.secure.sum.messages import (
     PrepareRequest,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.stages import entries_of
+from flower_graph.secure.sum.service import entries_of
 from flower_graph.wire.keys import CONFIG, RING_WORD
 
 LOG = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ Entries = Mapping[str, Any]
 Change = Callable[[Entries, int], dict[str, Any]]  # of entries, and the place in the epoch
 Told = tuple[str, Message]  # the kind of a lie, and the lie
 WAIT = 600.0  # seconds for the answers to lies
-TOLD_OTHERWISE = "told something else"
+TOLD_OTHERWISE = "others saw something else"
 # Lies that are more than one message with other entries
 REPEATED = ("keys of a round again", "a vector of a round again")
 SIGNED, TWO_LISTS = "another list, which can be", "different lists to different holders"
@@ -140,7 +140,7 @@ SUMS = (
         "a semi-honest sum",
         "bind-run",
         lambda entries, place: KeyRequest(bytes(16)).to_config(),
-        "no sum whose server is trusted|does not name 'sum_enroll'",
+        "no trusted server's sum|does not name 'sum_enroll'",
         "train.sum_enroll",
     ),
     Lie("minimum lowered", "reveal-run", changed(RevealRequest, lambda m: replace(m, minimum=2)),

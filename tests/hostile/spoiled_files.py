@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from safetensors.torch import load, save
 
-from flower_graph.secure.parties.journal_file import sealed
+from flower_graph.secure.parties.journal import sealed
 
 ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 3, 2**31, 2**63, 2**64, 10**40, 0.5, 1e308, float("nan")),

@@ -7,14 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from declared_entries import Entry, Seen, others, same, set_value
-from deviations import AGREED
 from flwr.app import Message, RecordDict
 
-from flower_graph.secure.sum.stages import entries_of
+from flower_graph.secure.sum.messages import RING
+from flower_graph.secure.sum.service import entries_of
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import decode_array
 
 VICTIM = 0  # its partition
+HOW = ("one", "all", "replayed", "round", "run")
+AGREED = "agreed"  # to all, by a server that means it: it reads the sum by the same terms
+RINGS = {one.key: name for name, one in (RING.fields or {}).items()}
 Words = Any
 
 
@@ -133,7 +136,7 @@ class TellsOtherwise(InProcessGrid):
         """Note an answer: whether it is an error, and all that is neither random nor a time."""
         kind = reply.metadata.message_type
         if reply.has_error():
-            why = re.sub(r"\b[0-9a-f]{8,}\b|\d+", "#", str(reply.error.reason))
+            why = re.sub(r"got b['\"].*|\b[0-9a-f]{8,}\b|\d+", "#", str(reply.error.reason))
             self.said.append((kind, why))
             return
         found = entries_of(reply.content)

@@ -17,7 +17,7 @@ from flower_graph.data.folders.party import assigned
 from flower_graph.errors import MembershipError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
-from flower_graph.server.admission import Admission
+from flower_graph.server.membership import Admission
 
 # Where there is a registry, it says who may speak for whom
 EACH = METHODS | {name: one for name, one in VARIANTS.items() if "untrusted" not in name}

@@ -14,10 +14,9 @@ from public_helpers import run_secure, still_member
 from flower_graph.apps.run import client_app
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
-from flower_graph.secure.sum.stages import entries_of
+from flower_graph.secure.sum.service import entries_of
 from flower_graph.strategies.ppfl.messages import IntArray
-from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.server_state import CommonMean, Floats
+from flower_graph.strategies.ppfl.secure_consensus import CommonMean, Floats, SecureConsensus
 
 
 class LaidApart(CommonMean):

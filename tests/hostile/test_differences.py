@@ -26,9 +26,8 @@ from flower_graph.secure.parties.differences import (
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import ListRequest
 from flower_graph.secure.parties.party import LIST, PartyClient
-from flower_graph.secure.parties.server import PartyServer
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
@@ -114,7 +113,7 @@ def test_a_later_run_has_no_sum_of_the_same_states_without_some(world: PartyWorl
     states = {node: bytes([node % 256]) * 16 for node in world.parties}
     world.states = states
     world.check(world.round(0), range(COUNT))
-    server = PartyServer(world.server.registry, corrupt=0.1)
+    server = PartySums(world.server._registry_file, corrupt=0.1)
     again = PartyWorld(server, {}, world.words, states=states)
     for node, party in world.parties.items():
         trust = replace(party.trust, run=b"2")

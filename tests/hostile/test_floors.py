@@ -33,7 +33,7 @@ OTHERS = {
     "a SuperNode's own data: its data folder's manifest has them, and another run is refused": """
         partition. data.active data.categories data.classes data.degree data.feature_noise
         data.features data.homophily data.missing data.no_features data.nodes data.num_features
-        data.num_test data.num_val data.ratios data.remove data.signal data.split data.split_index
+        data.num_test data.num_val data.ratios data.remove data.signal data.split
         data.split_seed data.train_per_class""",
     "what is written, each on its own machine": """
         checkpoint_every every keep save track metrics strategy.state""",
@@ -88,7 +88,7 @@ RUNS: dict[str, tuple[Any, str, tuple[str, ...], tuple[str, ...]]] = {
     "most-delta": (1e-5, "nfedgnn/cora", NOISE, (
         "privacy.delta=0.9", "privacy.epsilon=null", "privacy.measurements=report")),
     "least-clients": (5, "fedscem/cora-linqs", (), (
-        "strategy.aggregation=plain", "strategy.alignment=plain", "strategy.alignment=polynomial",
+        "strategy.aggregation=plain", "strategy.alignment=plain",
         "strategy.name=fedavg")),
     "least-holders": (3, "fedscem/cora-linqs", ("strategy.least_holders=3",),
                       ("strategy.least_holders=2",)),

@@ -18,7 +18,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties.service import PartySums
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange

@@ -20,15 +20,17 @@ from told_worlds import COUNT, TIMEOUT, VICTIM, egos_app, egos_server, public_ap
 
 from flower_graph.client.state import forget_run
 from flower_graph.errors import NoClientsError
-from flower_graph.secure.parties import party_round
+from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.relayed import CHECKS
-from flower_graph.secure.sum.results import SumResult
-from flower_graph.secure.sum.stages import SumStages
+from flower_graph.secure.sum.round import SumResult
+from flower_graph.secure.sum.service import SumStages
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem import cohort_client, server_state
+from flower_graph.strategies.fedscem import cohort_client
+from flower_graph.strategies.fedscem.messages import Layout
 from flower_graph.strategies.fedscem.session import EgoSession
+from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl import secure_consensus_client
-from flower_graph.strategies.ppfl.server_state import CommonMean
+from flower_graph.strategies.ppfl.secure_consensus import CommonMean
 
 LONELY = 1  # who is left out with it
 SLOW = pytest.mark.slow
@@ -83,7 +85,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> list[SumResult]:
         return found
 
     monkeypatch.setattr(SumStages, "result", noted)
-    monkeypatch.setattr(party_round, "choose", lambda present, *_, **__: present)
+    monkeypatch.setattr(party_server, "choose", lambda present, *_, **__: present)
     return opened
 
 
@@ -166,7 +168,7 @@ def measured_again(
     Again is the same round again, of which nothing is trained any more; or a ``later`` one.
     """
     truth = dict[int, np.ndarray]()
-    add_up, request = cohort_client.add_up, server_state.EgoServerState.request
+    add_up, request = cohort_client.add_up, MaskedEmbeddingAveraging.request
     requests = EgoSession.requests
 
     def noted(chosen: Any, h: Any, metrics: Any, writing: Any, *more: Any) -> Any:
@@ -176,23 +178,23 @@ def measured_again(
             truth.setdefault(place, words.view(f"<i{words.itemsize}").astype(np.float64))
         return add_up(chosen, h, metrics, writing, *more)
 
-    def last(self: Any, server_round: int, session: EgoSession) -> Any:
+    def last(self: Any, server_round: int) -> Any:
         with monkeypatch.context() as patch:
-            patch.setattr(session, "rounds", 1)
-            found = request(self, server_round, session)
+            patch.setattr(self.session, "rounds", 1)
+            found = request(self, server_round)
         return found if later else replace(found, server_round=min(2, server_round))
 
-    def layout(self: Any, server_round: int, session: EgoSession) -> Any:
-        slots = session.num_slots if server_round == 1 else 0
-        checks = CHECKS if slots and session.members.parties is not None else 0
-        return server_state.Layout(slots, self.settings.hidden, checks=checks)
+    def layout(self: Any, base: Any) -> Any:
+        slots = self.session.num_slots if base.server_round == 1 else 0
+        checks = CHECKS if slots and self.session.members.parties is not None else 0
+        return Layout(slots, self.settings.hidden, checks=checks)
 
     def asked(self: Any, server_round: int, base: Any, length: int) -> Any:
         return requests(self, base.server_round, base, length)
 
     monkeypatch.setattr(cohort_client, "add_up", noted)
-    monkeypatch.setattr(server_state.EgoServerState, "request", last)
-    monkeypatch.setattr(server_state.EgoServerState, "layout", layout)
+    monkeypatch.setattr(MaskedEmbeddingAveraging, "request", last)
+    monkeypatch.setattr(MaskedEmbeddingAveraging, "layout", layout)
     monkeypatch.setattr(EgoSession, "requests", asked)
     grid = WithoutSome(egos_app(0, keys), num_supernodes=COUNT)
     strategy, reports = egos_server(keys), list[Any]()

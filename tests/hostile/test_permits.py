@@ -17,9 +17,9 @@ from flower_graph.errors import ConfigError, DataError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
 from flower_graph.method.permits import Permits
+from flower_graph.secure.node_config import least_clients
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest
-from flower_graph.secure.sum.partners import least_clients
 from flower_graph.simulation import InProcessGrid
 
 NOISY = ("privacy.epsilon=2", "privacy.clipping_norm=5")
@@ -167,7 +167,7 @@ def test_a_sum_of_too_few_clients_is_not_opened() -> None:
 
 
 @pytest.mark.parametrize("name,alignment", [
-    ("fedscem/cora-linqs", "plain"), ("fedscem/cora-linqs", "polynomial"),
+    ("fedscem/cora-linqs", "plain"),
     ("ppfl/cora-linqs-gat", "pairs"),
 ])  # fmt: skip
 def test_more_holders_are_asked_for_where_they_are_counted_alone(name: str, alignment: str) -> None:

@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, Context, RecordDict
 from party_helpers import PartyWorld
 
 from flower_graph.apps.run import client_app
-from flower_graph.client.cohort_state import ClientCheckpoints
+from flower_graph.client.state import ClientCheckpoints
 from flower_graph.method.registry import method_of
 from flower_graph.storage import checkpoint
 

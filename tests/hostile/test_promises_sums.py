@@ -104,7 +104,7 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
 
 def signed_by_all(world: PartyWorld, states: dict[int, bytes], gone: int) -> list[Any]:
     """Put everybody's state back to before it signed; ask for another list, without one."""
-    listed = world.server._round(0).inner.live.copy()
+    listed = world.server._round(0).live.copy()
     listed[gone] = False
     said = []
     for node, state in states.items():
@@ -177,7 +177,7 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
         server.take_binding(node, wire(party.bind()))
     server.reveal_requests(RING.limit)
     other = copy.deepcopy(server)
-    other._number, other._request = 1, replace(server._request, number=1)
+    other._request = replace(server._request, number=1)
     of = {node: other if node >= 1006 else server for node in world.parties}
     for node, party in world.parties.items():
         reply = party.reveal(of[node]._request)
@@ -187,11 +187,11 @@ def test_packets_of_another_epoch_do_not_open(tmp_path):
     for node, party in world.parties.items():
         party.begin(asked[of[node]][node])
     assert server.epoch.id != other.epoch.id
-    asked = {one: one.open_round(0) for one in (server, other)}
+    asked = {one: one.open_round(0, one.clients) for one in (server, other)}
     one = server._round(0)
     for node, party in world.parties.items():
         reply, signed = party.prepare(asked[of[node]][node])
-        one.inner.take(node, replace(reply, run_id=server.epoch.id))
+        one.take(node, replace(reply, run_id=server.epoch.id))
         one.keys[node - 1000] = signed.signature
     request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
     with pytest.raises(RefusedError, match=r"8.*partners"):

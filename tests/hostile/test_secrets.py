@@ -23,8 +23,8 @@ from public_helpers import toy_members
 
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.secure.align.client import AlignmentClient
+from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.masking_client import SUM_STATE
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.strategies.ppfl.secure_consensus import (

@@ -17,25 +17,25 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from declared_entries import entries_of_requests, others
-from deviations import AGREED, HOW, RINGS
-from tells_otherwise import VICTIM, Cell, TellsOtherwise
-from told_apart import SIGMA, statistics
+from declared_entries import Entry, entries_of_requests, others
+from tells_otherwise import AGREED, HOW, RINGS, VICTIM, Cell, TellsOtherwise
 
 from flower_graph.secure.align import blinded
 from flower_graph.secure.parties import messages as of_parties
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.results import SumResult
-from flower_graph.secure.sum.stages import SumStages, entries_of
+from flower_graph.secure.sum.round import SumResult
+from flower_graph.secure.sum.service import SumStages, entries_of
 from flower_graph.strategies.fedscem import cohort_client
 
 FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's code: it sends lies
 Words = Any
 
+
+SIGMA = 5.0
 
 # What is noted of a run ---------------------------------------------------------------------------
 
@@ -44,7 +44,7 @@ class Masked(NamedTuple):
     """What a SuperNode put under masks: of which terms, as words, and before its pads."""
 
     clients: tuple[int, ...]
-    terms: bytes
+    terms: tuple[object, ...]
     words: Words
     numbers: Words
 
@@ -86,8 +86,8 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
             total, terms = given[:2] if is_party else given[2:]
             reply = mask(self, *given)
             numbers = before_pads.pop() if before_pads else total
-            digest = terms.digest(request.length, request.word, 0, 0)
-            one = Masked(tuple(self.clients), digest, np.array(total), np.array(numbers))
+            meant = terms, request.length, request.word
+            one = Masked(tuple(self.clients), meant, np.array(total), np.array(numbers))
             had.masked.setdefault(request.server_round, []).append(one)
             return reply
 
@@ -115,7 +115,7 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
             (SumStages, "result", ended),
             (blinded, "blind", blinding),
             (blinded, "multiply", multiplying),
-            (PartyServer, "_verify", lambda *_: None),
+            (PartySums, "_verify", lambda *_: None),
             (os, "fsync", lambda _: None),  # journals are written often
             (os, "fdatasync", lambda _: None),
         ):
@@ -123,6 +123,30 @@ def noting(had: Had, ring: Mapping[str, Any]) -> Iterator[None]:
         for kind in (PartyClient, SumClient):
             stack.enter_context(patch.object(kind, "mask", masking(kind)))
         yield
+
+
+def statistics(words: Any, numbers: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Give figures that are about normal, of variance one, where words tell nothing."""
+    bits = 8 * words.itemsize
+    unsigned = words.view(f"u{words.itemsize}").astype(np.uint64)
+    half = np.uint64(bits // 2)
+    low, high = unsigned & np.uint64((1 << bits // 2) - 1), unsigned >> half
+    ones = np.unpackbits(words.view(np.uint8)).reshape(words.size, -1).sum(1, dtype=np.int64)
+    reads = {
+        "whole": words.view(f"i{words.itemsize}").astype(np.float64) / 2.0 ** (bits - 1),
+        "low": low.astype(np.float64) / 2.0 ** (bits // 2 - 1) - 1,
+        "high": high.astype(np.float64) / 2.0 ** (bits // 2 - 1) - 1,
+    }
+    root = np.sqrt(words.size)
+    yield "ones", float((ones.mean() - bits / 2) / np.sqrt(bits / 4) * root)
+    for name, read in reads.items():
+        yield f"{name} mean", float(read.mean() * np.sqrt(3) * root)
+        yield f"{name} size", float((np.square(read).mean() - 1 / 3) / np.sqrt(4 / 45) * root)
+        yield f"{name} next", float((read[1:] * read[:-1]).mean() * 3 * root)
+        yield f"{name} equal", float((np.diff(np.sort(read)) == 0).sum() > words.size / 2) * 1e6
+        for what, given in numbers.items():
+            if given.size == read.size and read.std():
+                yield f"{name} with {what}", float(np.corrcoef(read, given)[0, 1] * root)
 
 
 # A method's table ---------------------------------------------------------------------------------
@@ -141,9 +165,7 @@ class World:
         raise NotImplementedError
 
     def __init__(self) -> None:
-        declared = entries_of_requests(self.modules).items()
-        self.below = self._below()
-        self.entries = {name: one for name, one in declared if one.key not in self.below}
+        self.below, self.entries = self._below(), self.requests()
         self.known: dict[str, list[Any]] = {}
         honest = self.run(None)
         self.known, self.keys = honest.grid.came, honest.grid.keys
@@ -158,11 +180,10 @@ class World:
         return {one.key for one in below.values()}
 
     @classmethod
-    def declared(cls) -> set[str]:
-        """Name the entries whose cells there are."""
-        below = cls._below()
-        declared = entries_of_requests(cls.modules).items()
-        return {name for name, one in declared if one.key not in below}
+    def requests(cls) -> dict[str, Entry]:
+        """Give the entries whose cells there are."""
+        below, declared = cls._below(), entries_of_requests(cls.modules).items()
+        return {name: one for name, one in declared if one.key not in below}
 
     def run(self, cell: Cell | None, kind: int = 0) -> Had:
         """Run it, told otherwise in one place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from declared_entries import Entry
 from ego_helpers import SETTINGS
 from party_helpers import write_keys
 from public_helpers import ToyModel
@@ -23,8 +25,13 @@ from flower_graph.client.state import forget_run
 from flower_graph.data.graph import to_undirected
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align import blinded
+from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties import alignment
+from flower_graph.secure.parties import messages as of_parties
 from flower_graph.secure.parties.identity import TrustSettings
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.sum import messages as of_sums
+from flower_graph.secure.sum.service import SecureSum
 from flower_graph.strategies.fedscem import messages as of_egos
 from flower_graph.strategies.ppfl import claims
 from flower_graph.strategies.ppfl import messages as of_public
@@ -33,11 +40,13 @@ from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
 from flower_graph.strategies.ppfl.secure_consensus_client import (
     SecureConsensusClient,
 )
+from flower_graph.wire.exchange import Exchange
 
 COUNT = 7  # SuperNodes, of one client each: with seven a sum can do without two
 PAIRS, HOLDS, HIDDEN = 30, 15, 72  # of identities; the victim has one of each, others some
 PUBLIC, DIMENSION = 70, 64
 TIMEOUT, REGISTRY = 0.2, "registry.json"
+LENGTH, LIMIT = 4096, 100.0  # of sums of vectors
 # Of models that are shared
 NEVER_EGOS = frozenset({"EgoRequest.model/first", "EgoRequest.model/rest"})
 
@@ -200,7 +209,76 @@ class TrustedPublicNodes(PublicNodes):
     modules = (of_public,)
 
 
+class Summing:
+    """The server's half of sums of vectors, as a strategy that can be started."""
+
+    def __init__(self, keys: Path | None) -> None:
+        self._server = None if keys is None else PartySums(keys / REGISTRY)
+
+    def start(self, grid: Any, num_rounds: int, timeout: float) -> None:
+        exchange = Exchange(grid)
+        secure = SecureSum(exchange, limit=LIMIT, server=self._server, guard=True, timeout=20)
+        for number in range(1, num_rounds + 1):
+            secure.sum(number, LENGTH)
+
+
+def vector(place: int, number: int, kind: int) -> Any:
+    """Draw a SuperNode's numbers in a sum; the victim has two kinds, within the limit."""
+    kind *= place == VICTIM
+    return np.random.default_rng((place, number, kind)).normal(size=LENGTH) * (15 if kind else 1)
+
+
+class Sums(Method):
+    """A sum of vectors whose server may lie."""
+
+    modules = (of_sums, of_parties)
+    # What a trusted server says, and what an alignment has besides
+    never = frozenset({"KeyRequest.sum-run", "RevealRequest.reveal-declared"})
+
+    @staticmethod
+    def _below() -> set[str]:
+        return set()
+
+    @classmethod
+    def requests(cls) -> dict[str, Entry]:
+        """Give the entries of the messages, and those of the ring that travels with them."""
+        rings = [Entry(of_sums.MaskRequest, one.key, one) for one in of_sums.RING.parts.values()]
+        return super().requests() | {str(entry): entry for entry in rings}
+
+    def app(self, kind: int, keys: Path | None) -> Any:
+        asked = Counter[int]()
+
+        class Vectors(SecureSumClient):
+            def vectors(self, config: Any) -> Any:
+                place = self.clients[0] // 2
+                asked[place] += 1
+                own, rest = vector(place, asked[place], kind), np.zeros(LENGTH)
+                return dict(zip(self.clients, (own, rest), strict=True))
+
+        def client_fn(context: Any) -> Vectors:
+            place = int(context.node_config["partition-id"])
+            if keys is not None:
+                files = {"identity-key": keys / f"key-{place}", "registry": keys / REGISTRY}
+                context.node_config |= {key: str(file) for key, file in files.items()}
+            return Vectors(context, [2 * place, 2 * place + 1])
+
+        return make_client_app(client_fn)
+
+    def server(self, keys: Path | None) -> Any:
+        return Summing(keys)
+
+
+class TrustedSums(Sums):
+    """Likewise, where the server is trusted."""
+
+    trusted = True
+    modules = (of_sums,)
+    never = frozenset()
+
+
 WORLDS = {
+    "sum": Sums,
+    "sum, trusted": TrustedSums,
     "FedSCem": FedSCem,
     "FedSCem, trusted": TrustedFedSCem,
     "PPFL-GNN": PublicNodes,

@@ -88,24 +88,6 @@ def test_take_reorders_users():
     assert place.tolist() == [1, 2, 0]
 
 
-def test_project_by_hand():
-    weight = torch.tensor([[1.0, 10.0], [2.0, 20.0], [3.0, 30.0]])  # rows (0, 1), (2, 0), (2, 2)
-    expected = [[2.0, 20.0], [0.0, 0.0], [2.0 - 9.0, 20.0 - 90.0]]
-    assert project(pack(X), weight).tolist() == expected
-
-
-def test_first_adam_step_by_hand():
-    # One user, x = 2, w = 1, g = 3, decay 0.5: gradient 2 * 3 + 0.5 * 1 = 6.5. The first step of
-    # Adam has length lr, whatever the gradient.
-    rows = pack(torch.tensor([[2.0]]))
-    weight, m, v = torch.ones(1, 1), torch.zeros(1, 1), torch.zeros(1, 1)
-    gradient, step = torch.tensor([[3.0]]), torch.tensor([1])
-    adam_(rows, weight, m, v, gradient, step, learning_rate=0.1, weight_decay=0.5)
-    assert m.item() == pytest.approx(0.65)
-    assert v.item() == pytest.approx(0.001 * 6.5**2)
-    assert weight.item() == pytest.approx(1 - 0.1 * 6.5 / (6.5 + 1e-8))
-
-
 def dense_latents(x: Tensor, weight: Tensor, gradients: Tensor) -> list[Tensor]:
     """Train dense matrices ``[n, f, h]`` with PyTorch's Adam; return the latents of every round."""
     parameter = torch.nn.Parameter(weight.clone())

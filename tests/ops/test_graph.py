@@ -22,7 +22,6 @@ from flower_graph.ops.graph import (
     mean_adjacency,
     propagate,
     replace_block,
-    with_self_loops,
 )
 
 # A triangle 0-1-2 with a tail 2-3; node 4 is alone.
@@ -44,12 +43,6 @@ def test_csr_adds_up_entries_with_the_same_place():
     row, col, value = torch.tensor([1, 0, 1]), torch.tensor([0, 1, 0]), torch.tensor([1.0, 2, 4])
     dense = csr(row, col, value, 2) @ torch.eye(2)
     assert dense.tolist() == [[0.0, 2.0], [5.0, 0.0]]
-
-
-def test_gcn_adjacency_by_hand():
-    # The path 0-1 and node 2 alone: degrees with self-loops 2, 2, 1.
-    dense = gcn_adjacency(torch.tensor([[0, 1], [1, 0]]), 3).matrix.to_dense()
-    torch.testing.assert_close(dense, torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0], [0, 0, 1]]))
 
 
 @pytest.mark.parametrize("edge_index", [EDGES, DIRECTED, NO_EDGES])
@@ -88,23 +81,6 @@ def test_replaced_blocks_are_dense_blocks(place: int, new: Tensor) -> None:
     torch.testing.assert_close(grad, 2 * wanted.T @ wanted @ x.detach())
 
 
-def test_several_blocks_and_the_whole_may_be_replaced() -> None:
-    graph = gcn_adjacency(torch.cat([EDGES, DIRECTED + 5], 1), 10)
-    block = gcn_adjacency(torch.tensor([[0, 9], [9, 0]]), 10)
-    torch.testing.assert_close(
-        replace_block(graph, 0, block).matrix.to_dense(), block.matrix.to_dense()
-    )
-
-
-def test_self_loops_come_last():
-    assert with_self_loops(DIRECTED, 4)[:, -4:].tolist() == [[0, 1, 2, 3]] * 2
-
-
-def test_propagate_goes_from_source_to_target():
-    graph = adjacency(torch.tensor([[0], [1]]), torch.tensor([3.0]), 2)
-    assert propagate(graph, torch.tensor([[1.0], [10.0]])).tolist() == [[0.0], [3.0]]
-
-
 @given(graph=graphs(), seed=st.integers(0, 100), width=st.sampled_from([3, graph.WIDE + 5]))
 def test_propagate_equals_dense(graph: tuple[Tensor, int], seed: int, width: int):
     edge_index, n = graph
@@ -130,25 +106,6 @@ def equation_6(edge_index: Tensor, x: Tensor) -> Tensor:
         for j in neighbours:
             total = total + (x[i] - x[j]).square().sum()
     return total / size
-
-
-def test_laplacian_by_hand_on_a_path():
-    # 0 - 1 - 2 with x = 0, 1, 3: sums 1, 1 + 4, 4; neighbourhoods of 2, 3 and 2 nodes.
-    path = torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]])
-    x = torch.tensor([[0.0], [1.0], [3.0]], requires_grad=True)
-    value = laplacian_regulariser(laplacian_term(path, 3), x)
-    assert value.item() == pytest.approx(10 / 7)
-    (gradient,) = torch.autograd.grad(value, x)
-    # Each edge counts twice: d/dx_0 = 2 * 2 (0 - 1), d/dx_1 = 4 (1 - 0) + 4 (1 - 3), ...
-    torch.testing.assert_close(gradient * 7, torch.tensor([[-4.0], [-4.0], [8.0]]))
-
-
-def test_laplacian_of_heads_is_the_sum_over_heads():
-    x = torch.randn(5, 3, 2, generator=torch.Generator().manual_seed(0))  # 3 heads
-    term = laplacian_term(EDGES, 5)
-    together = laplacian_regulariser(term, x.reshape(5, 6))
-    apart = sum(laplacian_regulariser(term, x[:, head]) for head in range(3))
-    torch.testing.assert_close(together, apart)
 
 
 @given(graph=graphs(), seed=st.integers(0, 100))

@@ -20,13 +20,6 @@ from flower_graph.ops.grouped import (
 PTR = [0, 3, 3, 4, 8]  # the second group has no rows
 
 
-def test_linear_by_hand():
-    x = torch.tensor([[1.0, 2], [3, 4], [5, 6]])
-    weight = torch.tensor([[[1.0], [10]], [[2.0], [0]]])
-    bias = torch.tensor([[0.5], [-1.0]])
-    assert grouped_linear(x, weight, bias, [0, 1, 3]).tolist() == [[21.5], [5.0], [9.0]]
-
-
 def test_add_and_sum_by_hand():
     x, bias = torch.tensor([[1.0], [2], [3]]), torch.tensor([[10.0], [20], [30]])
     assert grouped_add(x, bias, [0, 1, 1, 3]).flatten().tolist() == [11.0, 32.0, 33.0]
@@ -60,15 +53,6 @@ def test_gradients():
     assert torch.autograd.gradcheck(lambda *a: grouped_add(*a, PTR), (x[:, :2], bias))
     constant = x.detach()
     assert torch.autograd.gradcheck(lambda *a: grouped_linear(constant, *a, PTR), (weight, bias))
-
-
-def test_parts_of_a_wider_tensor_are_read_in_place():
-    """The engine's weights are columns of one matrix, ``[c, D]``."""
-    rest = torch.arange(30.0).reshape(3, 10)
-    weight, bias = rest[:, 2:8].unflatten(1, (3, 2)), rest[:, 8:]
-    x = torch.ones(3, 3)
-    wanted = torch.stack([x[g] @ weight[g] + bias[g] for g in range(3)])
-    assert torch.equal(grouped_linear(x, weight, bias, [0, 1, 2, 3]), wanted)
 
 
 @pytest.fixture(autouse=True)

@@ -28,12 +28,6 @@ def test_weights_are_those_of_scikit_learn(strength: float, is_sparse: bool) -> 
     assert (short == torch.from_numpy(theirs.predict(x.numpy()))).float().mean() >= 0.98
 
 
-def test_a_start_at_the_end_stays_there() -> None:
-    x, y = torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([0, 1, 0, 1])
-    end = fit(x, y, 2, 1.0, tolerance=1e-5)
-    torch.testing.assert_close(fit(x, y, 2, 1.0, start=end), end, atol=1e-6, rtol=0)
-
-
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
 def test_a_sparse_matrix_is_transposed() -> None:
     x = torch.tensor([[0.0, 1.0, 2.0], [3.0, 0.0, 4.0]])

@@ -26,15 +26,6 @@ def test_impair_by_hand() -> None:
     assert graph.hidden.tolist() == [2, 3]
 
 
-def test_impair_renumbers_what_is_left() -> None:
-    graph = impair(EDGES, torch.tensor([True, False, False, False]))
-    assert graph.kept.tolist() == [1, 2, 3]
-    assert set(zip(*graph.edge_index.tolist(), strict=True)) == {
-        (0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0),
-    }  # fmt: skip
-    assert graph.missing.tolist() == [1, 0, 0]
-
-
 @given(st.integers(1, 8), st.data())
 def test_kept_edges_and_missing_neighbours_add_up(n: int, data: st.DataObject) -> None:
     pairs = [(i, j) for i in range(n) for j in range(i)]

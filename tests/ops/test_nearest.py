@@ -12,15 +12,6 @@ from torch import Tensor
 from flower_graph.ops.similarity import SIMILARITIES, nearest
 
 
-def test_four_nodes_by_hand():
-    """Cosines: 0 and 1 are equal, 2 is half-way to 3, which is orthogonal to 0 and 1."""
-    x = torch.tensor([[1.0, 0], [2, 0], [1, 1], [0, 3]])
-    for e in (x, sparse(x)):
-        assert nearest(e, 2, "cosine").neighbours.tolist() == [[1, 2], [0, 2], [0, 1], [2, 0]]
-        assert nearest(e, 1, "inner").neighbours.tolist() == [[1], [0], [3], [2]]
-        assert nearest(e, 1, "euclidean").neighbours.tolist() == [[1], [0], [0], [2]]
-
-
 @st.composite
 def counts(draw: st.DrawFn) -> tuple[Tensor, int]:
     """Draw small whole numbers, so that ties are many and products exact, and a k."""
@@ -92,14 +83,6 @@ def test_what_only_rounding_tells_apart_ties_by_number():
         assert nearest(e, 5, "inner", block).neighbours[0].tolist() == [1, 2, 3, 4, 5]
     e = torch.tensor([[1.0, 0.0], [-1e-50, 1.0], [0.0, 1.0]], dtype=torch.float64)
     assert nearest(e, 2, "inner").neighbours[0].tolist() == [1, 2]
-
-
-@pytest.mark.parametrize("similarity", ["cosine", "inner"])
-def test_a_row_of_zeros_takes_the_lowest_numbers(similarity: str):
-    x = torch.rand(20, 3, generator=torch.Generator().manual_seed(0))
-    x[4] = 0
-    assert nearest(sparse(x), 5, similarity).neighbours[4].tolist() == [0, 1, 2, 3, 5]
-    assert nearest(sparse(torch.zeros(4, 3)), 2, similarity).neighbours.tolist()[3] == [0, 1]
 
 
 @pytest.mark.parametrize("k", [0, 3, 7])

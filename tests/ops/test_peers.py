@@ -24,10 +24,3 @@ def test_one_average_for_each_row_of_weights_by_hand() -> None:
     assert second["w"].tolist() == [[2.5, 5]] and second["b"].tolist() == [3]
     assert third["w"].tolist() == [[2, 4]] and third["b"].tolist() == [2]
     assert first["w"].dtype == np.float32 and list(second) == ["w", "b"]
-
-
-def test_averages_share_no_memory() -> None:
-    models = [{"w": np.ones(2, np.float32)}, {"w": np.ones(2, np.float32)}]
-    first, second = mixtures(models, np.ones((2, 2)))
-    first["w"] += 1
-    assert second["w"].tolist() == [1, 1]

@@ -45,23 +45,6 @@ def test_a_quarter_turn_and_a_mirror_by_hand():
 
 
 @settings(deadline=None, max_examples=60)
-@given(seed=seeds, p=st.integers(1, 6))
-def test_no_rotation_of_the_plane_is_better(seed: int, p: int):
-    x, y = normal(seed, p, 2), normal(seed + 3, p, 2)
-    w = orthogonal_procrustes(x, y, rotations_only=True)
-    assert torch.linalg.det(w) == pytest.approx(1)
-    angle = torch.linspace(0, 2 * math.pi, 3601, dtype=DOUBLE)
-    cos, sin = angle.cos(), angle.sin()
-    turns = torch.stack([torch.stack([cos, sin], -1), torch.stack([-sin, cos], -1)], -2)
-    distance = torch.linalg.matrix_norm(x @ turns - y)
-    found = float(torch.linalg.matrix_norm(x @ w - y))
-    assert found <= float(distance.min()) + 1e-12
-    assert found == pytest.approx(float(distance.min()), abs=1e-2)  # the grid has it, nearly
-    free = torch.linalg.matrix_norm(x @ orthogonal_procrustes(x, y) - y)
-    assert float(free) <= found + 1e-12
-
-
-@settings(deadline=None, max_examples=60)
 @given(seed=seeds, d=st.integers(1, 7), p=st.integers(1, 9), only=st.booleans())
 def test_exactly_orthogonal_for_any_number_of_nodes(seed: int, d: int, p: int, only: bool):
     x, y = normal(seed, p, d), normal(seed + 1, p, d)
@@ -102,20 +85,6 @@ def test_regular_and_singular_products_are_one_batch():
             for one, limit in zip(product, least, strict=True)
         ]
         torch.testing.assert_close(together, torch.stack(apart), atol=1e-12, rtol=0)
-
-
-def test_one_node_by_hand():
-    """The other direction is the one that keeps the trace high: 0.6 + 0.6, and -0.6 + 0.6."""
-    x = torch.tensor([[2.0, 0]], dtype=DOUBLE)
-    near, far = (torch.tensor([[a, 4.0]], dtype=DOUBLE) for a in (3, -3))
-    turn = torch.tensor([[0.6, 0.8], [-0.8, 0.6]], dtype=DOUBLE)
-    mirror = torch.tensor([[-0.6, 0.8], [0.8, 0.6]], dtype=DOUBLE)
-    torch.testing.assert_close(orthogonal_procrustes(x, near), turn)
-    torch.testing.assert_close(orthogonal_procrustes(x, far), mirror)
-    only = torch.tensor([[-0.6, 0.8], [-0.8, -0.6]], dtype=DOUBLE)
-    torch.testing.assert_close(orthogonal_procrustes(x, far, rotations_only=True), only)
-    # Rows that are all alike say as much as one.
-    torch.testing.assert_close(orthogonal_procrustes(x.expand(9, 2), near.expand(9, 2)), turn)
 
 
 @settings(deadline=None, max_examples=40)
@@ -186,15 +155,11 @@ X = np.zeros((4, 3))
     ("source", "target", "said"),
     [
         (X, np.zeros((4, 2)), r"\(4, 3\).*\(4, 2\)"),
-        (X, np.zeros((5, 3)), r"\(4, 3\).*\(5, 3\)"),
         (X[0], X[0], r"\(3,\)"),
         (X[:0], X[:0], r"\(0, 3\)"),
-        (X[:, :0], X[:, :0], r"\(4, 0\)"),
         (np.zeros((2, 4, 3)), np.zeros((3, 4, 3)), r"\(2, 4, 3\).*\(3, 4, 3\)"),
         (X, X.astype(np.float32), "torch.float64.*torch.float32"),
         (X.astype(int), X, "source: int64.*float32"),
-        (X, X.astype(np.float16), "target: float16"),
-        (X.tolist(), X, "source"),
         (X, np.where(np.eye(4, 3) > 0, np.nan, 0), r"target\[0, 0\] = nan"),
         (np.full((4, 3), -np.inf), X, r"source\[0, 0\]"),
         (X, np.full((4, 3), LIMIT), r"target\[0, 0\]"),
@@ -209,13 +174,6 @@ def test_bad_input_is_named(source: Any, target: Any, said: str):
 
 # Client 1's space is client 0's turned by 90 degrees, client 2's is mirrored.
 THREE = torch.tensor([[[1.0, 0], [0, 2]], [[0, 3], [-4, 0]], [[0, 5], [9, 0]]])
-
-
-def test_three_clients_by_hand():
-    """In client 0's space they have (1, 0), (3, 0), (5, 0) of node 0, (0, 2), (0, 4), (0, 9)."""
-    wanted = torch.tensor([[[3.0, 0], [0, 5]], [[0, 3], [-5, 0]], [[0, 3], [5, 0]]])
-    torch.testing.assert_close(align_pairs(THREE), wanted)
-    assert torch.equal(align_pairs(THREE[:1]), THREE[:1])
 
 
 def test_three_clients_with_rotations_only_by_hand():
@@ -301,15 +259,6 @@ def test_very_small_and_very_large_numbers(scale: float):
         assert found.is_contiguous()
 
 
-def test_a_collapsed_client_takes_part_as_the_formula_says():
-    """Zeros add nothing but their weight: the others' means are two thirds of what they were."""
-    x = spaces(0, 3, 30, 5, noise=0.2)
-    x[2] = 0
-    found = align_pairs(x)
-    torch.testing.assert_close(found[:2], align_pairs(x[:2]) * 2 / 3)
-    torch.testing.assert_close(found[2], (x[0] + x[1]) / 3)
-
-
 CLIENTS, HELD = np.zeros((3, 4, 2)), np.ones((3, 4), bool)
 
 
@@ -317,7 +266,6 @@ CLIENTS, HELD = np.zeros((3, 4, 2)), np.ones((3, 4), bool)
     ("x", "held", "said"),
     [
         (CLIENTS[0], None, r"\(4, 2\)"),
-        (CLIENTS[:0], None, r"\(0, 4, 2\)"),
         (CLIENTS, HELD[:2], r"torch.bool.*\(2, 4\).*\(3, 4\)"),
         (CLIENTS, HELD.astype(int), r"torch.int64.*\(3, 4\)"),
         (CLIENTS, HELD & (np.arange(3) != 1)[:, None], "held: client 1"),
@@ -325,11 +273,6 @@ CLIENTS, HELD = np.zeros((3, 4, 2)), np.ones((3, 4), bool)
             np.where(np.arange(3) == 2, np.nan, 0).repeat(8).reshape(CLIENTS.shape),
             None,
             r"x\[2, 0, 0\]",
-        ),
-        (
-            np.where(np.arange(3) == 1, np.inf, 0).repeat(8).reshape(CLIENTS.shape),
-            HELD,
-            r"x\[1, 0, 0\]",
         ),
     ],
 )
@@ -349,15 +292,6 @@ def test_precision_by_hand():
     assert alignment_precision(-target, target, -one, [1]) == {1: 1.0}
     found = alignment_precision(target[[1, 0, 2, 3]], target, one, [1, 2, 3])
     assert found == {1: 0.5, 2: (0.5 + 1 + 1 + 1) / 4, 3: 1.0}
-
-
-@pytest.mark.parametrize("collapsed", ["source", "target"])
-def test_precision_without_information_is_chance(collapsed: str):
-    x = normal(0, 40, 3).float()
-    point = torch.full((40, 3), 0.1)
-    pair = (point, x) if collapsed == "source" else (x, point)
-    found = alignment_precision(*pair, torch.eye(3))
-    assert found == pytest.approx({1: 1 / 40, 5: 5 / 40, 10: 10 / 40})
 
 
 @settings(deadline=None, max_examples=50)
@@ -383,7 +317,6 @@ def test_precision_equals_counting(seed: int, p: int, d: int, k: int, block: boo
     ("shapes", "ks", "said"),
     [
         (((4, 3), (5, 3), (3, 3)), [1], r"\(4, 3\).*\(5, 3\).*\(3, 3\)"),
-        (((4, 3), (4, 3), (2, 2)), [1], r"\(2, 2\)"),
         (((2, 4, 3), (2, 4, 3), (3, 3)), [1], "needed"),
         (((4, 3), (4, 3), (3, 3)), [5, 0], "k = 0"),
     ],

@@ -33,20 +33,6 @@ def tracked(e: Rows) -> Rows:
     return e._replace(value=leaf) if isinstance(e, SparseRows) else leaf
 
 
-@pytest.mark.parametrize("e", both(HAND), ids=["dense", "sparse"])
-@pytest.mark.parametrize(
-    ("similarity", "wanted"),
-    [
-        ("cosine", [[0.96, 0], [0.96, 0], [0, 0]]),
-        ("inner", [[24, 0], [24, 0], [0, 0]]),
-        ("euclidean", [[1 / (1 + 2**0.5), 1 / 6], [1 / (1 + 2**0.5), 1 / 6], [1 / 6, 1 / 6]]),
-    ],
-)
-def test_three_nodes_by_hand(e: Rows, similarity: str, wanted: list[list[float]]):
-    found = kept_similarity(e, OTHERS, similarity)
-    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float32))
-
-
 @st.composite
 def vectors(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     """Draw vectors, some of them zero or equal, and neighbours in any order, some twice."""

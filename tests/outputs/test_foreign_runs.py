@@ -20,8 +20,7 @@ from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method import registry
 from flower_graph.method.load import load_config
 from flower_graph.method.run import latest_in
-from flower_graph.outputs.build import build_module
-from flower_graph.outputs.declared import DECLARED
+from flower_graph.outputs.build import DECLARED, build_module
 from flower_graph.outputs.files import read_models
 
 EVIL = """

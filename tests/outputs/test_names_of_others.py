@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 
 from flower_graph.apps.cli.main import main
 from flower_graph.errors import OutputError
-from flower_graph.method.comparison import Comparison
+from flower_graph.method.compare import Comparison
 from flower_graph.outputs.files import as_text, table_of, table_text
-from flower_graph.outputs.predictions import Predictions
+from flower_graph.outputs.rows import Predictions
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report import writer as writing
 from flower_graph.report.plots.base import save

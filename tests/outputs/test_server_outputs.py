@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from flower_graph.errors import ConfigError
-from flower_graph.outputs.figures import HEAD
+from flower_graph.outputs.figures import HEAD, merge_clients, spread
 from flower_graph.outputs.files import write_lines
-from flower_graph.outputs.tables import merge_clients, spread
 from flower_graph.records.rounds import BestRound
-from flower_graph.server.outputs import Wanted
+from flower_graph.server.averaging import ReportedFedAvg
 
 
 def _table(folder: Path, accuracies: dict[int, str]) -> None:
@@ -66,4 +65,4 @@ def test_the_best_is_the_first_of_the_highest_and_what_checkpoints_need_stays() 
 )
 def test_what_cannot_be_kept_is_refused(settings: dict[str, object], said: str) -> None:
     with pytest.raises((ValueError, ConfigError), match=said):
-        Wanted(**settings)  # type: ignore[arg-type]
+        ReportedFedAvg().start(None, **settings)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.secure.align.blinded import canonical, hash_to_group
 from flower_graph.secure.ring import Ring
-from flower_graph.secure.sum.results import SumResult
+from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.strategies.fedscem.messages import Layout

@@ -8,14 +8,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.wire.fields import Resume, read_handled, read_not_saved
-
-
-def test_there_and_back() -> None:
-    for resume in (Resume(), Resume("ab" * 16), Resume("cd" * 16, 10, "0f")):
-        record = ConfigRecord(resume.to_config())
-        assert Resume.from_config(record) == resume
-    assert Resume.from_config({}) == Resume(), "a message of a server that says nothing of it"
+from flower_graph.wire.fields import read_handled, read_not_saved
 
 
 def test_messages_handled() -> None:

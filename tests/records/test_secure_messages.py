@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.align import blinded as align
-from flower_graph.secure.align import plaintext, polynomial
 from flower_graph.secure.align.blinded import BlindReply, EvaluateReply
-from flower_graph.secure.align.polynomial import PatternReply
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import (
     RING,
@@ -23,13 +20,11 @@ from flower_graph.secure.sum.messages import (
     UnmaskRequest,
 )
 from flower_graph.wire import keys
-from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.codec import fields_of
 
 RUN = bytes(range(16))
 CLIENTS = np.array([7, 2**40])
 POINTS = np.zeros((48, 32), np.uint8)
-TOKENS = np.arange(24, dtype=np.uint8).reshape(2, 12)
 KINDS = np.array([[0, 1, 2], [1, 0, 0]], np.uint8)
 
 
@@ -40,17 +35,6 @@ def keys_of(*kinds: type) -> set[str]:
         for kind in kinds
         for key in (*(field.key for field in fields_of(kind).values()), *kind.fixed)  # type: ignore[attr-defined]
     }
-
-
-def test_the_alignments_keys_are_nobody_elses() -> None:
-    kinds = [one for module in (align, plaintext, polynomial) for one in vars(module).values()]
-    messages = [one for one in kinds if getattr(one, "down", ()) or getattr(one, "up", ())]
-    assert len(messages) > 10
-    assert all(key.startswith("align-") for key in keys_of(*messages))
-    others = {value for name, value in vars(keys).items() if name.isupper()}
-    others -= {value for name, value in vars(keys).items() if name.startswith("ALIGN_")}
-    others |= keys_of(PrepareRequest, MaskRequest, UnmaskRequest, PrepareReply, UnmaskReply)
-    assert not [key for key in others if str(key).startswith("align-")]
 
 
 def test_stages_of_the_sum_share_no_key() -> None:
@@ -71,14 +55,6 @@ def test_a_block_shows_only_a_power_of_two() -> None:
         reply = BlindReply(1, CLIENTS, np.array(sizes), POINTS[: sum(sizes)])
         with pytest.raises(MalformedReplyError, match=why):
             BlindReply.from_config(reply.to_config())
-
-
-def test_counts_must_fit_their_patterns() -> None:
-    config = PatternReply(CLIENTS, np.array([1, 1]), TOKENS, np.array([4, 9])).to_config()
-    for counts in ([4], [4, 0]):
-        wrong = config | {"align-counts": pack_integers(np.array(counts))}
-        with pytest.raises(MalformedReplyError, match="patterns"):
-            PatternReply.from_config(wrong, w=12)
 
 
 def test_numbers_that_do_not_agree() -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flower_graph.strategies.fedgls.messages import (
     STRUCTURE_NAMES,
@@ -23,7 +21,6 @@ from flower_graph.strategies.fedgls.networks import (
     OWN,
     StructureSettings,
 )
-from flower_graph.wire.averaging import mean_of
 
 
 def settings(graphs: str) -> StructureSettings:
@@ -83,21 +80,3 @@ def test_measurements_by_hand() -> None:
     assert without.keys() == said.keys()
     assert StructureMeasured.from_config(without).to_report()["structure"] == {}
     assert math.isnan(StructureMeasured.from_config({}).train)
-
-
-CLIENT = st.one_of(st.floats(0, 1), st.just(math.nan))
-
-
-@given(values=st.lists(CLIENT, min_size=1, max_size=6), split=st.integers(0, 6))
-def test_flowers_mean_of_the_sums_is_the_mean_over_clients(values: list[float], split: int) -> None:
-    hosts = [part for part in (values[:split], values[split:]) if part]
-    replies = [measured([[v] * 3 for v in part], part) for part in hosts]
-    weights = [len(part) for part in hosts]
-    mean: dict[str, Any] = {
-        name: sum(w * reply[name] for w, reply in zip(weights, replies, strict=True)) / len(values)
-        for name in replies[0]
-    }
-    known = [value for value in values if value == value]
-    wanted = sum(known) / len(known) if known else math.nan
-    for name in ("train", "val", "test", "cross-entropy"):
-        assert mean_of(mean, name) == pytest.approx(wanted, nan_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from flower_graph.secure.parties.differences import STATE_BYTES
 from flower_graph.secure.parties.identity import Identity, TrustSettings, new_identity
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.registry import RegisteredParty, Registry
-from flower_graph.secure.parties.server import PartyServer
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.sum.round import Skipped
 
 RUN = bytes(16)
 
@@ -51,7 +52,7 @@ def write_keys(n: int, folder: Path) -> tuple[Path, list[Path]]:
 class PartyWorld:
     """A server and its parties; SuperNode 1000 + i is party i."""
 
-    server: PartyServer
+    server: PartySums
     parties: dict[int, PartyClient]
     words: np.ndarray
     tamper: Callable[[int, Any], Any] = field(default=lambda node, message: message)
@@ -63,7 +64,8 @@ class PartyWorld:
     def make(cls, n: int, folder: Path, corrupt: float = 0.1, points: int = 0) -> PartyWorld:
         # points: that each client will bring to an alignment
         trusts = settings(n, folder, corrupt)
-        server = PartyServer(trusts[0].registry, corrupt=corrupt)
+        trusts[0].registry.write(folder / "registry.json")
+        server = PartySums(folder / "registry.json", corrupt=corrupt)
         parties = {
             1000 + i: PartyClient(
                 server.run_id, own, trust, dict.fromkeys(own, points) if points else {}
@@ -94,10 +96,10 @@ class PartyWorld:
             server.take_epoch(node, wire(self.restart(node).begin(self.send(node, request))))
 
     def prepare(self, number: int, lost: Collection[int] = ()) -> None:
-        for node, request in self.server.open_round(number).items():
+        for node, request in self.server.open_round(number, self.server.clients).items():
             if node not in lost:
                 reply, signed = self.restart(node).prepare(self.send(node, request))
-                self.server.take_prepared(node, wire(reply), wire(signed))
+                self.server.take(node, wire(reply), wire(signed))
 
     def mask(self, number: int, lost: Collection[int] = ()) -> None:
         for node, (request, ready) in self.server.mask_requests(number, LENGTH, 64, TERMS).items():
@@ -108,7 +110,7 @@ class PartyWorld:
             party.receive(request, ready, TERMS.ring)
             reply = party.mask(total, TERMS, state)
             if node not in lost:
-                self.server.take_masked(node, wire(reply))
+                self.server.take(node, wire(reply))
 
     def sign(self, number: int, lost: Collection[int] = ()) -> None:
         for node, request in self.server.list_requests(number).items():
@@ -120,12 +122,15 @@ class PartyWorld:
         for node, (request, signed) in self.server.unmask_requests(number).items():
             if node not in lost:
                 request, signed = self.send(node, request), self.send(node, signed)
-                self.server.take_shares(node, wire(self.restart(node).unmask(request, signed)))
+                self.server.take(node, wire(self.restart(node).unmask(request, signed)))
 
     def round(self, number: int, **lost: Collection[int]):
         for stage in ("prepare", "mask", "sign", "unmask"):
             getattr(self, stage)(number, lost.get(stage, ()))
-        return self.server.result(number)
+        result = self.server.result(number)
+        if isinstance(result, Skipped):
+            return result
+        return replace(result, contributors=np.unique(result.contributors // 2))  # parties
 
     def check(self, result, contributors) -> None:
         assert result.contributors.tolist() == sorted(contributors)

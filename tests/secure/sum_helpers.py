@@ -10,9 +10,8 @@ import numpy as np
 
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.client import SumClient
-from flower_graph.secure.sum.messages import MaskedReply, MaskRequest
+from flower_graph.secure.sum.messages import MaskedReply, MaskRequest, SumTerms
 from flower_graph.secure.sum.server import SumServer
-from flower_graph.secure.sum.terms import SumTerms
 
 LENGTH = 6
 RING = Ring.fit(10_000, 64, 2.0**-16)

@@ -14,7 +14,6 @@ from flower_graph.errors import MalformedReplyError, RefusedError, StateLostErro
 from flower_graph.secure.align import blinded as ids
 from flower_graph.secure.align.blinded import PublishedTokens, peel
 from flower_graph.secure.align.client import AlignmentClient
-from flower_graph.secure.align.limits import Limits
 from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.wire.arrays import pack_integers
 
@@ -26,9 +25,8 @@ from flower_graph.wire.arrays import pack_integers
 def test_shared_identities_get_slots_and_others_none(nodes: list[list[int]], form: str) -> None:
     alignment = Alignment(DATA, nodes, form=form)
     alignment.align()
-    # The polynomials' order: first what all three hold, then the pair's.
     slots = alignment.slots()
-    orders = {"psi": slots, "polynomial": {3: 0, 2: 1}, "plain": {2: 0, 3: 1}}
+    orders = {"psi": slots, "plain": {2: 0, 3: 1}}
     assert slots == {1: -1, 4: -1, 7: -1, 9: -1} | orders[form]
     assert alignment.agree([0, 2, 5])
     assert alignment.server.blamed == []
@@ -52,7 +50,7 @@ def test_any_sets_dealt_in_any_way(form: str, data: dict[int, Any], nodes: int) 
 
 def test_with_more_least_holders_what_two_hold_has_no_slot() -> None:
     alignment = Alignment(DATA, [[0, 2], [5]])
-    alignment.server = AlignmentServer(Limits(least_holders=3))
+    alignment.server = AlignmentServer(least_holders=3)
     alignment.align()
     assert alignment.slots() == {1: -1, 2: -1, 3: 0, 4: -1, 7: -1, 9: -1}
     assert all(host.slots.held.tolist() == [0] for host in alignment.hosts.values())

@@ -343,7 +343,7 @@ def test_wrong_trust_settings_are_refused(made, changes, said):
 def test_fewer_than_five_supernodes_are_refused(made):
     registry, _ = read(made)
     registry.without(5).without(4).write(made / "registry.json")
-    with pytest.raises(IdentityError, match=r"4 parties.*5"):
+    with pytest.raises(IdentityError, match="4 active parties"):
         TrustSettings.of(node_config(made), 7)
 
 

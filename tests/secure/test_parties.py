@@ -9,7 +9,7 @@ from flower_graph.errors import RefusedError
 from flower_graph.secure.parties.epoch import Epoch
 from flower_graph.secure.parties.messages import none_declared
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.round import Skipped
 
 MANY = pytest.param(120, marks=pytest.mark.slow)  # more than anybody's partners
 

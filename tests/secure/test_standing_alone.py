@@ -50,11 +50,6 @@ world.check(world.round(0), range(7))
 """
 
 
-PLAIN = """
-import flower_graph.secure.sum.service, flower_graph.secure.sum.masking_client
-"""
-
-
 def run(code: str, folder: Path, *besides: str) -> subprocess.CompletedProcess[str]:
     """Run code with everything but what ``secure/`` stands on barred, and more ``besides``."""
     helpers = f"sys.path.insert(0, {str(HERE)!r})\n"
@@ -73,7 +68,11 @@ def test_secure_works_on_the_wire_storage_and_errors_alone(tmp_path: Path) -> No
 
 
 def test_a_server_that_is_trusted_needs_nothing_of_parties(tmp_path: Path) -> None:
-    done = run(PLAIN + SUM + ALIGNMENT, tmp_path, "flower_graph.secure.parties")
+    done = run(
+        "import flower_graph.secure.sum.service\n" + SUM + ALIGNMENT,
+        tmp_path,
+        "flower_graph.secure.parties",
+    )
     assert done.returncode == 0, done.stderr
 
 

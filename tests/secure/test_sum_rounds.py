@@ -10,7 +10,8 @@ from sum_helpers import LENGTH, RING, TERMS, Lost, World
 from flower_graph.errors import RefusedError
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum import server as sum_server
-from flower_graph.secure.sum.results import Skipped
+from flower_graph.secure.sum.messages import SumTerms
+from flower_graph.secure.sum.round import Skipped
 
 
 @pytest.mark.parametrize(
@@ -42,6 +43,18 @@ def test_masks_hide_and_cancel_and_are_fresh_in_each_round():
         world.check(world.server.result(number), range(12))
         seen.append(masked[0])
     assert (seen[0] != seen[1]).all()
+
+
+def test_pads_are_those_of_one_sum_as_masks_are() -> None:
+    ring = Ring(64, 20, 3, 32.0)
+    terms = SumTerms("a sum", ring, b"layout", padded=True)
+    rings = [replace(ring, **one) for one in ({"fraction_bits": 21}, {"guard_bits": 4},
+             {"limit": 33.0}, {"word": 32, "fraction_bits": 8})]  # fmt: skip
+    others = [replace(terms, ring=one) for one in (*rings, None)]
+    others += [replace(terms, purpose="another"), replace(terms, detail=b"another")]
+    contexts = [one.pad_context(b"a run") for one in (terms, *others)]
+    contexts.append(terms.pad_context(b"another run"))
+    assert len(set(contexts)) == len(contexts) == 9
 
 
 OTHERWISE = {

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import MalformedReplyError, MembershipError
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.sum.results import Cause, Skipped
+from flower_graph.secure.sum.round import Cause, Skipped
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange

@@ -11,11 +11,9 @@ from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.server import PartyServer
-from flower_graph.secure.parties.service import PartySums
-from flower_graph.secure.sum.results import Cause, Reason, Skipped
-from flower_graph.secure.sum.service import SecureSum
-from flower_graph.secure.sum.stages import as_record
+from flower_graph.secure.parties.server import PartySums
+from flower_graph.secure.sum.round import Cause, Reason, Skipped
+from flower_graph.secure.sum.service import SecureSum, as_record
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.exchange import Exchange
 from flower_graph.wire.keys import RING_WORD
@@ -67,12 +65,12 @@ def test_who_has_a_key_refuses_a_server_that_wants_to_be_trusted(parties):
     secure = SecureSum(Exchange(parties[0]), limit=1000.0)
     assert isinstance(secure.sum(1, 2), Skipped)
     assert len(secure.rejected) == 6
-    assert "takes part in no sum whose server is trusted" in str(secure.rejected[0])
+    assert "a SuperNode with a key of its own" in str(secure.rejected[0])
 
 
 def test_a_lying_server_is_refused_and_the_log_says_why(parties, monkeypatch, caplog):
     _, secure = make(parties)
-    honest = PartyServer.list_requests
+    honest = PartySums.list_requests
 
     def lie(server, number):
         requests = honest(server, number)
@@ -80,7 +78,7 @@ def test_a_lying_server_is_refused_and_the_log_says_why(parties, monkeypatch, ca
             request.listed[3] = False
         return requests
 
-    monkeypatch.setattr(PartyServer, "list_requests", lie)
+    monkeypatch.setattr(PartySums, "list_requests", lie)
     with caplog.at_level(logging.WARNING):
         assert isinstance(secure.sum(1, 2), Skipped)
     assert "we are not on the list" in caplog.text + str(secure.rejected)
@@ -117,7 +115,7 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
 def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
     grid, secure = make(parties)
     secure.prepare(1, grid.get_node_ids())
-    stranger, reply = 99, secure.server._protocol.bindings[2]
+    stranger, reply = 99, secure.server.bindings[2]
     binding = BindReply(
         secure.server.run_id,
         2,
@@ -187,13 +185,11 @@ def test_who_is_revoked_is_out_of_the_next_sum_and_who_has_the_old_version_until
         assert secure.sum(2, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
     assert "with another key: [], revoked: [3]" in caplog.text
     reasons = " ".join(entry.reason for entry in secure.rejected)
-    assert (
-        "party 5: its binding is not signed with its key for this run and this version" in reasons
-    )
+    assert "party 5: its binding is not signed for this run and version" in reasons
     assert "the key of party 3 is revoked" in reasons
-    lists = secure.server._protocol.lists
+    lists = secure.server.lists
     assert secure.sum(3, 2).contributors.tolist() == of(0, 1, 2, 4, 6)
-    assert secure.server._protocol.lists == lists  # who is refused uses up no list of commitments
+    assert secure.server.lists == lists  # who is refused uses up no list of commitments
     give(new, [5])
     assert_one_is_left_out(secure.sum(4, 2), 0, 1, 2, 4, 5, 6)
 

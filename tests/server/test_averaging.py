@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,26 +153,9 @@ def test_no_rounds_and_too_few_nodes():
 # Other strategies --------------------------------------------------------------------------------
 
 
-class Adaptive(Simple, FedAdam):
-    """FedAdam with reports."""
-
-
-def test_any_strategy_that_averages_may_do_it():
-    """Those whose average is robust are in test_robust.py, FedProx in test_module_client.py."""
-    run = Run(Adaptive(eta=0.1, tau=1e-3), rounds=2)
-    assert len(run.reports) == 2 and run.reports[1].loss > run.reports[0].loss > 0
-
-
 def test_a_subclass_says_what_is_reported():
     with pytest.raises(NotImplementedError, match="ReportedFedAvg"):
         Run(ReportedFedAvg())
-
-
-def test_by_default_a_line_is_logged(caplog: pytest.LogCaptureFixture):
-    run = Run(Simple())
-    with caplog.at_level(logging.INFO, "flower_graph.server"):
-        run.strategy.start(run.grid, start(), 1, timeout=1)
-    assert "round 1/1  loss 2.333" in caplog.text
 
 
 # One model for each client -----------------------------------------------------------------------
@@ -214,30 +195,6 @@ def test_who_does_not_take_part_keeps_its_own():
         assert len(drawn) == 2 and drawn == {client: had[client] for client in drawn}
         had |= {client: 10 * (value + client + 1) for client, value in drawn.items()}
         assert run.got("evaluate", number) == pytest.approx(had)
-
-
-def test_personal_models_are_saved_and_resumed(tmp_path: Path):
-    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    whole = Run(Own(), THREE, 4).strategy
-    Run(Own(**saving), THREE, 2)
-    again = Run(Own(**saving), THREE, 4, resume=True)
-    assert again.got("train", 3) == {0: 110, 1: 220, 2: 330}
-    assert firsts(again.strategy) == firsts(whole)
-    assert again.strategy.payload == whole.payload
-
-
-def test_it_does_not_matter_who_hosts_whom():
-    """Clients come in the order of their numbers, also where one SuperNode hosts a single one."""
-    alone = Run(Own(), [[c] for c in range(4)], 3)
-    for hosted in ([[0, 1, 2, 3]], [[0, 3], [1, 2]], [[1, 3], [0], [2]]):
-        run = Run(Own(), hosted, 3)
-        assert firsts(run.strategy) == firsts(alone.strategy)
-        for number in (1, 2, 3):
-            assert run.got("train", number) == alone.got("train", number)
-            assert run.got("evaluate", number) == alone.got("evaluate", number)
-        assert run.strategy.payload == alone.strategy.payload
-        assert [one.loss for one in run.reports] == [one.loss for one in alone.reports]
-        assert run.who == alone.who
 
 
 class Median(Simple):

@@ -79,17 +79,6 @@ def test_the_command_stops_with_the_clients_traceback(
     assert not (out / "result.json").exists()
 
 
-@pytest.mark.slow
-def test_so_it_does_through_flower(
-    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert main(["run", config, *SETTINGS[1:], "--out", str(out), "--engine", "flwr"]) == 1
-    said = capsys.readouterr().err
-    assert "ClientBugError" in said and "graph.train_mask" in said
-    assert not (out / "result.json").exists()
-
-
 # The three clients have trained in the first round
 LATER = "next(CALLS) >= 3 * EPOCHS"
 DIFFERENT = "next(CALLS) >= 3 * EPOCHS and exec(f'raise {ERRORS[next(CALLS) % 3]}')"

@@ -16,9 +16,8 @@ from flwr.clientapp import ClientApp
 
 from flower_graph import __version__
 from flower_graph.data.folders.members import Member
-from flower_graph.errors import MalformedReplyError, MembershipError, NoClientsError
-from flower_graph.server.admission import Admission
-from flower_graph.server.membership import Membership, other_version
+from flower_graph.errors import MalformedReplyError, MembershipError
+from flower_graph.server.membership import Admission, Membership, other_version
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.arrays import pack_integers
 from flower_graph.wire.averaging import Enrolment
@@ -26,16 +25,6 @@ from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.exchange import Exchange, Rejected, Replies
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import CLIENTS, CONFIG
-
-
-def test_every_client_is_known_by_its_number() -> None:
-    hosted = [[4, 5, 6], [0], [2, 9]]
-    run = Run(Simple(), hosted)
-    (report,) = run.reports
-    assert run.strategy.session.members.clients == dict(zip(run.ids, hosted, strict=True))
-    assert run.who[0].answered == {0, 2, 4, 5, 6, 9}
-    assert (report.asked, report.answered) == (6, 6)
-    assert run.strategy.payload["up"]["weights"] == 6 * run.strategy.arrays.count_bytes()
 
 
 def test_two_with_one_client_stop_the_run_and_are_named() -> None:
@@ -183,14 +172,6 @@ def test_no_more_than_may_enrol() -> None:
         Admission(most=0)
 
 
-def test_nobody_can_take_part() -> None:
-    def fails(place: int, kind: str, number: int) -> None:
-        raise OSError("no data here")
-
-    with pytest.raises(NoClientsError):
-        Run(Simple(), [[0], [1]], bad=fails)
-
-
 def test_one_that_fails_to_say_is_left_out_and_asked_again() -> None:
     asked: list[int] = []
 
@@ -321,13 +302,6 @@ def test_all_are_gone_when_they_should_measure() -> None:
 def test_answers_that_are_refused(clients: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Enrolment.read(RecordDict({CONFIG: ConfigRecord({CLIENTS: clients})}))
-
-
-def test_answers_that_are_read() -> None:
-    properties = Enrolment([3, 1], handled=4, most_examples=70).to_config()
-    record = RecordDict({CONFIG: ConfigRecord(properties)})
-    assert Enrolment.read(record) == Enrolment([1, 3], 4, 70)
-    assert Enrolment.read(RecordDict()) == Enrolment()
 
 
 def weighing(hosted: Hosted, examples: list[int | None], heavy: tuple[str, int] = ("", 0)) -> Run:

@@ -2,20 +2,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from flower_graph.client.cohort_state import ClientCheckpoints
-from flower_graph.client.state import SMALL_BYTES, StateStore, forget_run
+from flower_graph.client.state import ClientCheckpoints
 from flower_graph.errors import CheckpointError
-from flower_graph.storage import checkpoint, reading, tensors
+from flower_graph.storage import checkpoint, tensors
 
 RUN = "0123456789abcdef" * 2
 
@@ -47,23 +46,14 @@ def test_what_is_saved_is_read(tmp_path: Path):
     for name, value in loaded.items():
         assert torch.equal(value, tensors[name])
         assert value.dtype == tensors[name].dtype
-    state = {"model": {"w": torch.randn(2)}, "round": 3, "average": None, "ledger": {"up": {}}}
+    w = torch.randn(2)
+    state = {"model": {"w": w, "half": w[:1]}, "round": 3, "average": None, "pair": (1, [2.5])}
+    state |= {"ledger": {1: {}, 2**63: float("inf")}}
     checkpoint.save_server(tmp_path, 3, state)
     read = checkpoint.load_server(tmp_path, 3)
-    assert torch.equal(read.pop("model")["w"], state.pop("model")["w"])
-    assert read == state
-
-
-def test_tensors_of_one_mapped_file_can_be_saved(tmp_path: Path):
-    """They lie in one storage, which safetensors refuses where they overlap."""
-    store = StateStore(Context(77, 1, {}, RecordDict(), {}), "test")
-    mapped = store.create({"a": torch.ones(SMALL_BYTES), "b": torch.arange(5)})
-    assert mapped["a"].untyped_storage().data_ptr() == mapped["b"].untyped_storage().data_ptr()
-    path = tmp_path / "client.safetensors"
-    checkpoint.save_client(path, mapped, RUN)
-    forget_run(77)
-    assert checkpoint.load_client(path)["b"].tolist() == [0, 1, 2, 3, 4]
-    assert path.stat().st_size < 4 * SMALL_BYTES + 1000, "the storage was saved twice"
+    model = read.pop("model")
+    assert torch.equal(model["w"], w) and torch.equal(model["half"], w[:1])
+    assert read == {key: value for key, value in state.items() if key != "model"}
 
 
 def test_the_last_two_rounds_are_kept_and_those_that_were_never_completed_go(tmp_path: Path):
@@ -73,9 +63,9 @@ def test_the_last_two_rounds_are_kept_and_those_that_were_never_completed_go(tmp
     for number in (2, 9, 10, 11, 100, 1_000_000):
         save(tmp_path, number)
         if number in (10, 100):
-            (tmp_path / f"round-{number:06d}" / "server.pt").unlink()
+            (tmp_path / f"round-{number:06d}" / "server.safetensors").unlink()
     (tmp_path / "round-old").mkdir()
-    (tmp_path / "round-old" / "server.pt").touch()
+    (tmp_path / "round-old" / "server.safetensors").touch()
     assert checkpoint.complete_rounds(tmp_path) == [11, 1_000_000]
     assert checkpoint.last_round(tmp_path) == 1_000_000
     left = sorted(path.name for path in tmp_path.iterdir())
@@ -89,51 +79,30 @@ def test_missing_or_damaged_files_are_named(tmp_path: Path, content: bytes | Non
     client = folder / "client-0.safetensors"
     if content is not None:
         client.write_bytes(content)
-        (folder / "server.pt").write_bytes(content)
+        (folder / "server.safetensors").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"client-0\.safetensors"):
         checkpoint.load_client(client)
-    with pytest.raises(CheckpointError, match=r"server\.pt"):
+    with pytest.raises(CheckpointError, match=r"server\.safetensors"):
         checkpoint.load_server(tmp_path, 1)
 
 
-def test_a_file_that_may_not_be_read_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Whoever looks whether it is encrypted is refused as well."""
-    client = tmp_path / "client-0.safetensors"
-    client.write_bytes(b"")
-
-    def refuse(path: Path, *_: int) -> int:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(reading.os, "open", refuse)
-    with pytest.raises(CheckpointError, match=r"client-0\.safetensors"):
-        checkpoint.load_client(client)
-
-
-class Touch:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.path),)
-
-
-def test_a_checkpoint_runs_no_code(tmp_path: Path):
-    trap = tmp_path / "trap"
-    checkpoint.save_server(tmp_path, 1, {"model": Touch(trap)})
-    with pytest.raises(CheckpointError):
-        checkpoint.load_server(tmp_path, 1)
-    assert not trap.exists()
+@pytest.mark.parametrize(
+    ("value", "key"),
+    [
+        ({1, 2}, "a"),
+        ({"b": [0, object()]}, r"a\.b\[1\]"),
+        (np.array(["x"]), "a"),
+        ({(1, 2): 3}, "a"),
+    ],
+)
+def test_what_no_checkpoint_can_hold_is_named(tmp_path: Path, value: Any, key: str):
+    with pytest.raises(CheckpointError, match=rf"^{key}: "):
+        checkpoint.save_server(tmp_path, 1, {"a": value})
 
 
 def test_a_write_that_fails_leaves_the_older_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    def full(_: Any, stream: Any) -> None:
-        stream.write(b"half")
-        raise OSError(28, "No space left on device")
-
     def full_file(_: Any, part: str, metadata: Any) -> None:
         Path(part).write_bytes(b"half")
         raise SafetensorError("Error while serializing: No space left on device (os error 28)")
@@ -142,13 +111,10 @@ def test_a_write_that_fails_leaves_the_older_file(
     checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
     assert checkpoint.save_server(tmp_path, 1, {"value": 1})
     before = all_files(tmp_path)
-    real = torch.save
-    some = lambda state, to: (real if type(to) is BytesIO else full)(state, to)  # noqa: E731
-    monkeypatch.setattr(torch, "save", some)
     monkeypatch.setattr(tensors, "save_file", full_file)
     assert not checkpoint.save_server(tmp_path, 1, {"value": 2})
     assert not checkpoint.save_server(tmp_path, 2, {})
-    assert caplog.text.count("No space left on device") == 2
+    assert caplog.text.count("no checkpoint: ") == 2
     with pytest.raises(OSError, match="No space left"):
         checkpoint.save_client(path, {"a": torch.zeros(1)}, RUN)
     assert checkpoint.load_server(tmp_path, 1) == {"value": 1}
@@ -162,7 +128,7 @@ def test_any_byte_that_changed_is_noticed(tmp_path: Path, name: str):
     client = tmp_path / "round-000001" / "client-0.safetensors"
     checkpoint.save_client(client, {"a": torch.arange(3.0), "b": torch.tensor(2)}, RUN)
     checkpoint.save_server(tmp_path, 1, {"run": RUN, "w": torch.arange(40.0), "n": 3})
-    path = client if name == "client" else client.with_name("server.pt")
+    path = client if name == "client" else client.with_name("server.safetensors")
     whole = path.read_bytes()
     load = {
         "client": lambda: checkpoint.load_client(client, RUN),
@@ -178,7 +144,7 @@ def test_any_byte_that_changed_is_noticed(tmp_path: Path, name: str):
             refused += 1
         else:
             assert found == expected, f"byte {place}"  # padding and names that nobody reads
-    assert refused > (0.8 if name == "client" else 0.2) * len(whole) / 7
+    assert refused > 0.8 * len(whole) / 7
 
 
 def test_a_file_of_another_run_or_an_older_version_is_refused(tmp_path: Path):
@@ -202,7 +168,7 @@ def test_files_are_their_owners_alone_and_leftovers_go(tmp_path: Path):
         part.write_bytes(b"half")
     checkpoint.save_client(path, {"a": torch.ones(1)}, RUN)
     checkpoint.save_server(tmp_path, 1, {})
-    for file in (path, tmp_path / "round-000001" / "server.pt"):
+    for file in (path, tmp_path / "round-000001" / "server.safetensors"):
         assert file.stat().st_mode & 0o777 == 0o600
     assert not leftover.exists()
     assert alive.exists(), "another process is writing it"
@@ -216,7 +182,7 @@ def test_the_newest_checkpoint_that_all_have_is_taken(
 ):
     save(tmp_path, 4, 6, clients=False)
     (tmp_path / "round-000007").mkdir()
-    (tmp_path / "round-000007" / "server.pt").write_bytes(b"junk")
+    (tmp_path / "round-000007" / "server.safetensors").write_bytes(b"junk")
     tried = []
 
     def take(server_round: int, state: dict[str, Any]) -> list[str]:
@@ -225,7 +191,7 @@ def test_the_newest_checkpoint_that_all_have_is_taken(
 
     assert checkpoint.resume(tmp_path, 9, take) == 4
     assert tried == [(6, 6), (4, 4)]
-    assert "round-000007/server.pt: " in caplog.text
+    assert "round-000007/server.safetensors: " in caplog.text
     assert "round 6: client 3: it is gone" in caplog.text
     # The run now takes another course: what was after round 4 must never be taken for it.
     assert checkpoint.complete_rounds(tmp_path) == [4]

@@ -61,7 +61,7 @@ BELOW: dict[str, Callable[[Path], object]] = {
     "move": lambda path: move(path, path.with_name("other")),
     "copy": lambda path: copy_file(path, path.with_name("other")),
     "lock": lambda path: FolderLock(path.parent),
-    "rows": row_file.create,
+    "rows": lambda path: row_file.create(path, 2),
 }
 
 

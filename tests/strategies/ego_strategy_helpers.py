@@ -11,10 +11,10 @@ import torch
 from ego_helpers import CLASSES, FEATURES, SETTINGS, toy_egos
 from federation import Federation, Word
 from flwr.app import Array, Context, Message
+from graph_helpers import dealt
 from torch import Tensor
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import IN_PROCESS, StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
 from flower_graph.records.rounds import RoundReport
@@ -67,7 +67,7 @@ class Onlooker:
     ) -> Message:
         reply = call_next(message, context)
         if message.metadata.message_type == "train":
-            (cohort, _), tensors = StateStore(context, "ego-client").load(lambda _: None)
+            cohort, tensors = StateStore(context, "ego-client").load(lambda _: None)
             self._note(int(message.metadata.group_id), cohort, tensors)
         return reply
 
@@ -112,14 +112,9 @@ def client_app(
     client: type = EgoNetworkClient,
     **options: Any,
 ) -> Any:
-    """Deal clients out by place: as ``deal`` says, or in turn."""
-
-    def client_fn(context: Context) -> Any:
-        part, parts = (int(context.node_config[k]) for k in ("partition-id", "num-partitions"))
-        places = range(part, len(egos), parts) if deal is None else deal[part]
-        return client(context, [egos[place] for place in places], **options)
-
-    return make_client_app(client_fn, mods=list(mods), train_mods=list(train_mods))
+    """Deal clients out as `dealt` does; ``options`` are those of the clients."""
+    wrap = {"mods": list(mods), "train_mods": list(train_mods)}
+    return dealt(lambda context, own: client(context, own, **options), egos, deal, **wrap)
 
 
 def run(
@@ -133,7 +128,6 @@ def run(
     make_grid: Callable[..., InProcessGrid] = InProcessGrid,
     client_options: dict[str, Any] | None = None,
     strategy: MaskedEmbeddingAveraging | None = None,
-    resume: bool = False,
     **options: Any,
 ) -> Outcome:
     """Run the strategy on clients assigned to SuperNodes; ``options`` are its arguments."""
@@ -142,9 +136,7 @@ def run(
     grid = make_grid(app, num_supernodes=supernodes)
     server = strategy or MaskedEmbeddingAveraging(settings, **{**FINE, **options})
     outcome = Outcome(server, grid, seen)
-    server.start(
-        grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append, resume=resume
-    )
+    server.start(grid, num_rounds=rounds, timeout=0.05, on_round=outcome.reports.append)
     return outcome
 
 

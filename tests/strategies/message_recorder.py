@@ -34,8 +34,8 @@ from flower_graph.strategies.fedscem.baselines import (
     EgoModelClient,
     SelfTraining,
 )
-from flower_graph.strategies.nfedgnn.masked import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.masked_client import MaskedLayerClient
+from flower_graph.strategies.nfedgnn.common_client import MaskedLayerClient
+from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
 from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
 from flower_graph.strategies.ppfl.strategy import (
     LocalEmbedding,
@@ -183,7 +183,6 @@ def summed(see: Recorder, folder: Path) -> None:
 def egos(see: Recorder, folder: Path) -> None:
     shapes: list[dict[str, Any]] = [
         {"alignment": "psi"},
-        {"alignment": "polynomial"},
         {"alignment": "plain", "aggregation": "plain", "model_sharing": "fedavg"},
         {"alignment": "plain", "model_sharing": "fedavg"},
         {"strategy": SelfTraining(EGO_SETTINGS)},
@@ -221,9 +220,7 @@ def sages(see: Recorder, folder: Path) -> None:
         own = partial(SageClient, checkpoint_dir=where)
         for rounds, resume in ((2, False), (3, True)):
             grid = see.grid(sage_app(networks(), strategy, own), num_supernodes=2)
-            server = strategy(
-                SAGE_SETTINGS._replace(batch_size=4), generator_epochs=3, **saving(where)
-            )
+            server = strategy(SAGE_SETTINGS._replace(batch_size=4), **saving(where))
             server.start(grid, num_rounds=rounds, timeout=5, resume=resume)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, permutations
@@ -21,21 +18,20 @@ from scipy.stats import chisquare
 from torch import Tensor
 
 import flower_graph as fg
-from flower_graph.config import extras
-from flower_graph.errors import ConfigError, DataError
+from flower_graph.config import rules
+from flower_graph.errors import ConfigError
+from flower_graph.method.load import load_config
+from flower_graph.strategies.ppfl.config import DeepWalkConfig, ModelConfig, PPFLConfig
 from flower_graph.strategies.ppfl.deepwalk import (
     DeepWalk,
-    DeepWalkSettings,
     negative_sampling_loss,
     neighbour_lists,
     random_walks,
     sample_pairs,
 )
 
-SETTINGS = DeepWalkSettings(dimension=4, walks=5, length=8, window=2, seed=3)
+SETTINGS = DeepWalkConfig(walks=5, length=8, window=2)
 ROWS = np.array([0, 2])
-# The same model and rounds as in `run_three_rounds`, in a process of its own.
-FRESH = "from test_deepwalk import run_three_rounds; print(run_three_rounds())"
 
 
 def cliques(size: int, alone: int = 0) -> tuple[Tensor, int]:
@@ -44,11 +40,20 @@ def cliques(size: int, alone: int = 0) -> tuple[Tensor, int]:
     return torch.tensor(pairs).T, 2 * size + alone
 
 
+def config_of(settings: DeepWalkConfig, seed: int = 3) -> PPFLConfig:
+    return PPFLConfig(seed=seed, model=ModelConfig("deepwalk", 4), deepwalk=settings)
+
+
 def model(
-    settings: DeepWalkSettings = SETTINGS, client: int = 0, *, size: int = 4, alone: int = 1
+    settings: DeepWalkConfig = SETTINGS,
+    client: int = 0,
+    *,
+    size: int = 4,
+    alone: int = 1,
+    seed: int = 3,
 ) -> DeepWalk:
     """Make an untrained model of two cliques."""
-    return DeepWalk(*cliques(size, alone), settings, client)
+    return DeepWalk(*cliques(size, alone), config_of(settings, seed), client)
 
 
 def targets(shift: float = 0.0) -> NDArray[np.float32]:
@@ -56,32 +61,10 @@ def targets(shift: float = 0.0) -> NDArray[np.float32]:
     return np.linspace(-1, 1, 8, dtype=np.float32).reshape(2, 4) + np.float32(shift)
 
 
-def run_three_rounds() -> str:
-    """Train three rounds and write every bit of the result."""
-    walker = model()
-    losses = [
-        walker.learn(ROWS, None if t == 1 else targets(t / 10), server_round=t) for t in (1, 2, 3)
-    ]
-    return f"{losses} {walker.embed().tobytes().hex()}"
-
-
-@pytest.mark.slow
-def test_a_fresh_process_with_another_hash_seed_computes_the_same_bits():
-    for hash_seed in ("1", "77"):
-        env = {**os.environ, "PYTHONHASHSEED": hash_seed, "OMP_NUM_THREADS": "1"}
-        paths = [str(Path(__file__).parent), *sys.path]
-        env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
-        run = subprocess.run(
-            [sys.executable, "-c", FRESH], env=env, capture_output=True, text=True, check=True
-        )
-        assert run.stdout.strip() == run_three_rounds()
-        assert run.stderr == ""  # gensim has nothing to warn of
-
-
 def test_without_gensim_the_run_is_refused_and_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(rules, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"flower-graph\[deepwalk\]") as error:
         fg.run("ppfl/cora-linqs-deepwalk", out=tmp_path / "out")
     assert error.value.key == "model.name" and not (tmp_path / "out").exists()
@@ -102,9 +85,7 @@ def test_a_model_made_anew_from_the_state_goes_on_with_the_same_bits():
 
 @pytest.mark.parametrize("what", ["seed", "client", "round"])
 def test_walks_and_draws_depend_on(what: str) -> None:
-    one, other = model(), model(client=int(what == "client"))
-    if what == "seed":
-        other = model(replace(SETTINGS, seed=4))
+    one, other = model(), model(client=int(what == "client"), seed=3 + (what == "seed"))
     other.load_state_dict(one.state_dict())  # the same start, so that only draws differ
     one.learn(ROWS, None, 1)
     other.learn(ROWS, None, 2 if what == "round" else 1)
@@ -159,7 +140,7 @@ def test_a_node_without_edges_keeps_its_vector_or_its_target():
 
 
 def test_a_graph_without_edges_takes_targets_and_learns_nothing():
-    walker = DeepWalk(torch.empty(2, 0, dtype=torch.long), 3, SETTINGS, 0)
+    walker = DeepWalk(torch.empty(2, 0, dtype=torch.long), 3, config_of(SETTINGS), 0)
     before = walker.embed()
     assert walker.learn(ROWS, targets(), 1) == 0.0
     assert np.array_equal(walker.embed()[ROWS], targets())
@@ -186,39 +167,10 @@ def test_loss_of_two_pairs_by_hand():
     assert negative_sampling_loss(vectors, near, far) == pytest.approx(by_hand, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rows", "wrong", "message"),
-    [
-        (ROWS, np.zeros((2, 3), np.float32), r"\(2, 3\).*client 6"),
-        (ROWS, np.zeros((1, 4), np.float32), r"\(1, 4\).*\(2,\)"),
-        (np.array([0, 9]), targets(), "0.*9.*client 6"),
-        (np.array([-1, 2]), targets(), "rows -1.*2"),
-        (ROWS, targets() * np.array([[1], [np.nan]], np.float32), "row 2.*client 6"),
-    ],
-)
-def test_targets_that_do_not_fit_are_refused_and_change_nothing(
-    rows: NDArray[np.int64], wrong: NDArray[np.float32], message: str
-) -> None:
-    walker = model(client=6)
-    before = walker.embed()
-    with pytest.raises(ValueError, match=message):
-        walker.learn(rows, wrong, 1)
-    assert np.array_equal(walker.embed(), before)
-
-
-def test_an_empty_graph_and_a_state_of_another_size_are_refused():
-    with pytest.raises(DataError, match=r"client 5.*0"):
-        DeepWalk(torch.empty(2, 0, dtype=torch.long), 0, SETTINGS, 5)
-    with pytest.raises(ValueError, match=r"client 0.*\(8, 4\).*\(9, 4\)"):
-        model().load_state_dict(model(alone=0).state_dict())
-    with pytest.raises(ValueError, match="client 0"):
-        model().load_state_dict({})
-
-
 @pytest.mark.parametrize("length", [1, 10_001])
 def test_walks_that_gensim_cannot_take_whole_are_refused(length: int) -> None:
-    with pytest.raises(ValueError, match=rf"deepwalk\.length: {length}"):
-        DeepWalkSettings(length=length)
+    with pytest.raises(ConfigError, match=r"deepwalk\.length"):
+        load_config("ppfl/cora-linqs-deepwalk", [f"deepwalk.length={length}"])
 
 
 # Walks -------------------------------------------------------------------------------------------
@@ -279,20 +231,3 @@ def test_pairs_are_drawn_as_often_as_windows_that_shrink_see_them():
     both = {pair[::turn]: share for pair, share in expected.items() for turn in (1, -1)}
     assert set(seen) == set(both)
     assert chisquare([seen[pair] for pair in both], [1000 * s for s in both.values()]).pvalue > 0.01
-
-
-def test_a_window_that_is_wider_than_the_walk_is_cut():
-    pairs = sample_pairs(np.array([[5, 6]]), 9, 50, np.random.default_rng(0))
-    assert set(map(tuple, pairs.T.tolist())) == {(5, 6), (6, 5)}
-
-
-def test_edges_walks_and_samples_that_cannot_be_are_refused():
-    lists, rng = neighbour_lists(STAR, 5), np.random.default_rng(0)
-    for edge, wrong in (((0, 3), 3), ((-1, 0), -1)):
-        with pytest.raises(ValueError, match=f"node {wrong}.*0"):
-            neighbour_lists(np.array([edge]).T, 3)
-    with pytest.raises(ValueError, match="length = 0"):
-        random_walks(*lists, np.arange(5), 0, rng)
-    for walks, window in (((0, 5), 2), ((3, 1), 2), ((3, 4), 0)):
-        with pytest.raises(ValueError, match=f"window = {window}"):
-            sample_pairs(np.zeros(walks, np.int64), window, 10, rng)

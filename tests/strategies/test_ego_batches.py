@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from itertools import zip_longest
 from math import e, log
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from ego_helpers import SETTINGS, PlainClient, toy_egos, toy_shared
-from ego_strategy_helpers import client_app, seven_egos
 from sage_helpers import SETTINGS as SAGE
+from sage_helpers import few_epochs as few_epochs
 from sage_helpers import run_sage
 from torch import Tensor
 
-from flower_graph import EgoFedAvg, EgoFedProx, EgoModelClient
 from flower_graph.engine.mini_batches import BatchOrder, MiniBatch, epochs_of
-from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
@@ -34,24 +31,6 @@ PLAIN = {"alignment": "plain", "aggregation": "plain"}
 def everyone(settings: EgoSettings) -> ChosenEgos:
     egos = toy_egos()
     return EgoCohort(egos, settings).choose([ego.client for ego in egos])
-
-
-@pytest.mark.parametrize("epochs", [1, 2])
-def test_a_batch_of_all_nodes_is_the_full_step(epochs: int) -> None:
-    shared = toy_shared(toy_egos())
-    whole, batched = (
-        everyone(SETTINGS._replace(local_epochs=epochs, batch_size=size)) for size in (None, 15)
-    )
-    for number in (1, 2):
-        pairs = [
-            (whole.train(number), batched.train(number)),
-            (whole.fuse(shared, number), batched.fuse(shared, number)),
-            (whole.embed(), batched.embed()),
-        ]
-        for one, other in pairs:
-            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
-    for one, other in zip(whole.weights(), batched.weights(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_iter_by_batches_of_all_nodes_is_one_step_of_each_loss_in_turn() -> None:
@@ -118,24 +97,6 @@ def test_what_is_not_in_the_batch_is_no_negative_of_it() -> None:
 
 
 # Runs --------------------------------------------------------------------------------------------
-
-
-def averaged(kind: Any, rounds: int = 3, supernodes: int = 1, **how: Any) -> dict[str, Tensor]:
-    strategy = kind(BATCHES._replace(proximal=0.1), **how.pop("saving", {}))
-    app = client_app(seven_egos(), client=EgoModelClient, **how.pop("client_options", {}))
-    strategy.start(InProcessGrid(app, num_supernodes=supernodes), num_rounds=rounds, **how)
-    return {name: torch.tensor(part) for name, part in strategy.weights().items()}
-
-
-@pytest.mark.parametrize("kind", [EgoFedAvg, EgoFedProx])
-def test_no_average_depends_on_who_hosts_whom_nor_on_a_break(kind: Any, tmp_path: Path) -> None:
-    whole = averaged(kind)
-    torch.testing.assert_close(whole, averaged(kind, supernodes=7), rtol=0, atol=1e-5)
-    saving = {"checkpoint_dir": tmp_path / "server", "checkpoint_every": 1}
-    own = {"saving": saving, "client_options": {"checkpoint_dir": tmp_path / "clients"}}
-    averaged(kind, rounds=2, **own)
-    resumed = averaged(kind, resume=True, **own)
-    torch.testing.assert_close(whole, resumed, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("kind", [LocalSage, FedSage])

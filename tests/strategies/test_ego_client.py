@@ -16,21 +16,14 @@ from flwr.app import Context, RecordDict
 
 from flower_graph.client.state import StateStore
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.errors import CheckpointError, StateLostError
+from flower_graph.errors import StateLostError
 from flower_graph.secure.align.client import AlignmentClient
 from flower_graph.secure.align.plaintext import PlaintextAlignmentClient
-from flower_graph.secure.align.polynomial import PolynomialAlignmentClient
 from flower_graph.strategies.fedscem import ego_secrets
 from flower_graph.strategies.fedscem.cohort import initial_weights
 from flower_graph.strategies.fedscem.cohort_client import EgoNetworkClient
 from flower_graph.strategies.fedscem.ego_secrets import EgoSecrets
-from flower_graph.strategies.fedscem.messages import (
-    EgoEnrolment,
-    EgoReply,
-    EgoRequest,
-    write_save,
-)
-from flower_graph.wire.fields import Resume
+from flower_graph.strategies.fedscem.messages import EgoEnrolment, EgoReply, EgoRequest
 
 RUN, OTHER_RUN = b"0123456789abcdef", b"fedcba9876543210"
 RUN_TOKEN = "ab" * 16
@@ -111,7 +104,7 @@ def test_the_last_request_trains_nothing(context: Context) -> None:
 
 
 def test_what_a_host_refuses(context: Context) -> None:
-    with pytest.raises(ValueError, match="egos"):
+    with pytest.raises(ValueError, match="graphs"):
         EgoNetworkClient(context, [])
     with pytest.raises(ValueError, match=r"\[100, 100\]"):
         EgoNetworkClient(context, [EGOS[0], EGOS[0]])
@@ -124,36 +117,11 @@ def test_what_a_host_refuses(context: Context) -> None:
         ask(context, 1, np.array([100, 7]))
 
 
-def test_checkpoints(context: Context, tmp_path: Path) -> None:
-    def save(number: int, folder: Path | None) -> None:
-        client = EgoNetworkClient(context, EGOS, checkpoint_dir=folder)
-        client.save([], write_save(SETTINGS, number, RUN_TOKEN))
-
-    begun(context, folder=tmp_path)
-    save(1, tmp_path)  # before it took part in anything
-    ask(context, 1)
-    trained = kept(context)
-    save(2, tmp_path)
-    begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 1))
-    assert torch.equal(kept(context), initial_weights(SETTINGS).rest.expand(3, -1))
-    begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 2))
-    assert torch.equal(kept(context), trained)
-    with pytest.raises(CheckpointError, match="round-000003"):
-        begun(context, folder=tmp_path, resume=Resume(RUN_TOKEN, 3))
-    again = Resume(RUN_TOKEN, 2, "again")
-    with pytest.raises(CheckpointError):
-        begun(context, EGOS[:2], tmp_path, resume=again)
-    for call in (lambda: save(2, None), lambda: begun(context, resume=again)):
-        with pytest.raises(CheckpointError, match="checkpoint_dir"):
-            call()
-
-
 # Secrets: in this process or through bytes -------------------------------------------------------
 
 IDENTITIES: dict[int, list[Any]] = {3: [10, 11], 5: [11]}
 FORMS = {
     "psi": AlignmentClient,
-    "polynomial": PolynomialAlignmentClient,
     "plain": PlaintextAlignmentClient,
     "none": PlaintextAlignmentClient,
 }
@@ -222,7 +190,7 @@ def test_nothing_is_there_before_and_after_nor_at_other_nodes(
         secret.begin(RUN, "guess")
 
 
-@pytest.mark.parametrize("form", ["psi", "plain", "polynomial"])
+@pytest.mark.parametrize("form", ["psi", "plain"])
 @pytest.mark.parametrize(
     "wrong", [[77077, "seventeen"], ["seventeen", "seventeen"], [2.5, 77077], [77077, 77077]]
 )

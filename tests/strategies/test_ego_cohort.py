@@ -2,22 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from ego_helpers import FEATURES, HIDDEN, SETTINGS, PlainClient, toy_egos, toy_shared
+from ego_helpers import (
+    CLASSES,
+    FEATURES,
+    HIDDEN,
+    PROJECTION,
+    SETTINGS,
+    PlainClient,
+    toy_egos,
+    toy_shared,
+)
 from torch import Tensor
 
+from flower_graph.data.graph import Treatment
+from flower_graph.data.new_graph import DataForm, NewGraph
 from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.engine.graph_batch import evaluate
+from flower_graph.method.load import load_config, to_yaml
+from flower_graph.method.run import Run, load_run
+from flower_graph.outputs.files import SavedModels, read_models, write_outputs
 from flower_graph.strategies.fedscem.cohort import (
     ChosenEgos,
     EgoCohort,
     EgoSettings,
     Shared,
     initial_weights,
+    own_models,
+    predictions_of,
 )
 
 
@@ -41,36 +61,6 @@ def by_client(chosen: ChosenEgos) -> dict[int, Tensor]:
     parts = zip(chosen.embed().split(sizes[0]), first.split(sizes[1]), rest, strict=True)
     flat = [torch.cat([part.reshape(-1) for part in own]) for own in parts]
     return dict(zip(batch.clients, flat, strict=True))
-
-
-def test_equals_plain_pyg_clients():
-    """Steps as in all variants, with a projection that is wider than the embeddings."""
-    settings = SETTINGS._replace(projection=3 * HIDDEN)
-    egos, start = toy_egos(), initial_weights(settings)
-    chosen, shared = everyone(egos, settings), toy_shared(egos)
-    plain = [PlainClient(ego, start, settings) for ego in egos]
-    own = [toy_shared([ego]) for ego in egos]
-    for step in ("train", "fuse", "fuse", "contrast", "train"):
-        if step == "train":
-            before = chosen.evaluate(chosen.embed())
-            found = evaluate(chosen.batch, chosen.train(1))  # of the logits from before
-            torch.testing.assert_close(found, before, rtol=0, atol=0, equal_nan=True)
-            for client in plain:
-                client.step()
-            continue
-        losses = chosen.fuse(shared, 1, classify=step == "fuse").tolist()
-        for loss, client, means in zip(losses, plain, own, strict=True):
-            wanted = client.losses(means)[1].item() if means.place.numel() else torch.nan
-            assert loss == pytest.approx(wanted, abs=1e-5, nan_ok=True)
-            client.step(means, classify=step == "fuse")
-    judged = chosen.evaluate(chosen.embed())
-    for place, client in enumerate(plain):
-        expected = torch.cat([client.embed().detach().reshape(-1), client.active()])
-        found = by_client(chosen)[client.ego.client]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
-        if client.ego.train_mask.any():
-            loss = client.losses(None)[0].item()
-            assert judged.loss[place].item() == pytest.approx(loss, abs=1e-5)
 
 
 def test_all_clients_start_alike_as_pyg_and_pytorch_do():
@@ -123,11 +113,6 @@ def test_embeddings_are_kept_until_the_weights_change_whoever_changes_them():
     assert torch.equal(seen[-1], anew.choose([ego.client for ego in egos]).embed())
 
 
-def test_a_stranger_is_refused():
-    with pytest.raises(ValueError, match=r"\[7, 112\].*100"):
-        EgoCohort(toy_egos(), SETTINGS).choose([100, 112, 7])
-
-
 def test_nobody_has_shared_nodes():
     nothing = Shared(torch.empty(0, dtype=torch.long), torch.empty(0, HIDDEN))
     fused, trained = everyone(toy_egos()), everyone(toy_egos())
@@ -136,3 +121,77 @@ def test_nobody_has_shared_nodes():
     torch.testing.assert_close(by_client(fused), by_client(trained), rtol=0, atol=0)
     fused.fuse(nothing, 1, classify=False)
     assert all(weights.isfinite().all() for weights in by_client(fused).values())
+
+
+def trained() -> ChosenEgos:
+    chosen = everyone(toy_egos())
+    for _ in range(3):
+        full_round(chosen)
+    return chosen
+
+
+def test_the_first_layer_is_saved_by_rows_that_clients_have(tmp_path: Path) -> None:
+    chosen = trained()
+    write_outputs(tmp_path, None, [own_models(chosen)])
+    (saved,) = read_models(tmp_path)
+    assert saved.rows is not None
+    assert saved.rows.values.shape == (chosen.batch.feature.numel(), HIDDEN)
+    assert saved.shared["conv1.lin.weight"].shape == (HIDDEN, FEATURES)  # once for all
+    assert saved.own["projection.weight"].shape == (12, PROJECTION, HIDDEN)
+    # A feature that a client has no node of is as it was when the run began.
+    start = initial_weights(SETTINGS).first
+    for ego in toy_egos():
+        has = (ego.x != 0).any(0)
+        found = saved.state_dict(ego.client)["conv1.lin.weight"].T
+        assert torch.equal(found[~has], start[~has])
+        assert not has.any() or not torch.isclose(found[has], start[has]).all()
+
+
+def test_a_node_is_called_what_its_user_calls_it() -> None:
+    egos = [replace(ego, called=tuple(f"n{node}" for node in ego.nodes)) for ego in toy_egos()]
+    egos[2] = replace(egos[2], called=None, names=tuple("abcdef"))
+    found = predictions_of(egos, everyone(egos), None)
+    assert found.of_client(102).node.tolist() == list("abcdef")
+    assert found.of_client(101).node.tolist() == list(egos[1].called or ())
+
+
+NEW, ROUNDS = toy_egos()[8], 3
+SAME = (
+    *("model.hidden=5", "model.projection=4", "seed=3", f"rounds={ROUNDS}"),
+    *("strategy.learning_rate=0.005", "strategy.weight_decay=0.01"),
+)
+
+
+def trained_run(folder: Path, models: list[SavedModels], *overrides: str) -> Run:
+    """Write what a run of all toy clients leaves, of which a newcomer needs."""
+    folder.mkdir()
+    config = load_config("fedscem/cora-linqs", [*SAME, *overrides])
+    (folder / "config.yaml").write_text(to_yaml(config), encoding="utf-8")
+    form = DataForm(Treatment("as-is", FEATURES), CLASSES, None)
+    (folder / "data.json").write_text(json.dumps(form.to_json()), encoding="utf-8")
+    chosen = everyone(toy_egos())
+    full_round(chosen)
+    write_outputs(folder / "clients" / "0", None, [own_models(chosen)])
+    write_outputs(folder, None, models)
+    return load_run(folder)
+
+
+def new(y: Tensor | None = None, **values: Any) -> NewGraph:
+    nobody = torch.full_like(NEW.y, -1)
+    return NewGraph(NEW.x, NEW.edge_index, nobody if y is None else y, values=values)
+
+
+@pytest.mark.parametrize("name", ["masked-embedding-averaging", "self-training"])
+def test_without_a_mean_a_newcomer_trains_alone_and_hears_it(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = trained_run(tmp_path / "run", [], f"strategy.name={name}")
+    with caplog.at_level(logging.WARNING):
+        found = run.predict_graph(new(NEW.y, train_mask=NEW.train_mask))
+    alone = PlainClient(NEW, initial_weights(SETTINGS), SETTINGS)
+    for _ in range(ROUNDS):
+        alone.step()
+    with torch.no_grad():
+        expected = alone.classifier(alone.embed()).softmax(1)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert f"{int(NEW.train_mask.sum())} nodes" in caplog.text

@@ -29,14 +29,6 @@ CONFIG = FedSCemConfig(
 EGOS, SETTINGS = METHOD.graphs(CONFIG), ego_settings(CONFIG)
 
 
-def test_the_reference_learns_and_is_repeatable() -> None:
-    epochs = tables.train(CONFIG)
-    assert len(epochs) == 30
-    assert epochs[-1].cross_entropy < epochs[0].cross_entropy
-    assert epochs[-1].test_accuracy > epochs[0].test_accuracy + 0.2
-    assert tables.train(CONFIG)[-1] == epochs[-1]
-
-
 def test_one_client_with_the_whole_graph_is_judged_like_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -68,7 +68,7 @@ GOOD: dict[str, Any] = {
         ({"nodes": np.array([4, 4, 9])}, "client 7"),
         ({"rows": np.zeros(0, np.int64)}, "client 7"),
         ({"rows": np.array([1, 1])}, "client 7"),
-        ({"rows": np.array([3])}, "client 7: row 3"),
+        ({"rows": np.array([3])}, "client 7: rows 3"),
         ({"rows": np.array([-1])}, "client 7.*-1"),
         ({"dimension": 0}, "client 7.*0"),
     ],
@@ -148,6 +148,19 @@ def test_a_model_that_embeds_in_another_shape_is_refused() -> None:
     wrong = EmbeddingClient(5, np.array([8, 9, 10]), np.array([0]), 3, member.build)
     with pytest.raises(ValueError, match=r"client 5.*\(2, 3\)"):
         ask(PublicNodeClient(context(), [wrong]), 1)
+
+
+@pytest.mark.parametrize(
+    "means", [np.zeros((2, 3)), np.zeros((3, 2)), np.full((3, 3), np.nan)], ids=str
+)
+def test_means_that_do_not_fit_change_nothing(means: Any) -> None:
+    host = PublicNodeClient(context(), toy_members(2)[1:])
+    before = rows_of(ask(host, 1))
+    with pytest.raises(ValueError, match="client 1: means"):
+        ask(host, 2, [means.astype(np.float32)])
+    again = PublicNodeClient(context(), toy_members(2)[1:])
+    assert np.array_equal(rows_of(ask(again, 1)), before)
+    assert np.array_equal(rows_of(ask(again, 2)), rows_of(ask(host, 2)))
 
 
 def test_a_state_that_changes_its_shape_is_refused() -> None:

@@ -86,15 +86,16 @@ def test_who_asks_for_a_snapshot_does_not_judge_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[int]()
-    real = GraphJudge.again
+    real = GraphJudge.judge
 
-    def again(judge: GraphJudge, embeddings: Any) -> Any:
-        asked.append(len(embeddings))
-        return real(judge, embeddings)
+    def judge(self: GraphJudge, embeddings: Any, *more: Any) -> Any:
+        asked.extend([len(embeddings)] if more != ((),) else [])
+        return real(self, embeddings, *more)
 
-    monkeypatch.setattr(GraphJudge, "again", again)
+    monkeypatch.setattr(GraphJudge, "judge", judge)
     left("deepwalk", tmp_path / "one")
-    assert not asked
+    assert len(asked) == 2 * 2, "two clients in two rounds, and nobody at the end"
+    asked.clear()
     state = RecordDict()
     host, _ = host_of("deepwalk", tmp_path / "other", state, every=5)
     keep(host, BEGIN, 0)
@@ -118,9 +119,12 @@ def test_embeddings_lie_beside_predictions_and_a_deepwalk_has_no_module(tmp_path
 
 
 def test_models_of_one_form_are_put_together() -> None:
+    config = config_of("gat")
     one, two, other = (
-        PublicGAT(replace(graph_of(client), x=graph_of(client).x[:, :width]), settings).saved()
-        for client, width, settings in ((0, 7, gat_of()), (1, 7, gat_of()), (2, 6, gat_of()))
+        PublicGAT(
+            replace(graph_of(number), x=graph_of(number).x[:, :width]), config, CLASSES
+        ).saved()
+        for number, width in ((0, 7), (1, 7), (2, 6))
     )
     joined = SavedModels.join([one, two, other])
     assert [each.clients for each in joined] == [[0, 1], [2]]
@@ -128,11 +132,3 @@ def test_models_of_one_form_are_put_together() -> None:
         (client,) = each.clients
         for name, value in each.state_dict(client).items():
             assert torch.equal(joined[0].state_dict(client)[name], value)
-
-
-def gat_of() -> Any:
-    config = config_of("gat")
-    member = make_member(graph_of(0), config, CLASSES)
-    model = member.build()
-    assert isinstance(model, PublicGAT)
-    return model.settings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +14,15 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import GATConv
 
-from flower_graph.strategies.ppfl.gat import (
-    GATWeights,
-    PublicGAT,
-    PublicGATSettings,
-    embedding_loss,
-)
+from flower_graph.strategies.ppfl.config import GATConfig, ModelConfig, PPFLConfig
+from flower_graph.strategies.ppfl.gat import GATWeights, PublicGAT
 
 N, F, D, C = 12, 9, 6, 3
 ROWS = np.array([1, 4, 5, 11])
-SETTINGS = PublicGATSettings(
-    classes=C, dimension=D, heads=2, epochs=3, learning_rate=0.01, dropout=0.5, beta=10, seed=7
+SETTINGS = PPFLConfig(
+    seed=7,
+    model=ModelConfig("gat", D),
+    gat=GATConfig(heads=2, epochs=3, learning_rate=0.01, dropout=0.5, beta=10),
 )
 
 
@@ -58,9 +57,14 @@ def make_targets(seed: int = 3) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(len(ROWS), D)).astype(np.float32)
 
 
-def trained(graph: Client, server_round: int = 1, **changes: float) -> np.ndarray:
+def model_of(graph: Client, classes: int = C, seed: int = 7, **changes: Any) -> PublicGAT:
+    gat = dataclasses.replace(SETTINGS.gat, **changes)
+    return PublicGAT(graph, dataclasses.replace(SETTINGS, seed=seed, gat=gat), classes)  # type: ignore[arg-type]
+
+
+def trained(graph: Client, server_round: int = 1, **changes: Any) -> np.ndarray:
     """Embed after a round with targets."""
-    model = PublicGAT(graph, dataclasses.replace(SETTINGS, **changes))
+    model = model_of(graph, **changes)
     model.learn(ROWS, make_targets(), server_round)
     return model.embed()
 
@@ -84,46 +88,11 @@ def pyg_layers(weights: GATWeights) -> tuple[GATConv, GATConv]:
     return first, second
 
 
-def test_embedding_loss_by_hand():
-    public = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
-    targets = torch.tensor([[4.0, 3.0], [-5.0, 0.0], [0.0, 0.5]])
-    # The cosines are 24 / 25, -1 and 1.
-    assert embedding_loss(public, targets).item() == pytest.approx((0.04 + 2 + 0) / 3, abs=1e-6)
-
-
-def test_first_loss_by_hand():
-    """Three nodes in a line; attention is even, as its vectors are zero."""
-    graph = Client(
-        client=0,
-        x=torch.eye(3),
-        y=torch.tensor([0, 1, 0]),
-        train_y=torch.tensor([0, 0, -1]),
-        edge_index=torch.tensor([[0, 1, 1, 2], [1, 0, 2, 1]]),
-        train_mask=torch.tensor([False, True, True]),  # the last one has no label
-        val_mask=torch.zeros(3, dtype=torch.bool),
-        test_mask=torch.zeros(3, dtype=torch.bool),
-    )
-    options = PublicGATSettings(
-        classes=2, dimension=2, epochs=1, learning_rate=1e-9, dropout=0, beta=1
-    )
-    model = PublicGAT(graph, options)
-    state = model.state_dict()
-    # linear_1 [3, 2], two attention halves, bias; linear_2 [2, 2], two halves, bias.
-    flat = [1.0, 0, 0, 2, 3, 0] + [0.0] * 6 + [1.0, 0, 0, 1] + [0.0] * 6
-    model.load_state_dict(state | {"weight": torch.tensor(flat)[:, None]})
-    hidden = [[1 / 2, 1], [4 / 3, 2 / 3], [3 / 2, 1]]
-    np.testing.assert_allclose(model.embed(), hidden, rtol=1e-6)
-    # Node 1 sees the mean of all: logits (10 / 9, 8 / 9), and its label is 0.
-    loss = model.learn(np.array([0]), np.array([[1.0, 1.0]], np.float32), 1)
-    assert loss == pytest.approx(math.log(1 + math.exp(8 / 9 - 10 / 9)), abs=1e-6)
-
-
 def test_layers_losses_and_steps_are_pygs():
     """Two steps along cross-entropy + beta cosine: PyG's layers and PyTorch's Adam do the same."""
     graph, beta, losses = make_client(nodes=30), 0.7, list[float]()
     assert (graph.x != 0).any(0).all()  # or a column would be left out
-    options = dataclasses.replace(SETTINGS, dropout=0.0, beta=beta, epochs=2)
-    model, targets = PublicGAT(graph, options), make_targets()
+    model, targets = model_of(graph, dropout=0.0, beta=beta, epochs=2), make_targets()
     weights = make_weights()
     flat = torch.cat([one.view(-1) for one in weights])[:, None]
     model.load_state_dict(model.state_dict() | {"weight": flat})
@@ -153,9 +122,7 @@ def test_layers_losses_and_steps_are_pygs():
 
 def test_beta_zero_or_no_public_row_is_training_without_targets():
     graph, none = make_client(), np.empty(0, np.int64)
-    local, alone, empty = (
-        PublicGAT(graph, dataclasses.replace(SETTINGS, beta=beta)) for beta in (0.0, 2.0, 2.0)
-    )
+    local, alone, empty = (model_of(graph, beta=beta) for beta in (0.0, 2.0, 2.0))
     losses = {
         local.learn(ROWS, make_targets(), 1),
         alone.learn(ROWS, None, 1),
@@ -169,14 +136,14 @@ def test_beta_zero_or_no_public_row_is_training_without_targets():
 
 def test_going_on_from_a_state_is_going_on():
     graph, targets = make_client(), make_targets()
-    whole, first, second = (PublicGAT(graph, SETTINGS) for _ in range(3))
+    whole, first, second = (model_of(graph) for _ in range(3))
     whole.learn(ROWS, None, 1)
     first.learn(ROWS, None, 1)
     second.load_state_dict({name: one.clone() for name, one in first.state_dict().items()})
     first.learn(ROWS, targets, 2)  # must not reach the copy
     assert second.learn(ROWS, targets, 2) == whole.learn(ROWS, targets, 2)
     np.testing.assert_array_equal(second.embed(), whole.embed())
-    assert int(second.state_dict()["step"]) == 2 * SETTINGS.epochs
+    assert int(second.state_dict()["step"]) == 2 * SETTINGS.gat.epochs
 
 
 def test_same_seed_same_bits_and_others_differ():
@@ -199,45 +166,14 @@ def test_neither_the_layout_of_features_nor_a_judged_label_matters():
 def test_features_that_a_client_never_sees_change_nothing():
     graph = make_client()
     wider = dataclasses.replace(graph, x=functional.pad(graph.x, (0, 4)))
-    weights = [PublicGAT(one, SETTINGS).state_dict()["weight"] for one in (graph, wider)]
+    weights = [model_of(one).state_dict()["weight"] for one in (graph, wider)]
     assert weights[0].shape == weights[1].shape
     # Only the bound of the draws depends on the number of features.
     ratio = weights[1][: F * D] / weights[0][: F * D]
     assert torch.allclose(ratio, torch.tensor(math.sqrt((F + D) / (F + 4 + D))))
 
 
-def test_isolated_nodes_and_a_graph_without_edges():
-    graph = make_client()
-    bare = dataclasses.replace(graph, edge_index=torch.empty(2, 0, dtype=torch.int64))
-    full, empty = PublicGAT(graph, SETTINGS), PublicGAT(bare, SETTINGS)
-    # An isolated node attends to itself alone, whatever the other edges.
-    np.testing.assert_allclose(full.embed()[-2:], empty.embed()[-2:], rtol=1e-6)
-    assert np.isfinite(empty.learn(ROWS, make_targets(), 1))
-    assert np.isfinite(empty.embed()).all() and empty.embed().std(0).min() > 0
-
-
-@pytest.mark.parametrize("shape", [(4, D + 1), (3, D), (4 * D,)])
-def test_wrong_targets(shape: tuple[int, ...]):
-    model = PublicGAT(make_client(), SETTINGS)
-    with pytest.raises(ValueError, match=r"client 2.*\(4, 6\)"):
-        model.learn(ROWS, np.zeros(shape, np.float32), 1)
-
-
-def test_what_cannot_be_trained():
-    graph = make_client()
-    unlabelled = dataclasses.replace(graph, train_y=torch.full((N,), -1))
+def test_labels_are_needed():
+    unlabelled = dataclasses.replace(make_client(), train_y=torch.full((N,), -1))
     with pytest.raises(ValueError, match="client 2"):
-        PublicGAT(unlabelled, SETTINGS)
-    with pytest.raises(ValueError, match="heads: 4"):
-        dataclasses.replace(SETTINGS, heads=4)
-
-
-def test_state_of_another_model():
-    small = PublicGAT(make_client(), SETTINGS)
-    before = small.embed()
-    other = PublicGAT(make_client(), dataclasses.replace(SETTINGS, classes=C + 1))
-    with pytest.raises(RuntimeError, match="weight"):
-        small.load_state_dict(other.state_dict())
-    with pytest.raises(RuntimeError, match="step"):
-        small.load_state_dict({n: t for n, t in small.state_dict().items() if n != "step"})
-    np.testing.assert_array_equal(small.embed(), before)
+        model_of(unlabelled)

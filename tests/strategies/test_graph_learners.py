@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_helpers import Largest, matrix, normalised
-from plain_structure import Learner
+from learner_helpers import Largest, matrix
 from torch import Tensor
 
 from flower_graph.data.partition.client_graphs import ClientGraph
@@ -19,14 +18,6 @@ from flower_graph.strategies.fedgls.networks import GraphLearners, LearnerSettin
 SIZES, FEATURES = (7, 5, 9), 12
 ATTENTIVE = LearnerSettings(neighbours=3, learning_rate=0.05)
 MLP = LearnerSettings("mlp", layers=2, width=6, neighbours=3, learning_rate=0.01, seed=3)
-KINDS = [
-    ATTENTIVE,
-    ATTENTIVE._replace(layers=1, similarity="euclidean"),
-    ATTENTIVE._replace(similarity="inner"),
-    MLP,
-    MLP._replace(layers=1),
-    MLP._replace(layers=3, similarity="euclidean"),
-]
 
 
 def features(client: int, n: int = 0) -> Tensor:
@@ -77,30 +68,6 @@ def graphs(cohort: GraphLearners, clients: list[int]) -> list[Tensor]:
     parts = [w.split(sizes, dim=1)[i] for i, w in enumerate(whole.split(sizes))]
     assert torch.equal(whole, torch.block_diag(*parts))
     return parts
-
-
-@pytest.mark.parametrize("settings", KINDS, ids=lambda s: f"{s.encoder}-{s.layers}-{s.similarity}")
-def test_equals_a_dense_learner_for_each_client(settings: LearnerSettings):
-    clients = [2, 0, 1]
-    cohort = learners(clients, settings)
-    slow = {client: Learner(settings, FEATURES, settings.seed) for client in clients}
-    for steps in (0, 1, 4):
-        learn(cohort, clients, steps)
-        for client, found in zip(clients, graphs(cohort, clients), strict=True):
-            own, x = slow[client], features(client)
-            for _ in range(steps):
-                own.optimiser.zero_grad()
-                (wish(client) * normalised(own.graph(x))).sum().backward()
-                own.optimiser.step()
-            wanted = normalised(own.graph(x)).detach()
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_a_step_returns_the_loss_before_it():
-    cohort = learners([0, 1], ATTENTIVE)
-    total = cohort.edges()[1].sum()
-    assert cohort.step(lambda _, weight: weight.sum()) == total
-    assert cohort.edges()[1].sum() < total
 
 
 def test_a_graph_that_was_asked_for_without_gradients_can_still_be_learned_from():
@@ -155,19 +122,6 @@ def test_neighbours_are_looked_for_once_for_the_same_weights(monkeypatch: pytest
         cohort.neighbours()
         learn(cohort, [0, 1], 1)
         assert len(asked) == number
-
-
-def test_state_has_the_engines_names_and_active_rows_only():
-    rows = sum(int(features(client).any(0).sum()) for client in (0, 1))
-    moments = ("weight", "exp-avg", "exp-avg-sq")
-    found = {name: tuple(t.shape) for name, t in learners([0, 1], ATTENTIVE).tensors().items()}
-    assert found == {"step": (2,), **{f"{moment}.first": (rows, 2) for moment in moments}}
-    found = {name: tuple(t.shape) for name, t in learners([0, 1], MLP).tensors().items()}
-    assert found == {
-        "step": (2,),
-        **{f"{moment}.first": (rows, 6) for moment in moments},
-        **{f"{moment}.rest": (2, 36) for moment in moments},
-    }
 
 
 def test_neighbours_are_the_edges_that_weigh_something():

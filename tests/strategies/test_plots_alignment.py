@@ -7,15 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from matplotlib.axes import Axes
 
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.ppfl.plots import (
-    AlignmentCurves,
-    plot_alignment,
-    save_alignment,
-)
+from flower_graph.strategies.ppfl.plots import Curves, plot_alignment, save_alignment
 
 FIGURES = {"precision-1": 0.25, "precision-5": 0.5, "precision-10": 0.75}
 
@@ -53,25 +48,9 @@ def test_rounds_without_figures_are_gaps_and_rounds_not_judged_are_bridged(
     assert np.asarray(accuracy.lines[1].get_xdata()).tolist() == [1, 3]
 
 
-def test_a_run_that_was_not_judged_has_its_precision(drawn: list[Axes]) -> None:
-    save_alignment(Path("x.png"), [report(1, FIGURES, math.nan, math.nan)], title="")
-    assert curves(drawn[0])["P@10"] == [0.75]
-    assert not drawn[1].lines
-
-
-def test_nothing_to_draw_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="embeddings"):
-        save_alignment(tmp_path / "x.png", [report(1, {})], title="")
-    with pytest.raises(ValueError, match="columns"):
-        plot_alignment(tmp_path / "x.png", {})
-    with pytest.raises(ValueError, match=r"1.*rounds"):
-        plot_alignment(tmp_path / "x.png", {"Cora": AlignmentCurves({"P@1": [[]]}, {})})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_settings_beside_each_other_are_means_over_seeds(drawn: list[Axes]) -> None:
-    one = AlignmentCurves({"P@1": [[0.5, 1.0], [0.25, 0.5]]}, {"FED": [[0.5, 0.75]]}, 0.875)
-    two = AlignmentCurves({"P@1": [[0.25, 0.5]]}, {"LOC": [[0.5, 0.5]], "FED": [[0.25, 0.5]]})
+    one = Curves({"P@1": [[0.5, 1.0], [0.25, 0.5]]}, {"FED": [[0.5, 0.75]]}, 0.875)
+    two = Curves({"P@1": [[0.25, 0.5]]}, {"LOC": [[0.5, 0.5]], "FED": [[0.25, 0.5]]})
     plot_alignment(Path("x.png"), {"Figure 3": one, "Figure 4": two})
     upper, upper_two, lower, lower_two = drawn
     assert (upper.get_title(), upper_two.get_title()) == ("Figure 3", "Figure 4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,21 +60,6 @@ def test_sums_are_those_of_clients_that_trust_the_server(whole: Outcome) -> None
         assert one.alignment == pytest.approx(other.alignment, abs=STEP)
 
 
-def test_a_round_takes_one_exchange_more() -> None:
-    grid, strategy = make_distrusting(toy_members(5), 5)
-    sent, push = list[tuple[str, str]](), grid.push_messages
-
-    def note(messages: Any) -> Any:
-        found = list(messages)
-        sent.extend((one.metadata.group_id, one.metadata.message_type) for one in found)
-        return push(found)
-
-    grid.push_messages = note  # type: ignore[method-assign]
-    start(grid, strategy, rounds=3)
-    of_the_last = Counter(kind for number, kind in sent if number == "3")
-    assert of_the_last == dict.fromkeys(["train", "train.sum_list", "train.sum_unmask"], 5)
-
-
 def test_what_clients_measure_is_in_no_message_of_one() -> None:
     seen = []
 
@@ -103,21 +87,6 @@ def test_two_of_seven_may_be_lost_and_none_of_six(lost: set[int]) -> None:
     outcome = run(9, 6, mods=[silent(lost, {2})])
     skipped = [bool(report.skipped) for report in outcome.reports]
     assert skipped == [False, True, True, False]
-
-
-def test_who_joins_later_is_in_the_next_sums() -> None:
-    grid, strategy = make_distrusting(toy_members(7), 7)
-    everyone, rounds = grid.get_node_ids, list[int]()
-    grid.get_node_ids = lambda: [*everyone()][: 6 if len(rounds) < 2 else 7]  # type: ignore[method-assign]
-    sums = list[list[int]]()
-    strategy.start(
-        grid,
-        num_rounds=4,
-        timeout=5.0,
-        on_round=lambda report: (rounds.append(1), sums.append(strategy.contributors)),
-    )
-    # All seven differ from the six by one: one is left out in turn.
-    assert list(map(len, sums)) == [6, 6, 6, 6] and {*sums[2], *sums[3]} == set(range(7))
 
 
 # What a SuperNode does not go back to -------------------------------------------------------------
@@ -154,15 +123,6 @@ def test_a_supernode_does_not_go_back_behind_a_sum_that_it_is_in(
     journal.contribute(3, ROUNDS, RUN.encode())
     with pytest.raises(RefusedError, match=r"round 3.*2"):
         client().get_properties(Resume(RUN, 2, "again").to_config())
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
-    saving: dict[str, Any] = {"checkpoint_dir": tmp_path, "checkpoint_every": 2}
-    for rounds, resume in ((2, False), (4, True)):
-        made = make_distrusting(toy_members(5), 5, checkpoint_dir=tmp_path, **{"saving": saving})
-        outcome = start(*made, rounds=rounds, resume=resume)
-    assert np.array_equal(outcome.weights["mean"], run(5, 5).weights["mean"])
 
 
 # Claims by themselves -----------------------------------------------------------------------------
@@ -270,14 +230,14 @@ def test_the_server_takes_no_claim_that_is_not_signed(parties: list[TrustSetting
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "key"),
     [
-        ((), "strategy.alignment.*strategy.trust=malicious-server"),
+        ((), "strategy.alignment"),
         (("strategy.alignment=secure", "strategy.name=local"), "strategy.name"),
         (("strategy.alignment=secure", "strategy.trust=semi-honest", "strategy.registry=a.json"),
-         "strategy.registry: 'a.json'"),
+         "strategy.registry"),
     ],
 )  # fmt: skip
-def test_settings_that_hide_nothing_are_refused(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_settings_that_hide_nothing_are_refused(overrides: tuple[str, ...], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
         load_config("ppfl/cora-linqs-gat", ["strategy.trust=malicious-server", *overrides])

@@ -20,7 +20,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.ops.links import both_directions, dot_products, undirected
 from flower_graph.records.rounds import RoundReport
-from flower_graph.strategies.nfedgnn.link_server import HeldLinks, LinkRelayServer
+from flower_graph.strategies.nfedgnn.server_model import HeldLinks, LinkRelayServer
 from flower_graph.wire.counts import counted
 
 N = 70

@@ -23,7 +23,7 @@ from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.strategies.nfedgnn.messages import RelayReply
 from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.server_state import RelayServerState
+from flower_graph.strategies.nfedgnn.server_state import OwnTable
 from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05
@@ -219,13 +219,13 @@ SETTINGS = UserSettings(H, False, 0.0, 7, "holders")
 EVERYBODY = np.arange(5)
 
 
-def state_of(average_every: int = 0) -> RelayServerState:
-    state = RelayServerState(5, SETTINGS, participation=1.0, average_every=average_every)
+def state_of(average_every: int = 0) -> OwnTable:
+    state = OwnTable(5, SETTINGS, average_every)
     state.weight_shape = SHAPE
     return state
 
 
-def play(state: RelayServerState, server_round: int, silent: tuple[int, ...] = ()) -> Any:
+def play(state: OwnTable, server_round: int, silent: tuple[int, ...] = ()) -> Any:
     """Run a round in which the gradient of user ``u`` is ``10 * round + u`` twice."""
     requests = state.requests(server_round, HOSTED, EVERYBODY)
     answered = {node: r for node, r in requests.items() if node not in silent}

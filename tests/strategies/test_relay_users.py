@@ -18,7 +18,6 @@ from flower_graph.errors import StateLostError
 from flower_graph.ops.active_rows import pack
 from flower_graph.rng import seeded
 from flower_graph.storage.places import IN_PROCESS
-from flower_graph.strategies.nfedgnn.chosen_users import ChosenUsers
 from flower_graph.strategies.nfedgnn.cohort_client import NodeClient
 from flower_graph.strategies.nfedgnn.messages import RelayRequest
 from flower_graph.strategies.nfedgnn.users import (
@@ -360,8 +359,8 @@ def test_state_that_the_server_counts_on_must_be_there(
         send(client, EVERYBODY, GRADIENT, [1] * 4)
     send(client)
     send(client, EVERYBODY, GRADIENT, [1] * 4)
-    with monkeypatch.context() as patch, pytest.raises(AttributeError, match="latent"):
-        patch.delattr(ChosenUsers, "latent")
+    with monkeypatch.context() as patch, pytest.raises(AttributeError, match="forward"):
+        patch.delattr(LinearCohort, "forward")
         send(client)
     with pytest.raises(StateLostError):  # a message that failed half way
         send(client)

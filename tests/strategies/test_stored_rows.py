@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ from relay_helpers import Outcome, client_app, run, same_weights, small_graph, s
 from torch import nn
 
 from flower_graph import NodeClient
-from flower_graph.errors import CheckpointError
+from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
+from flower_graph.storage import checkpoint, row_file
 
 DATA, ROUNDS = small_graph(24), 9
 SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
@@ -55,9 +55,8 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
     whole = run(DATA, rounds=ROUNDS, **SOME)
     # Rows have changed since the checkpoint of round 6, some of them twice: they must go back.
     stored(tmp_path, every=3, stop_at=8)
-    for path in (tmp_path / "rows").glob("*.since-000006"):
-        with path.open("ab") as journal:
-            journal.write(b"\1\2\3\4\1")  # killed while it wrote
+    for path in (tmp_path / "rows").glob("*.rows"):
+        (path.parent / f".{path.name}.round-000009.1").write_bytes(b"half")  # killed while it wrote
     resumed = stored(tmp_path, every=3, resume=True)
     assert [report.round for report in resumed.reports] == [7, 8, 9]
     assert resumed.figures == whole.figures[6:]
@@ -67,7 +66,7 @@ def test_a_run_that_was_killed_goes_on_as_if_it_had_not_been(tmp_path: Path) -> 
 def test_a_damaged_checkpoint_leads_further_back(tmp_path: Path) -> None:
     whole = run(DATA, rounds=ROUNDS, **SOME)
     stored(tmp_path, every=3, stop_at=8)
-    (tmp_path / "saved" / "round-000006" / "server.pt").write_bytes(b"damaged")
+    (tmp_path / "saved" / "round-000006" / "server.safetensors").write_bytes(b"damaged")
     resumed = stored(tmp_path, every=3, resume=True)
     assert [report.round for report in resumed.reports] == [4, 5, 6, 7, 8, 9]
     assert resumed.figures == whole.figures[3:]
@@ -75,20 +74,39 @@ def test_a_damaged_checkpoint_leads_further_back(tmp_path: Path) -> None:
 
 def test_a_run_does_not_go_on_without_its_rows(tmp_path: Path) -> None:
     stored(tmp_path, every=3, stop_at=8)
-    for path in (tmp_path / "rows").glob("*.rows"):
+    for path in (tmp_path / "rows").glob("*.round-*"):
         path.unlink()
     with pytest.raises(CheckpointError):
         stored(tmp_path, every=3, resume=True)
 
 
-def test_the_disk_has_rows_of_users_who_have_stepped_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_a_file_has_no_room_for_zeros_and_three_copies(tmp_path: Path) -> None:
+    """A user that was never asked takes no room, in the file and in its copies."""
+    path, count = tmp_path / "numbers", 1 << 20
+    row_file.create(path, count)
+    numbers = row_file.mapped(path, count)
+    for server_round in range(1, 5):
+        numbers[count // 2] = server_round
+        row_file.mark(path, server_round)
+    assert row_file.marked(path) == [2, 3, 4]
+    for file in tmp_path.iterdir():
+        assert file.stat().st_size == 4 * count and file.stat().st_blocks * 512 <= row_file.PIECE
+    row_file.go_back(path, 3)
+    again = row_file.mapped(path, count)
+    assert again[count // 2] == again.sum() == 3 and row_file.marked(path) == [2, 3]
+    with pytest.raises(StateLostError):
+        row_file.mapped(path, count + 1)
+
+
+def test_copies_that_cannot_be_made_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO)
-    stored(tmp_path, every=1, stop_at=1)
-    assert [one.stat().st_size for one in (tmp_path / "rows").glob("*.rows")] == [0, 0]
-    stored(tmp_path / "whole")
-    assert sum("bytes on the disk" in line for line in caplog.messages) == 2
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(row_file, "_copy", full)
+    outcome = stored(tmp_path, every=3, stop_at=8)
+    assert not checkpoint.complete_rounds(tmp_path / "saved") and len(outcome.reports) == 8
 
 
 @pytest.mark.parametrize("more", [{"user_model": nn.Linear(8, 4)}, {"state-key": "x"}])

@@ -197,8 +197,3 @@ def test_a_client_sends_the_means_of_its_classes() -> None:
     np.testing.assert_allclose(share * weight, np.bincount(labels, minlength=4), atol=1e-5)
     for label, wanted in federation.prototypes.items():
         close(torch.from_numpy(vectors[label] / share[label]), wanted)
-
-
-def test_wrong_prototypes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(1,\).*\[4, 5\]"):
-        prototype_client([0]).fit([np.zeros(1)] * 3, {"server-round": 1})

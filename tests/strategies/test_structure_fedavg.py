@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
 import torch
+from flwr.app import Context, Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_structure import FEDGLS, METHODS, Drops, MakeDrops, PlainFederation
 from structure_helpers import (
-    GRAPHLESS,
     SETTINGS,
     Outcome,
     assert_as_plain,
     assert_judged_as_plain,
+    client_app,
     close,
+    cohort_of,
     learners_of,
     run,
     settings_of,
@@ -134,27 +137,6 @@ def test_losses_and_the_gradient_of_every_graph_learner(
     assert largest > 1e-3
 
 
-def test_the_same_seed_gives_the_same_and_another_another() -> None:
-    one, two, other = (
-        run(rounds=2, settings=settings_of(FEDGLS, seed=seed, **DROPOUT)).figures
-        for seed in (3, 3, 4)
-    )
-    assert torch.equal(one, two)
-    assert not torch.allclose(one, other)
-
-
-@pytest.mark.parametrize(("method", "supernodes"), [(FEDGLS, 1), (FEDGLS, 3), ("fedproto", 3)])
-def test_bytes_are_those_of_each_clients_models_or_of_prototypes(
-    method: str, supernodes: int
-) -> None:
-    outcome = run(method, rounds=2, supernodes=supernodes)
-    size = outcome.strategy.arrays.count_bytes()
-    numbers = sum(values.numel() for values in outcome.arrays.values())
-    assert 4 * numbers <= size < 4 * numbers + 4 * 200  # a header for each array
-    both = {"weights": 2 * 6 * size}
-    assert outcome.strategy.payload == {"up": both, "down": both}
-
-
 def test_local_training_sends_no_number_of_a_model() -> None:
     outcome = run("local-gnn-knn", rounds=2)
     assert outcome.arrays == {}
@@ -200,17 +182,106 @@ def test_one_client_alone(method: str, graphless: bool) -> None:
 # Clients that no graph can be made for -----------------------------------------------------------
 
 
+@pytest.mark.parametrize("value", [0.0, 1.0])
 @pytest.mark.parametrize("similarity", ["cosine", "euclidean", "inner"])
-def test_constant_features_make_some_graph(similarity: str) -> None:
+def test_constant_features_make_some_graph(similarity: str, value: float) -> None:
     own = settings_of(FEDGLS)
     own = own._replace(learner=own.learner._replace(similarity=similarity))
-    graphs = [replace(g, x=torch.ones_like(g.x.to_dense())) for g in toy_clients()]
+    graphs = [
+        replace(g, x=torch.full_like(g.x.to_dense(), value)) if g.client != 20 else g
+        for g in toy_clients()
+    ]
     assert_went_well(run(graphs=graphs, settings=own))
 
 
-def test_features_that_are_all_zero() -> None:
-    graphs = [
-        replace(g, x=torch.zeros_like(g.x.to_dense())) if g.client in GRAPHLESS[:2] else g
-        for g in toy_clients()
-    ]
-    assert_went_well(run(graphs=graphs))
+NOT_FINITE = "weights are not finite"
+Mod = Callable[[Message, Context, Callable[..., Message]], Message]
+
+
+def poisoned(clients: Sequence[int], number: int = 2) -> Mod:
+    """Make a mod that spoils what Adam keeps of clients: the next step makes their weights NaN."""
+
+    def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        if is_train(message, number):
+            cohort = cohort_of(context)
+            gone = [place for place, one in enumerate(cohort.batch.clients) if one in clients]
+            cohort.tensors()["exp-avg.rest"][gone] = torch.nan
+        return call_next(message, context)
+
+    return mod
+
+
+def is_train(message: Message, number: int) -> bool:
+    kind = message.metadata.message_type
+    return kind == "train" and message.content["config"]["server-round"] == number
+
+
+@lru_cache
+def plain_without(method: str, *bad: int) -> PlainFederation:
+    """One client at a time: in round 2 some have no part in the mean, and begin anew."""
+    federation = PlainFederation(toy_clients(), method, settings_of(method))
+    for number in (1, 2, 3):
+        federation.train(number)
+        left_out = bad if number == 2 else ()
+        for client in federation.clients:
+            if client.graph.client in left_out:
+                restart(client, federation)
+        federation.average(left_out)
+    return federation
+
+
+def restart(client: Any, federation: PlainFederation) -> None:
+    """Begin anew, from the models that all began with where there are no shared ones."""
+    fresh = PlainFederation([client.graph], federation.method, client.settings)
+    for net, new in zip(client.nets, fresh.clients[0].nets, strict=True):
+        net.load(new.start)
+        net.new_optimiser()
+
+
+@pytest.mark.parametrize(
+    ("method", "supernodes"), [(FEDGLS, 6), *((method, 2) for method in METHODS)]
+)
+def test_a_client_that_diverges_is_named_and_recovers(method: str, supernodes: int) -> None:
+    app = client_app(method, mods=[poisoned([22])])
+    outcome = run(method, app=app, supernodes=supernodes)
+    ((place, why),) = outcome.reasons(2)
+    assert place == 2 % supernodes
+    assert f"22: {NOT_FINITE}" in why or f"clients [22]: {NOT_FINITE}" in why
+    assert outcome.reasons(1) == outcome.reasons(3) == []
+    assert_as_plain(outcome, plain_without(method, 22))
+    assert outcome.figures[:, [0, 2, 3, 4]].isfinite().all()
+
+
+@pytest.mark.parametrize("supernodes", [1, 6])
+def test_a_round_in_which_everybody_diverges(supernodes: int) -> None:
+    everyone = range(20, 26)
+    outcome = run(app=client_app(FEDGLS, mods=[poisoned(everyone)]), supernodes=supernodes)
+    assert len(outcome.reasons(2)) == supernodes
+    assert all(f"{NOT_FINITE}; nobody is left" in why for _, why in outcome.reasons(2))
+    assert outcome.reports[1].skipped.startswith("none of ")
+    assert outcome.reports[1].loss == pytest.approx(outcome.reports[0].loss, abs=0.1)
+    assert outcome.reasons(3) == []
+    assert_as_plain(outcome, plain_without(FEDGLS, *everyone))
+
+
+@pytest.mark.parametrize("spoilt", ["weight", "exp-avg"])
+def test_a_graph_learner_that_diverges_begins_anew(spoilt: str) -> None:
+    def mod(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
+        cohort = cohort_of(context) if is_train(message, 2) else None
+        if cohort is not None and 21 in cohort.clients:
+            assert cohort.learners is not None
+            rows = slice(*cohort.learners._own.row_ptr[:2])
+            cohort.tensors()[f"learner.{spoilt}.first"][rows] = torch.nan
+        return call_next(message, context)
+
+    two, three = (
+        run(app=client_app(FEDGLS, mods=[mod]), rounds=rounds, supernodes=2) for rounds in (2, 3)
+    )
+    assert all((part[part != 0] == 1).all() for part in two.learners[21])
+    assert any((part[part != 0] != 1).any() for part in two.learners[23])
+    assert all(part.isfinite().all() for part in three.learners[21])
+    assert any((part[part != 0] != 1).any() for part in three.learners[21])
+    assert three.reasons(3) == []
+    assert three.figures[:, [0, 2, 3, 4]].isfinite().all()
+    models = three.weights.values()
+    assert all(m.first.isfinite().all() and m.rest.isfinite().all() for m in models)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,6 @@ import pytest
 from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from plain_structure import FEDGLS
 from structure_helpers import SETTINGS, client_app, cohort_of, learners_of, run, settings_of
-
-from flower_graph.errors import NoClientsError
 
 
 class Spy:
@@ -60,30 +57,22 @@ def test_nothing_of_the_graph_learner_leaves_its_client(encoder: str) -> None:
     assert not spy.leaks
 
 
-@pytest.mark.parametrize("how", ["array", "inside an array", "list", "number", "bytes"])
+@pytest.mark.parametrize("how", ["array", "number", "bytes"])
 def test_the_spy_sees_what_leaks(how: str) -> None:
     def leaky(message: Message, context: Context, call_next: Any) -> Message:
         reply: Message = call_next(message, context)
         if message.metadata.message_type == "train":
             learner = cohort_of(context).tensors()["learner.weight.first"].numpy()
-            arrays, metrics = reply.content["arrays"], reply.content["metrics"]
-            match how:
-                case "array":
-                    arrays["learner"] = Array(learner)
-                case "inside an array":
-                    values = arrays["gnn-rest"].numpy().copy()
-                    values[:3] = learner[:3, 0]
-                    arrays["gnn-rest"] = Array(values)
-                case "list":
-                    metrics["learner"] = learner[:, 0].tolist()
-                case "number":
-                    metrics["contrast"] = float(learner[0, 0])
-                case "bytes":
-                    reply.content["config"] = ConfigRecord({"learner": learner.tobytes()})
+            if how == "array":
+                values = reply.content["arrays"]["gnn-rest"].numpy().copy()
+                values[:3] = learner[:3, 0]
+                reply.content["arrays"]["gnn-rest"] = Array(values)
+            elif how == "number":
+                reply.content["metrics"]["contrast"] = float(learner[0, 0])
+            else:
+                reply.content["config"] = ConfigRecord({"learner": learner.tobytes()})
         return reply
 
     spy = Spy()
-    # An array too many is refused; the server goes without the only client, and says so
-    with pytest.raises(NoClientsError) if how == "array" else nullcontext():
-        run(app=client_app(FEDGLS, mods=[spy, leaky]), supernodes=1)
+    run(app=client_app(FEDGLS, mods=[spy, leaky]), supernodes=1)
     assert spy.leaks

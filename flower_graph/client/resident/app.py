@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from typing import Protocol
@@ -18,8 +17,6 @@ from flwr.clientapp import ClientApp
 from flower_graph.errors import ConfigError, brief
 from flower_graph.flower_compat import owner_of_message
 from flower_graph.wire.client_errors import on_ray
-
-__all__ = ["IDLE", "RESIDENT", "Home", "InProcess", "Residence", "ResidentClientApp", "load_app"]
 
 RESIDENT, IDLE = "resident", "resident-idle"  # keys of the node config
 USUAL_IDLE = 600.0  # seconds
@@ -64,13 +61,13 @@ def home_of(reference: str, here: Home, context: Context) -> Home:
 
         workers = workers_of(context.run_id)
         return RayHome(workers) if workers else here
-    owner, residence = owner_of_message(), Residence.of(context.node_config)
+    owner, idle = owner_of_message(), _idle(context.node_config)
     # A worker must notice when its SuperNode dies; only Linux tells it.
-    if owner is None or not residence.resident or not hasattr(os, "pidfd_open"):
+    if owner is None or idle is None or not hasattr(os, "pidfd_open"):
         return here
     from flower_graph.client.resident.launch import WorkerHome  # no need for it anywhere else
 
-    return WorkerHome(reference, owner, residence.idle)
+    return WorkerHome(reference, owner, idle)
 
 
 class InProcess:
@@ -96,27 +93,11 @@ def load_app(reference: str) -> ClientApp:
     return app
 
 
-@dataclass(frozen=True)
-class Residence:
-    """The settings of a node config for the process that keeps the clients.
-
-    Attributes
-    ----------
-    resident : bool
-        ``resident``: whether clients stay in a worker between messages.
-    idle : float
-        ``resident-idle``: seconds without a message after which the worker ends.
-    """
-
-    resident: bool = True
-    idle: float = USUAL_IDLE
-
-    @classmethod
-    def of(cls, node_config: Mapping[str, UserConfigValue]) -> Residence:
-        resident = node_config.get(RESIDENT, True)
-        if not isinstance(resident, bool):
-            raise ConfigError(f"node-config {RESIDENT}: {brief(resident)}; must be true or false")
-        idle = node_config.get(IDLE, USUAL_IDLE)
-        if isinstance(idle, bool) or not isinstance(idle, int | float) or not 0 < idle < 1e9:
-            raise ConfigError(f"node-config {IDLE}: {brief(idle)}; must be seconds, more than 0")
-        return cls(resident, float(idle))
+def _idle(node_config: Mapping[str, UserConfigValue]) -> float | None:
+    """Return seconds without a message after which a worker ends; None if none is wanted."""
+    resident, idle = node_config.get(RESIDENT, True), node_config.get(IDLE, USUAL_IDLE)
+    if not isinstance(resident, bool):
+        raise ConfigError(f"node-config {RESIDENT}: {brief(resident)}; must be true or false")
+    if isinstance(idle, bool) or not isinstance(idle, int | float) or not 0 < idle < 1e9:
+        raise ConfigError(f"node-config {IDLE}: {brief(idle)}; must be seconds, more than 0")
+    return float(idle) if resident else None

@@ -2,7 +2,8 @@
 
 A worker has one SuperNode's clients in one run. It listens on a Unix socket of mode 600 in a folder
 of mode 700, and both sides check the other's user. Starting a worker takes a lock on the folder, so
-two messages never start two workers.
+two messages never start two workers. A block on the socket is a list of Flower's protobuf messages:
+their number, their lengths, their bytes. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -16,21 +17,26 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flwr.app import Context, Message
 
-from flower_graph.client.resident import frames
 from flower_graph.errors import WorkerLostError, told
+from flower_graph.flower_compat import (
+    MessageProto,
+    RecordDictProto,
+    context_to_proto,
+    message_from_proto,
+    message_to_proto,
+    recorddict_from_proto,
+)
 from flower_graph.storage.files import default_folder, own_folder
 from flower_graph.wire.client_errors import ClientError, boundary
-
-__all__ = ["ERROR", "HELLO", "REPLY", "WorkerHome", "WorkerSettings", "is_own", "locked", "reach"]
 
 HELLO = b"flower-graph resident 1"  # what a worker says first
 REPLY, ERROR = b"reply", b"error"  # what a worker's answer begins with
 ATTEMPTS = 3  # a worker may end, its work done, just when it is called
+NUMBER = struct.Struct("!Q")
 BACKLOG = 8  # messages that wait for a worker that is busy
 # Modules are found where the process that starts it finds them, the app's own folder among them.
 BOOT = """\
@@ -40,18 +46,6 @@ sys.path[:] = given.pop("path")
 from flower_graph.client.resident.worker import main
 main(given)
 """
-
-
-@dataclass(frozen=True)
-class WorkerSettings:
-    """The settings that a worker gets at its start."""
-
-    reference: str  # of the ClientApp
-    folder: str  # of its socket
-    name: str  # of its socket
-    listener: int  # its socket, which it inherits
-    owner: int  # the process of the SuperNode without which it ends
-    idle: float  # seconds without a message after which it ends
 
 
 class WorkerHome:
@@ -81,19 +75,17 @@ class WorkerHome:
             The ClientApp's own, by the same name and words.
         """
         with boundary(context), self._called(context) as connection:
+            asked = message_to_proto(message), context_to_proto(context)
             try:
-                asked = frames.write_message(message) + frames.write_context(context)
-                frames.send(connection, asked)
-                parts = frames.receive(connection)
+                send(connection, *(one.SerializeToString() for one in asked))
+                kind, answer, state = receive(connection)
             except (OSError, EOFError) as error:
                 words = "the process that keeps its clients died while it answered"
                 raise told(WorkerLostError(words), words) from error
-            is_reply = next(parts) == REPLY
-            outcome = frames.read_message(parts) if is_reply else _as_raised(next(parts))
-            context.state = frames.read_records(parts)
-            if isinstance(outcome, Exception):
-                raise outcome
-            return outcome
+            context.state = recorddict_from_proto(RecordDictProto.FromString(state))
+            if kind != REPLY:
+                raise _as_raised(answer)
+            return message_from_proto(MessageProto.FromString(answer))
 
     @contextmanager
     def _called(self, context: Context) -> Iterator[socket.socket]:
@@ -115,7 +107,7 @@ class WorkerHome:
                 continue
             with connection:
                 try:
-                    ready = next(frames.receive(connection)) == HELLO
+                    ready = receive(connection) == [HELLO]
                 except (OSError, EOFError):
                     continue
                 if ready:
@@ -145,14 +137,19 @@ class WorkerHome:
             listener.bind(where)
             os.chmod(where, 0o600)
             listener.listen(BACKLOG)
-            number = listener.fileno()
-            given = WorkerSettings(
-                self._reference, str(folder), name, number, self._owner, self._idle
-            )
+            given = {
+                "path": sys.path,
+                "reference": self._reference,
+                "folder": str(folder),
+                "name": name,
+                "listener": listener.fileno(),
+                "owner": self._owner,
+                "idle": self._idle,
+            }
             subprocess.Popen(
-                [sys.executable, "-c", BOOT, json.dumps({**asdict(given), "path": sys.path})],
+                [sys.executable, "-c", BOOT, json.dumps(given)],
                 stdin=subprocess.DEVNULL,
-                pass_fds=[number],
+                pass_fds=[listener.fileno()],
                 start_new_session=True,  # a Ctrl-C is for the SuperNode, with which it ends
             )
 
@@ -194,3 +191,28 @@ def is_own(connection: socket.socket) -> bool:
     told_by_system = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, form.size)
     _, user, _ = form.unpack(told_by_system)
     return bool(user == os.getuid())
+
+
+def send(connection: socket.socket, *parts: bytes) -> None:
+    """Send a block; ``OSError`` if the other side is gone."""
+    connection.sendall(b"".join(map(NUMBER.pack, (len(parts), *map(len, parts)))))
+    for part in parts:
+        connection.sendall(part)
+
+
+def receive(connection: socket.socket) -> list[bytes]:
+    """Receive a whole block; return its parts. ``EOFError`` if the other side is gone."""
+    (count,) = NUMBER.unpack(_read(connection, NUMBER.size))
+    lengths = _read(connection, count * NUMBER.size)
+    return [_read(connection, size) for (size,) in NUMBER.iter_unpack(lengths)]
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    data = bytearray(size)
+    free = memoryview(data)
+    while free:
+        count = connection.recv_into(free)
+        if not count:
+            raise EOFError("the other side is gone")
+        free = free[count:]
+    return bytes(data)

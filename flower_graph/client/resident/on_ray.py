@@ -25,8 +25,6 @@ from flower_graph.errors import StateLostError
 from flower_graph.storage.places import PARTITION
 from flower_graph.wire.client_errors import lost_reply
 
-__all__ = ["Actor", "RayHome", "name_of", "workers_of"]
-
 LOG = logging.getLogger(__name__)
 Actor = Any  # a handle of one of Ray's, which gives its methods no types
 RESTART = 60.0  # seconds at most that a worker may take to start again

@@ -22,15 +22,23 @@ from typing import Never
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flower_graph.client.resident import frames
 from flower_graph.client.resident.app import load_app
 from flower_graph.client.resident.launch import (
     ERROR,
     HELLO,
     REPLY,
-    WorkerSettings,
     is_own,
     locked,
+    receive,
+    send,
+)
+from flower_graph.flower_compat import (
+    ContextProto,
+    MessageProto,
+    context_from_proto,
+    message_from_proto,
+    message_to_proto,
+    recorddict_to_proto,
 )
 from flower_graph.outputs.messages import FINISH, TYPE, KeepRequest
 from flower_graph.records.warned import counted_warnings
@@ -47,28 +55,40 @@ LINGER = 20.0
 
 
 class Worker:
-    """Answers messages, one after another, until nothing needs it any more."""
+    """Answers messages, one after another, until nothing needs it any more.
 
-    def __init__(self, settings: WorkerSettings) -> None:
-        self._settings = settings
-        self._folder = Path(settings.folder)
-        self._listener = socket.socket(fileno=settings.listener)
+    Parameters
+    ----------
+    reference : str
+        The ClientApp.
+    folder, name : str
+        Where its socket is.
+    listener : int
+        The socket, which it inherits.
+    owner : int
+        The process of the SuperNode without which it ends.
+    idle : float
+        Seconds without a message after which it ends.
+    """
+
+    def __init__(
+        self, reference: str, folder: str, name: str, listener: int, owner: int, idle: float
+    ) -> None:
+        self._reference, self._idle = reference, idle
+        self._folder, self._socket = Path(folder), Path(folder, name)
+        self._listener = socket.socket(fileno=listener)
         self._inode = self._socket.stat().st_ino
-        self._watch = Watch(_owners(settings.owner), self.leave)
+        self._watch = Watch(_owners(owner), self.leave)
 
     @cached_property
     def _app(self) -> ClientApp:
-        return load_app(self._settings.reference)
-
-    @property
-    def _socket(self) -> Path:
-        return self._folder / self._settings.name
+        return load_app(self._reference)
 
     @counted_warnings()
     def serve(self) -> None:
         self._watch.start()
         _remove_dead(self._folder.parent)
-        self._listener.settimeout(self._settings.idle)
+        self._listener.settimeout(self._idle)
         is_over = False
         while not is_over:
             try:
@@ -88,31 +108,32 @@ class Worker:
         os._exit(0)
 
     def _serve(self, connection: socket.socket) -> bool:
-        frames.send(connection, [HELLO])
-        parts = frames.receive(connection)
-        message, context = frames.read_message(parts), frames.read_context(parts)
+        send(connection, HELLO)
+        asked, given = receive(connection)
+        message = message_from_proto(MessageProto.FromString(asked))
+        context = context_from_proto(ContextProto.FromString(given))
         before = bool(context.state)
         with self._watch.caller(connection):
             answer = self._answer(message, context)
-        idle = self._settings.idle
-        self._listener.settimeout(min(idle, LINGER) if _writes_outputs(message) else idle)
+        is_late = _writes_outputs(message)
+        self._listener.settimeout(min(self._idle, LINGER) if is_late else self._idle)
         is_over = before and not context.state  # clients forget what they kept of a run
         if is_over:
             self._end()
-        frames.send(connection, answer)
+        send(connection, *answer)
         return is_over
 
     def _answer(self, message: Message, context: Context) -> list[bytes]:
         try:
             with boundary(context):  # what an app of its own tells, it decides itself
                 app = self._app
-            reply = [REPLY, *frames.write_message(app(message, context))]
+            kind, reply = REPLY, message_to_proto(app(message, context)).SerializeToString()
         except Exception as error:
             LOG.error("ClientApp raised an exception", exc_info=error)  # as Flower says it
-            kind = type(error)
-            fault = {"module": kind.__module__, "name": kind.__qualname__, "text": str(error)}
-            reply = [ERROR, json.dumps(fault).encode()]
-        return reply + frames.write_records(context.state)
+            of = type(error)
+            fault = {"module": of.__module__, "name": of.__qualname__, "text": str(error)}
+            kind, reply = ERROR, json.dumps(fault).encode()
+        return [kind, reply, recorddict_to_proto(context.state).SerializeToString()]
 
     def _end(self) -> None:
         """Stop listening and remove the socket, under the lock that a new worker needs."""
@@ -213,7 +234,7 @@ def _remove_dead(base: Path) -> None:
 
 def main(given: Mapping[str, object]) -> None:
     """Run the worker that these settings describe."""
-    worker = Worker(WorkerSettings(**given))  # type: ignore[arg-type]
+    worker = Worker(**given)  # type: ignore[arg-type]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: worker.leave())
     worker.serve()

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from flower_graph.config.common import MEAN, ONE_HOT, DataConfig
-from flower_graph.data.description import check_edges, saying, tell
-from flower_graph.data.edge_weights import EDGE_VALUES, of_edges
+from flower_graph.data.description import EDGE_VALUES, check_edges, of_edges, saying, tell
 from flower_graph.data.gaps import NO_GAPS, Gaps
 from flower_graph.data.graph import PARTS
 from flower_graph.data.labels import as_tensor, check_entries
@@ -30,17 +29,13 @@ from flower_graph.data.sources.names import (
     shown_in,
     table_in,
 )
-from flower_graph.data.sources.nodes import CLIENT
 from flower_graph.data.sources.pyg import read_file
-from flower_graph.data.sources.tables import names_clients
+from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import Tree
 
-IDENTITIES = (
-    "identity",
-    "n_id",
-    "names",
-)  # keys of nodes' identities, in the order in which they are tried
+# Keys of nodes' identities, in the order in which they are tried
+IDENTITIES = ("identity", "n_id", "names")
 OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
 
 
@@ -84,8 +79,7 @@ def client_graphs(
             raise DataError(f"file {file}: {why}")
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
             raise DataError(
-                f"folder {file}: has {', '.join(found)}, but no {NODES}: a graph in tables has "
-                f"{NODES} and {EDGES}"
+                f"folder {file}: has {', '.join(found)}, but no {NODES}, beside {EDGES}"
             )
     if not files:
         there = ", ".join(file.name for file in others) or "nothing"
@@ -100,23 +94,24 @@ def client_graphs(
         yield f"file {file}", read_file(file, gaps)
 
 
-def _parts(path: Path, values: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
+def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, object]]]:
     """Divide one graph into the clients that its nodes name, with the edges within each."""
+    edges, inside = values.get("edge_index"), torch.empty(0, dtype=torch.bool)
     with saying(f"file {path}"):
         who = _owners(values)
+        if edges is not None:
+            edges = as_tensor("edge_index", edges)
+            check_edges(edges, len(who))
     clients = sorted({one for one in who if one is not None}, key=_order)
     number = {one: index for index, one in enumerate(clients)}
     owner = torch.tensor([number.get(one, -1) for one in who])
-    between, nobodys = 0, int((owner < 0).sum())
-    edges = values.get("edge_index")
     if edges is not None:
-        with saying(f"file {path}"):
-            edges = as_tensor("edge_index", edges)
-            check_edges(edges, len(who))
         inside = owner[edges[0]] == owner[edges[1]]
-        between, edges = int((~inside).sum()), edges[:, inside].long()
-        numbers = inside.nonzero().flatten()  # of these edges, in the file
-    left_out = ((between, "edges between clients"), (nobodys, "nodes without a client"))
+        edges, numbers = edges[:, inside].long(), inside.nonzero().flatten()  # these, in the file
+    left_out = (
+        (int((~inside).sum()), "edges between clients"),
+        (int((owner < 0).sum()), "nodes without a client"),
+    )
     tell(f"file {path}", [f"{count} {what} left out" for count, what in left_out if count])
     for client, name in enumerate(clients):
         rows = (owner == client).nonzero().flatten()
@@ -140,7 +135,7 @@ def _owners(values: Tree) -> list[object]:
     who = given.tolist() if isinstance(given, Tensor) else list(given)
     if any(isinstance(one, list) for one in who) or all(one is None for one in who):
         raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
-    for key in (CLIENT, *OF_NODES):
+    for key in OF_NODES:
         if values.get(key) is not None and len(values[key]) != len(who):
             raise DataError(f"{key} has {len(values[key])} entries, and client {len(who)}")
     return who

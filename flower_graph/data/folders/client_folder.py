@@ -7,31 +7,33 @@ the order of the files' names.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.common import AS_IS, ONE_HOT
+from flower_graph.config.partition import GLOBAL
 from flower_graph.data.description import (
     Caution,
     Described,
     by_place,
     check_parts,
     describe_graph,
+    read_mask,
     saying,
     tell,
 )
 from flower_graph.data.features import prepare_features
-from flower_graph.data.folders.client_files import client_graphs, is_one_graph
-from flower_graph.data.folders.identities import Identities, Named, identities_in, named_by
-from flower_graph.data.gaps import NO_GAPS, Gaps, align, common_columns, fill_missing
-from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment
-from flower_graph.data.labels import Labels, check_entries, declared_classes, number_classes
+from flower_graph.data.folders.client_files import IDENTITIES, client_graphs, is_one_graph
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, align, common_columns, fill_missing
+from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
+from flower_graph.data.labels import check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -40,10 +42,11 @@ from flower_graph.data.partition.client_graphs import (
     split_nodes,
     without_edges,
 )
-from flower_graph.data.partition.ego_networks import EgoNetwork
-from flower_graph.data.splits import Masks
-from flower_graph.data.uses import PLAIN, Uses
+from flower_graph.data.partition.ego_networks import EgoNetwork, split_per_client
+from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
+from flower_graph.data.splits import ROLE_WORDS, Masks, check_roles, stratified_split, with_masks
 from flower_graph.errors import DataError
+from flower_graph.rng import generator
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
@@ -60,8 +63,7 @@ class Clients(list[T]):
         classes: tuple[str, ...] | None = None,  # by number; None: the numbers are the names
         notes: Sequence[str] = (),  # notes on what was done to the data
         treatment: Treatment | None = None,  # treatment of the features, for other nodes
-        whole: Graph
-        | None = None,  # the graph that was divided among the clients; None: each has its own
+        whole: Graph | None = None,  # what was divided among the clients; None: each has its own
     ) -> None:
         super().__init__(clients)
         self.num_classes, self.classes, self.notes = num_classes, classes, tuple(notes)
@@ -103,18 +105,9 @@ class Clients(list[T]):
         )
         given = (getattr(graph, "targets", None) for graph in self)
         numbers = [one for one in given if one is not None]
-        return Graph(
-            x,
-            torch.cat(ends, 1),
-            y,
-            self.num_classes,
-            train,
-            val,
-            test,
-            classes=self.classes,
-            notes=self.notes,
-            targets=torch.cat(numbers) if numbers else None,
-        )
+        targets = torch.cat(numbers) if numbers else None
+        whole = Graph(x, torch.cat(ends, 1), y, self.num_classes, train, val, test)
+        return replace(whole, classes=self.classes, notes=self.notes, targets=targets)
 
 
 class ClientFile(NamedTuple):
@@ -141,7 +134,7 @@ def load_folder(
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
     make graphless clients. ``uses``: whether labels are numbers to learn, and edges have weights.
     """
-    files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
+    files = _read_clients(path, features, gaps, needs_edges=False, uses=uses)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for client, file in enumerate(files):
@@ -150,17 +143,17 @@ def load_folder(
             graph = without_edges(graph) if client in drawn else graph
             check_client_graph(graph, files.treatment)
             graphs.append(fewer_trained(graph, train_share, seed))
-    return told(path, files, graphs)
+    return _told(path, files, graphs)
 
 
-def read_clients(
+def _read_clients(
     path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, uses: Uses = PLAIN
 ) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
     files = _read_files(path, gaps, needs_edges=needs_edges, uses=uses)
-    columns = files[0].found.columns
-    labels = _labels_of(path, files)
+    columns, declared = files[0].found.columns, _declared_by(path, files)
     with saying(f"folder {path}"):
+        labels = number_classes([each.found.labels for each in files], declared)
         filled = fill_missing([each.found.x for each in files], gaps.missing, columns)
         done = prepare_features(filled.features, features)
     described = [
@@ -175,8 +168,7 @@ def read_clients(
 def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
     if gaps.no_features == ONE_HOT:
         raise DataError(
-            f"data.no_features='one-hot' with data.name={str(path)!r}: numbers of nodes mean "
-            "nothing to other clients; set data.no_features=degree"
+            "data.no_features='one-hot': of one graph alone; set data.no_features=degree"
         )
     files = []
     for where, content in client_graphs(path, gaps):
@@ -190,8 +182,7 @@ def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) 
     for each in files:
         if each.found.x.size(1) != width:
             raise DataError(
-                f"{each.where}: x has {each.found.x.size(1)} features, but that of "
-                f"{files[0].where} has {width}: all clients need the same features"
+                f"{each.where}: x has {each.found.x.size(1)} features, {files[0].where} has {width}"
             )
     return files
 
@@ -213,11 +204,11 @@ def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
     return result
 
 
-def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
-    declared = []
+def _declared_by(path: Path | str, files: Sequence[ClientFile]) -> int | None:
+    """Return the number of classes that files declare; warn of labels of two kinds."""
     if files[0].found.targets is not None:
-        with saying(f"folder {path}"):
-            return number_classes([each.found.labels for each in files], 1)
+        return 1
+    declared = []
     for each in files:
         with saying(each.where):
             declared.append(declared_classes(getattr(each.values, "num_classes", None)) or 0)
@@ -226,11 +217,10 @@ def _labels_of(path: Path | str, files: Sequence[ClientFile]) -> Labels:
     if numbers and words:
         note = f"labels are numbers at {numbers[0]}, but words at {words[0]}: all taken as words"
         tell(f"folder {path}", [note], logging.WARNING)
-    with saying(f"folder {path}"):
-        return number_classes([each.found.labels for each in files], max(declared) or None)
+    return max(declared) or None
 
 
-def told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
+def _told(path: Path | str, files: Clients[ClientFile], graphs: list[T]) -> Clients[T]:
     """Return the clients of a folder; log the changes to all data, and to single clients'."""
     clients = Clients(graphs, files.num_classes, files.classes, files.notes, files.treatment)
     done = [[*getattr(each.values, "notes", ()), *each.found.notes] for each in files]
@@ -282,43 +272,11 @@ def client_graph_from_data(
     """
     with saying(f"client {client}"):
         uses = Uses(targets, weights)
-        described = _alone(describe_graph(data, needs_edges=False, uses=uses))
+        described = _alone(data, needs_edges=False, uses=uses)
         graph = _client_graph(client, described, ratios, seed)
         check_client_graph(graph)
     tell(f"client {client}", described.notes)
     return graph
-
-
-def _alone(found: Described) -> Described:
-    """Refuse words as labels, since other clients' are not known; -1 is no label. Untreated."""
-    if not isinstance(found.labels, Tensor):
-        word = next(one for one in found.labels if one is not None)
-        raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
-    return replace(found, x=found.x.float(), labels=found.labels.clamp(min=-1))
-
-
-def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: int) -> ClientGraph:
-    y, masks = found.labels, masks_of_client(found)
-    assert isinstance(y, Tensor)
-    every = torch.arange(y.numel())
-    given = found.x, y, found.edge_index, None, *masks, found.names, found.targets
-    graph = ClientGraph(client, every, *given, edge_weight=found.edge_weight)
-    if all(mask is None for mask in found.masks.values()):
-        graph = split_nodes(graph, ratios, seed)
-    return graph
-
-
-def masks_of_client(found: Described) -> Masks:
-    """Return a client's masks, empty ones for those that it lacks."""
-    y = found.labels
-    assert isinstance(y, Tensor)
-    masks = {}
-    for part, mask in found.masks.items():
-        masks[part] = torch.zeros(y.numel(), dtype=torch.bool) if mask is None else mask
-        if masks[part].dim() != 1:
-            raise DataError(f"{part} is {list(masks[part].shape)}: must be bool [{y.numel()}]")
-    check_parts(masks, y, found.names)
-    return Masks(*masks.values())
 
 
 def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwork:
@@ -348,22 +306,89 @@ def ego_from_data(client: int, data: object, identities: Identities) -> EgoNetwo
         If something is missing, malformed or there twice; names the client.
     """
     with saying(f"client {client}"):
-        described = _alone(describe_graph(data))
-        ego = ego_of(client, described, named_by(identities, described.x.size(0)))
+        described = _alone(data)
+        ego = _ego(client, described, named_by(identities, described.x.size(0)))
     tell(f"client {client}", described.notes)
     return ego
 
 
-def ego_of(client: int, found: Described, named: Named) -> EgoNetwork:
-    """Make a client of a file's content, with labels numbered."""
+def _alone(data: object, **how: Any) -> Described:
+    """Describe a client without others': words are no labels, -1 is none; features untreated."""
+    found = describe_graph(data, **how)
+    if not isinstance(found.labels, Tensor):
+        word = next(one for one in found.labels if one is not None)
+        raise DataError(f"y has {word!r}: must be numbers of classes, the same at all clients")
+    return replace(found, x=found.x.float(), labels=found.labels.clamp(min=-1))
+
+
+def _client_graph(client: int, found: Described, ratios: Sequence[float], seed: int) -> ClientGraph:
+    y, masks = found.labels, _masks_of(found)
+    assert isinstance(y, Tensor)
+    given = found.x, y, found.edge_index, None, *masks, found.names, found.targets
+    graph = ClientGraph(client, torch.arange(len(y)), *given, edge_weight=found.edge_weight)
+    return graph if _has_masks(found) else split_nodes(graph, ratios, seed)
+
+
+def _ego(client: int, found: Described, named: Named) -> EgoNetwork:
     nodes, names = named
-    edges, y, masks = found.edge_index, found.labels, masks_of_client(found)
+    edges, y, masks = found.edge_index, found.labels, _masks_of(found)
     assert edges is not None and isinstance(y, Tensor)
     own = names if found.names is None else found.names
     return EgoNetwork(client, int(nodes[0]), nodes, edges, found.x, y, *masks, names, own)
 
 
-def identities_of(files: Sequence[ClientFile]) -> list[Named]:
+def _has_masks(found: Described) -> bool:
+    return any(mask is not None for mask in found.masks.values())
+
+
+def _masks_of(found: Described) -> Masks:
+    """Return a client's masks, empty ones for those that it lacks."""
+    y = found.labels
+    assert isinstance(y, Tensor)
+    masks = {}
+    for part, mask in found.masks.items():
+        masks[part] = torch.zeros(len(y), dtype=torch.bool) if mask is None else mask
+        if masks[part].dim() != 1:
+            raise DataError(f"{part} is {list(masks[part].shape)}: must be bool [{len(y)}]")
+    check_parts(masks, y, found.names)
+    return Masks(*masks.values())
+
+
+# Identities, by which clients recognise common nodes --------------------------------------------
+
+Identities = Tensor | Sequence[int] | Sequence[str]
+Named = tuple[Tensor, tuple[str, ...] | None]  # numbers of nodes, and their names if they have some
+
+
+# Any: what a user's file holds; ``named_by`` checks it
+def identities_in(values: Mapping[str, Any], count: int) -> Named:
+    """Return the identities of one graph's nodes, from the first key that it has."""
+    given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
+    if given is None:
+        raise DataError(
+            "has no identities of nodes: give it n_id, int64 [n], or identity, n words or numbers"
+        )
+    return named_by(given, count)
+
+
+def named_by(identities: Identities, count: int) -> Named:
+    """Return the nodes' numbers, and their names if they have any."""
+    given = identities.tolist() if isinstance(identities, Tensor) else list(identities)
+    kinds = {type(one) for one in given}
+    if kinds not in ({int}, {str}):
+        named = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise DataError(f"identities are of type {named}: must be all int or all str")
+    if len(given) != count:
+        raise DataError(f"{len(given)} identities for {count} nodes: must be one a node")
+    # The error has the number only, since a server that reads it must not learn identities.
+    if twice := sum(times > 1 for times in Counter(given).values()):
+        raise DataError(f"{twice} identities are there more than once: must be all different")
+    if kinds == {str}:
+        return torch.arange(count), tuple(given)
+    return torch.tensor(given, dtype=torch.int64), None
+
+
+def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
     """Return the identities of all clients' nodes: all numbers, or all words."""
     result: list[Named] = []
     for file in files:
@@ -372,7 +397,198 @@ def identities_of(files: Sequence[ClientFile]) -> list[Named]:
             if (result[-1][1] is None) != (result[0][1] is None):
                 kinds = ("numbers", "words") if result[0][1] else ("words", "numbers")
                 raise DataError(
-                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}: all "
-                    "clients need the same kind"
+                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}"
                 )
     return result
+
+
+# Clients that share nodes -----------------------------------------------------------------------
+
+NO_ROLE = -1
+
+
+class _Holder(NamedTuple, Generic[G]):
+    """A client that shares nodes with others."""
+
+    where: str
+    graph: G
+    ids: Tensor  # of its nodes, int64 [n], the same at all clients
+    masks: Masks | None  # None: to be drawn
+
+    @classmethod
+    def of(cls, file: ClientFile, graph: G, ids: Tensor) -> _Holder[G]:
+        masks = Masks(graph.train_mask, graph.val_mask, graph.test_mask)
+        return cls(file.where, graph, ids, masks if _has_masks(file.found) else None)
+
+
+def load_ego_folder(
+    path: Path | str,
+    split: str,
+    ratios: Sequence[float],
+    seed: int,
+    *,
+    features: str = AS_IS,
+    gaps: Gaps = NO_GAPS,
+) -> Clients[EgoNetwork]:
+    """Load FedSCem's clients from a folder, or from a file whose nodes name their client.
+
+    Nodes have an ``identity`` (words, or int64), an ``n_id`` (int64) or ``names``. Clients without
+    masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
+    file, client and what is allowed.
+    """
+    files = _read_clients(path, features, gaps)
+    numbers: dict[int | str, int] = {}
+    holders = []
+    for client, (file, who) in enumerate(zip(files, _identities_of(files), strict=True)):
+        with saying(file.where):
+            ego = _ego(client, file.found, who)
+        ids = [numbers.setdefault(one, len(numbers)) for one in ego.identities]
+        holders.append(_Holder.of(file, ego, torch.tensor(ids)))
+    egos = [holder.graph for holder in holders]
+    if split == GLOBAL:
+        roles = _common_roles(holders, ratios, seed)
+        egos = [with_masks(ego, masks) for ego, masks in zip(egos, roles, strict=True)]
+    else:
+        drawn = split_per_client(egos, ratios, seed)
+        egos = [one.graph if one.masks else new for one, new in zip(holders, drawn, strict=True)]
+    if len(egos) > 1 and len(numbers) == sum(ego.y.numel() for ego in egos):
+        tell(
+            f"data {path}",
+            ["no two clients hold the same node (identity): nothing is shared, each trains alone"],
+            logging.WARNING,
+        )
+    return _told(path, files, egos)
+
+
+def load_overlapping_folder(
+    path: Path | str,
+    ratios: Sequence[float],
+    seed: int,
+    label_noise: float = 0.0,
+    *,
+    features: str = AS_IS,
+    gaps: Gaps = NO_GAPS,
+) -> Clients[OverlappingGraph]:
+    """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
+    files = _read_clients(path, features, gaps)
+    every_id, words = _ids(files)
+    holders, offered = [], []
+    for client, (file, ids) in enumerate(zip(files, every_id, strict=True)):
+        with saying(file.where):
+            public = _checked_public(file.values, ids.numel())
+            graph = _overlapping(client, file.found, ids, words)
+        holders.append(_Holder.of(file, graph, graph.nodes))
+        offered.append(None if public is None else public[ids.argsort()])
+    if not any(holder.graph.edge_index.numel() for holder in holders):
+        raise DataError(f"data.name = {str(path)!r}: no client has an edge, so none can embed")
+    every = torch.cat([holder.graph.y for holder in holders])
+    classes = every[every >= 0].unique()
+    publics, roles = _publics(path, holders, offered), _common_roles(holders, ratios, seed)
+    graphs = []
+    for client, (holder, masks) in enumerate(zip(holders, roles, strict=True)):
+        # Of masks that are given, validation and test may be empty
+        if holder.masks is None or (ratios[0] > 0 and not masks.train.any()):
+            with saying(holder.where):
+                check_roles(client, masks, ratios)
+        rng, y = generator(seed, "label-noise", client), holder.graph.y
+        noisy = noisy_labels(y, masks.train, classes, label_noise, generator=rng)
+        graph = replace(holder.graph, public=publics[client], train_y=noisy)
+        graphs.append(with_masks(graph, masks))
+    return _told(path, files, graphs)
+
+
+def _ids(files: Sequence[ClientFile]) -> tuple[list[Tensor], list[str]]:
+    """Return the nodes' ids, int64 ``[n]`` each, and, if they are words, the words in order."""
+    who = _identities_of(files)
+    words_of_all = sorted({word for _, words in who for word in words or ()})
+    number = {word: index for index, word in enumerate(words_of_all)}
+    result = []
+    for file, (ids, words) in zip(files, who, strict=True):
+        if words is None and int(ids.min()) < 0:
+            raise DataError(f"{file.where}: identities have {int(ids.min())}: must be at least 0")
+        result.append(torch.tensor([number[word] for word in words]) if words else ids)
+    return result, words_of_all
+
+
+def _overlapping(client: int, found: Described, ids: Tensor, words: list[str]) -> OverlappingGraph:
+    """Order a client's nodes by their ids; nobody's nodes are public yet."""
+    order, names, y = ids.argsort(), found.names, found.labels
+    assert found.edge_index is not None and isinstance(y, Tensor)
+    edges = to_undirected(order.argsort()[found.edge_index], ids.numel())
+    masks = (mask[order] for mask in _masks_of(found))
+    called = None if names is None else tuple(names[row] for row in order.tolist())
+    if words:
+        called = tuple(words[number] for number in ids[order].tolist())
+    nobody = torch.zeros_like(y, dtype=torch.bool)
+    parts = ids[order], nobody, found.x[order], y[order], y[order], edges, *masks
+    return OverlappingGraph(client, *parts, called)
+
+
+def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
+    public = read_mask("public", getattr(values, "public", None), n, [])
+    if public is not None and public.dim() > 1:
+        raise DataError(f"public is of several splits: must be bool [{n}]")
+    return public
+
+
+def _publics(
+    path: Path | str,
+    holders: Sequence[_Holder[OverlappingGraph]],
+    offered: Sequence[Tensor | None],
+) -> list[Tensor]:
+    """Return the nodes that each client sends; refuse a client without common nodes."""
+
+    def at_two(ids: list[Tensor]) -> Tensor:
+        every, counts = torch.cat(ids).unique(return_counts=True)
+        result: Tensor = every[counts >= 2]
+        return result
+
+    if not at_two([holder.ids for holder in holders]).numel():
+        raise DataError(
+            f"data.name = {str(path)!r}: the clients' graphs must overlap, and no node (identity) "
+            f"is at two of the {len(holders)}; give a node the same identity wherever it is"
+        )
+    # A node that one client holds back is not public at another that says nothing about it.
+    shown = zip(holders, offered, strict=True)
+    common = at_two([one.ids if public is None else one.ids[public] for one, public in shown])
+    publics = []
+    for holder, public in zip(holders, offered, strict=True):
+        shared = torch.isin(holder.ids, common)
+        publics.append(shared if public is None else public)
+        if not (publics[-1] & shared).any():
+            raise DataError(
+                f"{holder.where}: no node of {holder.ids.numel()} is public elsewhere too"
+            )
+    return publics
+
+
+def _common_roles(holders: Sequence[_Holder[G]], ratios: Sequence[float], seed: int) -> list[Masks]:
+    """Take the masks of clients that have some; draw a role for each node of the others."""
+    every = torch.cat([holder.ids for holder in holders]).unique()
+    places = [torch.searchsorted(every, holder.ids) for holder in holders]
+    role, y = torch.full(every.shape, NO_ROLE), torch.full(every.shape, -1)
+    for holder, rows in zip(holders, places, strict=True):
+        _note_roles(role, rows, holder)
+    for holder, rows in zip(holders, places, strict=True):
+        if holder.masks is None:
+            # Drawn by the label that the first client gives the node.
+            is_new = (y[rows] < 0) & (role[rows] == NO_ROLE)
+            y[rows] = torch.where(is_new, holder.graph.y, y[rows])
+    for number, mask in enumerate(stratified_split(y, ratios, generator=generator(seed, "roles"))):
+        role[mask] = number
+    return [
+        one.masks or Masks(*((role[rows] == number) & (one.graph.y >= 0) for number in range(3)))
+        for one, rows in zip(holders, places, strict=True)
+    ]
+
+
+def _note_roles(role: Tensor, rows: Tensor, holder: _Holder[G]) -> None:
+    for number, mask in enumerate(holder.masks or ()):
+        before = role[rows[mask]]
+        clash = (before != NO_ROLE) & (before != number)
+        if clash.any():
+            row, other = int(mask.nonzero().flatten()[clash][0]), int(before[clash][0])
+            node = (holder.graph.called or holder.ids.tolist())[row]
+            both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
+            raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
+        role[rows[mask]] = number

@@ -91,8 +91,7 @@ def _numbers(path: Path, line: int, text: str) -> frozenset[int]:
             )
         if not 0 <= int(last) - int(first) < MOST_CLIENTS - len(result):
             raise DataError(
-                f"{path}: line {line}: clients: {part!r:.40} descends, or is of more than "
-                f"{MOST_CLIENTS} numbers"
+                f"{path}: line {line}: clients: {part!r:.40} is no range of at most {MOST_CLIENTS}"
             )
         result |= set(range(int(first), int(last) + 1))
     return frozenset(result)

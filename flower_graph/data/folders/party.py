@@ -6,45 +6,141 @@ tensors by name.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import torch
 from flwr.app import Context
+from safetensors.torch import save
 from torch import Tensor
 
 from flower_graph import __version__
-from flower_graph.config.common import RunConfig
+from flower_graph.config.common import POINT, RunConfig
+from flower_graph.config.metrics import VALUES
+from flower_graph.config.partition import keys_of_others
 from flower_graph.data.folders.members import MEMBERS, Member, write_members
-from flower_graph.data.folders.run_folder import (
-    CLASS_NAMES,
-    CLIENTS,
-    MANIFEST,
-    SERVER,
-    Manifest,
-    RunFolder,
-    deciding_settings,
-    open_folder,
-    write_folder,
-)
-from flower_graph.data.graph import Graph, HeldGraph, take_rows
+from flower_graph.data.graph import PARTS, Graph, HeldGraph, take_rows
+from flower_graph.data.sources.generators import SIGNAL
+from flower_graph.data.sources.names import GRAPH_FILES, has_ending
 from flower_graph.errors import ConfigError, DataError, told
 from flower_graph.ops.graph import csr_tensor, pointers
 from flower_graph.storage.places import DATA_FOLDER, PARTITION, PARTITIONS
+from flower_graph.storage.reading import (
+    MOST_RECORD,
+    MOST_TENSORS,
+    Tree,
+    parse_json,
+    read_bytes,
+    reason,
+)
+from flower_graph.storage.tensors import load_tensors
+from flower_graph.storage.writing import make_folder, replaced, saying
 
-HINT = (
+FORMAT = 1  # of the folders; a folder of another format is refused
+MANIFEST, TENSORS = "manifest.json", "data.safetensors"
+CLIENTS, SERVER = "clients", "server"
+KEY = {CLIENTS: DATA_FOLDER, SERVER: "server-folder"}  # where a folder is named
+HINT = {
+    CLIENTS: (
+        "give the SuperNode a folder that `flower-graph partition` made for it: "
+        "--node-config 'data-folder=\"/path/client-0000\"'"
+    ),
+    SERVER: (
+        "give the run the folder `server` that `flower-graph partition` made: "
+        "--run-config 'server-folder=\"/path/server\"'"
+    ),
+}
+PLACED = (
     "start the SuperNode with --node-config 'partition-id=0 num-partitions=4', with numbers from 0 "
     "on, or with a data-folder of its own"
 )
+CLASS_NAMES, DATA_FORM = "class-names", "data-form"
+# Keys of ``data`` that do not change a party's data: its folder, and users that came and went
+_OTHERS = ("root", "add", "remove")
 USERS = "users"
 Tensors = dict[str, Tensor]
 T = TypeVar("T")
 # Of a matrix, besides its values: start and columns of each row, and [rows, columns, is dense].
 POINTERS, COLUMNS, FORM = ".pointers", ".columns", ".form"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The description of a folder."""
+
+    role: str  # "clients" or "server"
+    settings: dict[str, object]  # The settings that decide the data (deciding_settings)
+    clients: list[int]  # Numbers of the clients whose data are here; none in the server's folder
+    num_clients: int  # Clients of the whole run
+    features: int  # Of the whole run
+    classes: int
+    details: Tree = field(default_factory=dict)  # Further entries for one method
+    files: dict[str, str] = field(default_factory=dict)  # SHA-256 of each file, by name
+    versions: dict[str, str] = field(default_factory=dict)  # Versions of the packages that wrote it
+    format: int = FORMAT
+
+    @property
+    def app(self) -> str:
+        return str(self.settings.get("app"))
+
+    def to_json(self) -> dict[str, object]:
+        own = {name.replace("_", "-"): value for name, value in vars(self).items()}
+        return {"app": self.app, "fingerprint": fingerprint(self.settings), **own}
+
+    @classmethod
+    def from_json(cls, record: Tree) -> Manifest:
+        """Read the entries of ``to_json``; any error if they are unfit."""
+        if record["format"] != FORMAT:
+            raise DataError(
+                f"format {record['format']!r:.20}: must be {FORMAT}; make the folders anew"
+            )
+        if fingerprint(record["settings"]) != record["fingerprint"]:
+            raise ValueError("fingerprint: does not fit the settings")
+        values = {one.name: record[one.name.replace("_", "-")] for one in fields(cls)}
+        for one in fields(cls):
+            kind = {"int": int, "str": str, "list[int]": list}.get(str(one.type), dict)
+            if not isinstance(values[one.name], kind):
+                name = one.name.replace("_", "-")
+                raise ValueError(f"{name}: {values[one.name]!r:.40} is unfit")
+        result = cls(**values)
+        if result.role not in KEY:
+            raise ValueError(f"role: {result.role!r:.40} is neither {CLIENTS} nor {SERVER}")
+        clients = result.clients
+        inside = all(type(one) is int and 0 <= one < result.num_clients for one in clients)
+        if not inside or len({*clients}) < len(clients):
+            raise ValueError(f"clients: {clients!r:.40} are not different numbers of clients")
+        if bad := {*result.files} - {TENSORS}:
+            raise ValueError(f"files: {sorted(bad)!r:.60} are none of this format")
+        return result
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that was opened and checked."""
+
+    path: Path  # The folder
+    manifest: Manifest  # What it is
+    tensors: Tensors  # What it holds, by name
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """Names of the run's classes, by number; None if the numbers are the names."""
+        names: list[str] | None = self.manifest.details.get(CLASS_NAMES)
+        return names
+
+    def detail(self, key: str, kind: type[T]) -> T:
+        """Read one of the manifest's details; ``DataError`` if it is missing or of another type."""
+        value = self.manifest.details.get(key)
+        if not isinstance(value, kind):
+            raise _broken(self.path / MANIFEST, f"details: {key}: {value!r:.40} is unfit")
+        return value
 
 
 @dataclass(frozen=True)
@@ -65,15 +161,14 @@ class RunData:
 
 def node_data(graph: Graph) -> RunData:
     """Assign each client one node's features, and the server edges, labels and masks."""
-    held = {"edge_index": graph.edge_index, "y": graph.y}
-    masks = {part: getattr(graph, part) for part in ("train_mask", "val_mask", "test_mask")}
+    held = {key: getattr(graph, key) for key in ("edge_index", "y", *PARTS)}
 
     def part(users: range) -> Tensors:
         rows = torch.arange(users.start, users.stop)
         return {USERS: rows, **matrix_tensors("x", take_rows(graph.x, rows))}
 
     n, f = (int(size) for size in graph.x.shape)
-    return RunData(n, f, graph.num_classes, part, held | masks, class_names=graph.classes)
+    return RunData(n, f, graph.num_classes, part, held, class_names=graph.classes)
 
 
 # Any: further fields of ``RunData``
@@ -98,10 +193,10 @@ def assigned(part: int, parts: int, count: int) -> range:
 def check_supernodes(supernodes: int, clients: int) -> None:
     """Refuse fewer than one SuperNode, and more SuperNodes than clients."""
     if not 1 <= supernodes <= clients:
-        raise ConfigError(
-            f"num-supernodes: {supernodes} SuperNodes for {clients} clients; at most one each, "
-            "and at least 1 in all"
-        )
+        raise ConfigError(f"num-supernodes: {supernodes}: must be 1 to {clients}, one a client")
+
+
+# Writing ----------------------------------------------------------------------------------------
 
 
 def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes: int) -> None:
@@ -115,9 +210,8 @@ def write_run(out: Path, settings: dict[str, object], data: RunData, supernodes:
     members = list[Member]()
     for number in range(supernodes):
         clients = assigned(number, supernodes, data.num_clients)
-        manifest = Manifest(
-            CLIENTS, settings, [*clients], *counts, data.client_details | names, versions=versions
-        )
+        details = data.client_details | names
+        manifest = Manifest(CLIENTS, settings, [*clients], *counts, details, versions=versions)
         folder = folder_name(clients, data.num_clients)
         write_folder(out / folder, manifest, data.part(clients))
         members.append(Member(folder, frozenset(clients)))
@@ -129,6 +223,181 @@ def folder_name(clients: range, count: int) -> str:
     width = max(4, len(str(count - 1)))
     first, last = (f"{number:0{width}}" for number in (clients[0], clients[-1]))
     return f"client-{first}" if len(clients) == 1 else f"clients-{first}-{last}"
+
+
+def write_folder(path: Path, manifest: Manifest, tensors: Mapping[str, Tensor]) -> None:
+    """Write a folder that only its owner can read."""
+    with saying(path):
+        make_folder(path, 0o700, may_exist=False)
+    contents = {}
+    if tensors:
+        # Copies: safetensors takes neither views nor two names for one tensor.
+        contents[TENSORS] = save({name: t.contiguous().clone() for name, t in tensors.items()})
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    record = manifest.to_json() | {"files": files}
+    contents[MANIFEST] = (json.dumps(record, indent=2) + "\n").encode()
+    for name, content in contents.items():
+        with saying(path / name), replaced(path / name) as stream:
+            stream.write(content)
+
+
+def deciding_settings(config: Tree) -> dict[str, object]:
+    """Return the settings that decide each party's data, by dotted key."""
+    data = {key: value for key, value in config["data"].items() if key not in _OTHERS}
+    # A new key at its default decides nothing; the first is of generated graphs only
+    for key, default in (("signal", SIGNAL), ("decimal", POINT), ("label", None), ("weight", None)):
+        if data.get(key) == default:
+            data.pop(key, None)
+    if data.get("split_seed", 0) is None:
+        data["split_seed"] = config["seed"]
+    result = {f"data.{key}": value for key, value in data.items()}
+    name = str(config["data"]["name"])
+    if has_ending(name, ("/", *GRAPH_FILES)) or name.startswith(("/", ".", "~")):
+        result["data.name"] = PurePath(name).name
+    partition = dict(config.get("partition", {}))
+    own_seed = partition.pop("seed", None)
+    # Keys that play no part decide nothing.
+    if "method" in partition:
+        others = keys_of_others(partition["method"])
+        partition = {key: value for key, value in partition.items() if key not in others}
+    if not partition.get("every_node", True):
+        del partition["every_node"]
+    result |= {f"partition.{key}": value for key, value in partition.items()}
+    if "graphless_ratio" in config.get("graph", {}):
+        result["graph.graphless_ratio"] = config["graph"]["graphless_ratio"]
+    if config.get("task") == VALUES:
+        result["task"] = VALUES
+    seed = config["seed"] if own_seed is None else own_seed
+    return {"app": config["app"], "seed": seed, **result}
+
+
+def fingerprint(settings: Mapping[str, object]) -> str:
+    """Return the SHA-256 of settings, as hexadecimal digits."""
+    text = json.dumps(settings, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+# Reading ----------------------------------------------------------------------------------------
+
+
+def client_folder(config: RunConfig, context: Context) -> RunFolder | None:
+    """Open the folder that a SuperNode's ``data-folder`` names."""
+    given = context.node_config.get(DATA_FOLDER)
+    if given is None:
+        return None
+    if not isinstance(given, str) or not given:
+        raise ConfigError(f"node-config {DATA_FOLDER}: {given!r} is no folder; {HINT[CLIENTS]}")
+    return _open(config, Path(given), CLIENTS)
+
+
+def server_folder(config: RunConfig, given: str) -> RunFolder | None:
+    """Open the folder that the run config's ``server-folder`` names; None without one."""
+    # The server then reads nothing else. ``DataError`` if the folder cannot be used.
+    return _open(config, Path(given), SERVER) if given else None
+
+
+def graphs_of(folder: RunFolder, kind: type[T]) -> list[T]:
+    """Read the graphs of a folder's clients, which are of one class."""
+    clients = folder.manifest.clients
+    return [read_graph(kind, client, folder.tensors, folder.path) for client in clients]
+
+
+def share(context: Context, count: int) -> slice:
+    """Return which clients a SuperNode hosts: ranges of nearly equal size."""
+    numbers = []
+    for key in (PARTITION, PARTITIONS):
+        value: object = context.node_config.get(key)
+        if not isinstance(value, int) or isinstance(value, bool):
+            why = "is missing" if value is None else "is no whole number"
+            error = ConfigError(f"node-config {key}: {value!r:.60} {why}; {PLACED}")
+            raise told(error, f"node-config {key}: {why}; {PLACED}")
+        numbers.append(value)
+    part, parts = numbers
+    check_supernodes(parts, count)
+    if not 0 <= part < parts:
+        why = f"must be at least 0 and below {PARTITIONS}; {PLACED}"
+        error = ConfigError(f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; {why}")
+        raise told(error, f"node-config {PARTITION}: {why}")
+    here = assigned(part, parts, count)
+    return slice(here.start, here.stop)
+
+
+def _open(config: RunConfig, path: Path, role: str) -> RunFolder:
+    path = path.expanduser().absolute()
+    settings = json.dumps(deciding_settings(asdict(config)))
+    manifest = path / MANIFEST
+    saved = manifest.stat().st_mtime_ns if manifest.is_file() else 0
+    return _opened(path, settings, role, saved)
+
+
+@lru_cache(maxsize=64)
+def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
+    """Open a folder once a process; with `saved`, a changed folder is read again."""
+    return open_folder(path, json.loads(settings), role)
+
+
+def open_folder(path: Path, settings: Mapping[str, object], role: str) -> RunFolder:
+    """Open a folder, and check that it is whole and of this run."""
+    label = f"{KEY[role]} {path}"
+    if not path.is_dir():
+        error = DataError(f"{label}: there is no such folder; {HINT[role]}")
+        raise told(error, f"{KEY[role]}: cannot be used")
+    file = path / MANIFEST
+    advice = f"{label}: it is no folder of `flower-graph partition`; {HINT[role]}"
+    content = _read(file, advice, 4 * MOST_RECORD)
+    with _whole(file):
+        manifest = Manifest.from_json(parse_json(content))
+    if manifest.role != role:
+        raise DataError(f"{label}: it is for {KEY[manifest.role]}; {HINT[role]}")
+    theirs = manifest.settings
+    keys = ["app"] if manifest.app != settings["app"] else sorted({*theirs, *settings})
+    if differing := [key for key in keys if theirs.get(key) != settings.get(key)]:
+        each = [f"{k} is {theirs.get(k)!r}, this run's is {settings.get(k)!r}" for k in differing]
+        error = DataError(
+            f"{label}: data folder of another run: {'; '.join(each)}. Give this party a folder "
+            "that `flower-graph partition` made with this run's settings"
+        )
+        raise told(error, f"{KEY[role]}: data folder of another run: {', '.join(differing)}")
+    tensors: Tensors = {}
+    for name, digest in manifest.files.items():
+        content = _read(path / name, "the manifest names it; copy the whole folder again")
+        with _whole(path / name):
+            if hashlib.sha256(content).hexdigest() != digest:
+                raise ValueError("its SHA-256 is not that of the manifest")
+            tensors |= load_tensors(content)[0]
+    return RunFolder(path, manifest, tensors)
+
+
+def _read(file: Path, advice: str, most: int = MOST_TENSORS) -> bytes:
+    try:
+        return read_bytes(file, most)
+    except FileNotFoundError as error:
+        raise DataError(f"{file}: there is no such file; {advice}") from error
+    except OSError as error:
+        raise DataError(
+            f"{file}: cannot be read ({error.strerror or error}); make it readable for the user "
+            f"{os.getuid()} that this process runs as"
+        ) from error
+
+
+@contextmanager
+def _whole(file: Path) -> Iterator[None]:
+    """Turn whatever a file's bytes bring about into an error that names it."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{file}: {error}") from error
+    except KeyError as error:
+        raise _broken(file, f"{error} is missing") from error
+    except Exception as error:
+        raise _broken(file, reason(error)) from error
+
+
+def _broken(file: Path, why: str) -> DataError:
+    return DataError(f"{file}: is damaged ({why}); copy the whole folder again")
+
+
+# Tensors ----------------------------------------------------------------------------------------
 
 
 def matrix_tensors(name: str, x: Tensor) -> Tensors:
@@ -193,72 +462,6 @@ def read_graph(kind: type[T], client: int, tensors: Mapping[str, Tensor], where:
                 values[one.name] = local[one.name] if needed else local.get(one.name)
     except KeyError as error:
         raise DataError(
-            f"{where}: client {client}: {error} is missing; make the folder anew with "
-            "`flower-graph partition`"
+            f"{where}: client {client}: {error} is missing; make the folder anew"
         ) from error
     return kind(**values)
-
-
-def client_folder(config: RunConfig, context: Context) -> RunFolder | None:
-    """Open the folder that a SuperNode's ``data-folder`` names."""
-    given = context.node_config.get(DATA_FOLDER)
-    if given is None:
-        return None
-    if not isinstance(given, str) or not given:
-        raise ConfigError(
-            f"node-config {DATA_FOLDER}: {given!r} is no folder; write "
-            f"--node-config '{DATA_FOLDER}=\"/path/client-0000\"'"
-        )
-    return _open(config, Path(given), CLIENTS)
-
-
-def server_folder(config: RunConfig, given: str) -> RunFolder | None:
-    """Open the folder that the run config's ``server-folder`` names; None without one."""
-    # The server then reads nothing else. ``DataError`` if the folder cannot be used.
-    return _open(config, Path(given), SERVER) if given else None
-
-
-def graphs_of(folder: RunFolder, kind: type[T]) -> list[T]:
-    """Read the graphs of a folder's clients, which are of one class."""
-    clients = folder.manifest.clients
-    return [read_graph(kind, client, folder.tensors, folder.path) for client in clients]
-
-
-def share(context: Context, count: int) -> slice:
-    """Return which clients a SuperNode hosts: ranges of nearly equal size."""
-    part, parts = (_whole(context, key) for key in (PARTITION, PARTITIONS))
-    check_supernodes(parts, count)
-    if not 0 <= part < parts:
-        error = ConfigError(
-            f"node-config {PARTITION}: {part} with {PARTITIONS}: {parts}; must be at least 0 and "
-            f"below {parts}; {HINT}"
-        )
-        words = f"must be at least 0 and below {PARTITIONS}; {HINT}"
-        raise told(error, f"node-config {PARTITION}: {words}")
-    here = assigned(part, parts, count)
-    return slice(here.start, here.stop)
-
-
-def _whole(context: Context, key: str) -> int:
-    value: object = context.node_config.get(key)
-    if value is None:
-        message = f"node-config {key}: is missing; {HINT}"
-        raise told(ConfigError(message), message)
-    if not isinstance(value, int) or isinstance(value, bool):
-        error = ConfigError(f"node-config {key}: {value!r:.60} is no whole number; {HINT}")
-        raise told(error, f"node-config {key}: is no whole number; {HINT}")
-    return value
-
-
-def _open(config: RunConfig, path: Path, role: str) -> RunFolder:
-    path = path.expanduser().absolute()
-    settings = json.dumps(deciding_settings(asdict(config)))
-    manifest = path / MANIFEST
-    saved = manifest.stat().st_mtime_ns if manifest.is_file() else 0
-    return _opened(path, settings, role, saved)
-
-
-@lru_cache(maxsize=64)
-def _opened(path: Path, settings: str, role: str, saved: int) -> RunFolder:
-    """Open a folder once a process; with `saved`, a changed folder is read again."""
-    return open_folder(path, json.loads(settings), role)

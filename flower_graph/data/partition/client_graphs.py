@@ -24,19 +24,18 @@ from flower_graph.config.partition import (
     RANDOM,
     PartitionSection,
 )
-from flower_graph.data.description import tell
-from flower_graph.data.edge_weights import WEIGHT
+from flower_graph.data.description import WEIGHT, tell
 from flower_graph.data.features import CHANGES
 from flower_graph.data.graph import (
+    PARTS,
     Neighbours,
     Treatment,
     WholeGraph,
-    names_in,
+    cut_parts,
     take_rows,
-    to_undirected,
 )
 from flower_graph.data.partition import communities
-from flower_graph.data.partition.ego_networks import EgoNetwork, partition_egos
+from flower_graph.data.partition.ego_networks import partition_egos
 from flower_graph.data.partition.overlapping import overlapping_parts
 from flower_graph.data.splits import (
     Masks,
@@ -50,6 +49,8 @@ from flower_graph.errors import DataError
 from flower_graph.ops.graph import values_at
 from flower_graph.rng import generator
 
+# What FedSCem's clients have too
+_OF_EGO = ("client", "nodes", "x", "y", "edge_index", *PARTS, "called")
 # Ways of cutting by which clients share nodes, each of which has one role at all of them
 WITH_COMMON_ROLES = (METIS_OVERLAPPING, OVERLAPPING)
 
@@ -129,15 +130,19 @@ def partition_graph(
     seed = seed if partition.seed is None else partition.seed
     is_split = partition.method == EGO_NETWORKS
     if is_split:
-        cut = [_of_ego(ego) for ego in partition_egos(data, partition, seed)]
+        egos = partition_egos(data, partition, seed)
+        cut = [
+            ClientGraph(hidden_edges=None, **{key: getattr(ego, key) for key in _OF_EGO})
+            for ego in egos
+        ]
     else:
         cut = cut_out(data, _parts(data, partition, seed))
-    cut = [with_weights(with_targets(graph, data), data) for graph in cut]
     graphless = graphless_clients(len(cut), graphless_ratio, seed)
     graphs, roles = [], None
     if partition.method in WITH_COMMON_ROLES:  # drawn for the whole graph, class by class
         roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     for graph in cut:
+        graph = _with_values(graph, data)
         if graph.client in graphless:
             graph = without_edges(graph)
         try:
@@ -147,8 +152,7 @@ def partition_graph(
             check_client_graph(graph, getattr(data, "treatment", None))
         except DataError as error:
             raise DataError(
-                f"{error}; use fewer than partition.clients = {partition.clients}, another "
-                "partition.method or another partition.seed"
+                f"{error}; use fewer partition.clients than {partition.clients}, or another method"
             ) from error
         graphs.append(graph)
     return graphs
@@ -163,19 +167,16 @@ def graphless_clients(count: int, ratio: float, seed: int) -> set[int]:
     return set(order[: round(ratio * count)])
 
 
-def with_targets(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
-    """Give a client the numbers that its nodes are to learn, if the whole graph has some."""
-    targets = getattr(data, "targets", None)
-    return graph if targets is None else replace(graph, targets=targets[graph.nodes])
-
-
-def with_weights(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
-    """Give a client the weights of its edges, if the whole graph's have some."""
-    weight, edges = getattr(data, WEIGHT, None), graph.edge_index
-    if weight is None or edges is None:
-        return graph
-    n = int(data.y.numel())
-    return replace(graph, edge_weight=values_at(graph.nodes[edges], data.edge_index, weight, n))
+def _with_values(graph: ClientGraph, data: WholeGraph) -> ClientGraph:
+    """Give a client its nodes' targets and its edges' weights, if the whole graph has some."""
+    targets, weight = getattr(data, "targets", None), getattr(data, WEIGHT, None)
+    if targets is not None:
+        graph = replace(graph, targets=targets[graph.nodes])
+    if weight is not None and graph.edge_index is not None:
+        ends = graph.nodes[graph.edge_index]
+        own = values_at(ends, data.edge_index, weight, int(data.y.numel()))
+        graph = replace(graph, edge_weight=own)
+    return graph
 
 
 def without_edges(graph: ClientGraph) -> ClientGraph:
@@ -190,37 +191,18 @@ def cut_out(data: WholeGraph, parts: Sequence[Tensor]) -> list[ClientGraph]:
 
     Parts are ascending and may overlap. Edges count in both directions; masks are empty.
     """
-    n = int(data.y.numel())
-    neighbours, graphs = Neighbours.of(to_undirected(data.edge_index, n), n), []
-    for client, nodes in enumerate(parts):
-        x, y, edges = take_rows(data.x, nodes), data.y[nodes], neighbours.among(nodes)
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        masks, names = (nobody, nobody, nobody), names_in(data, nodes)
-        graphs.append(ClientGraph(client, nodes, x, y, edges, None, *masks, names))
-    return graphs
+    cut = cut_parts(data, Neighbours.of(data), parts)
+    return [ClientGraph(**part, hidden_edges=None) for part in cut]
 
 
 def split_nodes(
     graph: ClientGraph, ratios: Sequence[float], seed: int, roles: Masks | None = None
 ) -> ClientGraph:
-    """Split a client's labelled nodes into training, validation and test nodes.
+    """Split a client's labelled nodes by three shares, each above 0, in sum at most 1.
 
-    Parameters
-    ----------
-    graph
-        The client; its masks play no part.
-    ratios
-        Shares for training, validation and test, each above 0, in sum at most 1.
-    seed
-        The draw depends on this and on the client's number alone.
-    roles
-        Masks of the whole graph's nodes, used instead of a draw if clients share nodes: a node
-        must not train at one client and be tested at another.
-
-    Raises
-    ------
-    DataError
-        If it has too few labelled nodes for three parts; names the client.
+    The draw depends on the seed and on the client's number alone. ``roles`` are masks of the whole
+    graph's nodes, used instead of a draw if clients share nodes: a node must not train at one
+    client and be tested at another. ``DataError`` names a client that has too few labelled nodes.
     """
     if roles is not None:
         masks = Masks(*(mask[graph.nodes] for mask in roles))
@@ -267,8 +249,7 @@ def check_client_graph(graph: ClientGraph, treatment: Treatment | None = None) -
         how = ", ".join(CHANGES.get(treatment.how, ())) if treatment is not None else ""
         now = f" once they are {how} (data.features=as-is leaves them)" if how else ""
         raise DataError(
-            f"client {graph.client}: it has no edges, and all its {nodes} nodes have the same "
-            f"features{now}: no graph can be learnt"
+            f"client {graph.client}: no edges, and its {nodes} nodes have the same features{now}"
         )
 
 
@@ -278,26 +259,30 @@ def check_neighbours(graphs: Sequence[ClientGraph], k: int) -> None:
         nodes = graph.y.numel()
         if graph.is_graphless and k >= nodes:
             raise DataError(
-                f"client {graph.client} has {nodes} nodes, so each has at most {nodes - 1} "
-                f"neighbours: graph.neighbours = {k} must be smaller than the number of nodes"
+                f"client {graph.client}: graph.neighbours = {k}: must be below its {nodes} nodes"
             )
 
 
 def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Tensor]:
-    edges, n, clients = data.edge_index, int(data.y.numel()), partition.clients
-    how = partition.method
+    edges, n, how = data.edge_index, int(data.y.numel()), partition.method
+    clients = partition.clients
 
     def fits(nodes: Tensor) -> bool:
         return can_be_split(data.y[nodes], partition.ratios)
 
     if how == LOUVAIN:
-        fine, every = partition.resolution, partition.every_node
+        fine = partition.resolution
         parts = communities.louvain(
-            edges, n, clients=clients, resolution=fine, seed=seed, every_node=every, fits=fits
+            edges,
+            n,
+            clients=clients,
+            resolution=fine,
+            seed=seed,
+            every_node=partition.every_node,
+            fits=fits,
         )
-        return _joined(
-            data, parts, fits, "" if fine is None else " (partition.resolution=null finds more)"
-        )
+        remedy = "" if fine is None else " (partition.resolution=null finds more)"
+        return _joined(data, parts, fits, remedy)
     if how == METIS:
         return _joined(data, communities.metis(edges, n, clients=clients, seed=seed), fits)
     if how == DIRICHLET:
@@ -305,13 +290,10 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
     if how == RANDOM:
         return communities.random_parts(n, clients, seed)
     if how == METIS_OVERLAPPING:
-        draws, share = partition.draws, partition.drawn_share
-        return communities.metis_overlapping(
-            edges, n, clients=clients, draws=draws, share=share, seed=seed
-        )
+        draws = partition.draws
+        return communities.metis_overlapping(edges, n, clients=clients, draws=draws, seed=seed)
     if how == OVERLAPPING:
-        both_ways = to_undirected(edges, n)
-        return [nodes for nodes, _ in overlapping_parts(both_ways, n, partition, seed)]
+        return [nodes for nodes, _ in overlapping_parts(Neighbours.of(data), partition, seed)]
     raise DataError(f"partition.method = {how!r}: must be one of {', '.join(PARTITIONS)}")
 
 
@@ -329,13 +311,6 @@ def _joined(
     )
     tell("partition.clients", [note])
     return result
-
-
-def _of_ego(ego: EgoNetwork) -> ClientGraph:
-    masks = ego.train_mask, ego.val_mask, ego.test_mask
-    return ClientGraph(
-        ego.client, ego.nodes, ego.x, ego.y, ego.edge_index, None, *masks, ego.called
-    )
 
 
 def _rows_are_equal(x: Tensor) -> bool:

@@ -1,14 +1,14 @@
 """Methods that divide one graph into parts, one for each client: lists of nodes.
 
 Every function returns ``clients`` int64 tensors of ascending node numbers, which depend on its
-arguments alone: the same seed gives the same parts in any process. No node is in two parts, except
-with ``metis_overlapping``.
+arguments alone. No node is in two parts, except with ``metis_overlapping``.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import torch
@@ -38,13 +38,30 @@ def louvain(
     """Find communities by Louvain's method (Blondel et al., 2008); keep the largest, or merge.
 
     ``fits`` says whether some nodes are enough for a client. Without a resolution, one is sought at
-    which all clients have enough.
+    which all clients have enough: it is raised until there are enough communities.
     """
-    if resolution is None:
-        return _enough(edge_index, n, clients, seed, every_node, fits)
+    _check_clients(clients, n)
+    if resolution is not None:
+        return _communities(edge_index, n, clients, resolution, seed, every_node)
+    resolution, found = 1.0, dict[float, list[Tensor]]()
+    # Far above it every node is a community by itself.
+    while len(found) <= FINER:
+        with suppress(DataError):
+            found[resolution] = _communities(edge_index, n, clients, resolution, seed, every_node)
+            if all(map(fits, found[resolution])):
+                break
+        resolution *= 2
+    else:
+        resolution = min(found)
+    tell("partition.resolution", [f"at {resolution:g} Louvain finds a community for each client"])
+    return found[resolution]
+
+
+def _communities(
+    edge_index: Tensor, n: int, clients: int, resolution: float, seed: int, every_node: bool
+) -> list[Tensor]:
     import igraph  # not at the top: it takes a second
 
-    _check_clients(clients, n)
     source, target = to_undirected(edge_index, n)
     pairs = torch.stack([source, target], dim=1)[source < target]
     graph = igraph.Graph(n, pairs.numpy())
@@ -62,40 +79,6 @@ def louvain(
     parts = _parts(torch.tensor(result.membership), len(result))
     parts.sort(key=lambda part: (-part.numel(), int(part[0])))
     return _merged(parts, clients) if every_node else parts[:clients]
-
-
-def _enough(
-    edge_index: Tensor,
-    n: int,
-    clients: int,
-    seed: int,
-    every_node: bool,
-    fits: Callable[[Tensor], bool],
-) -> list[Tensor]:
-    """Raise the resolution until there are enough communities for all clients."""
-    resolution, found = 1.0, dict[float, list[Tensor]]()
-    # Far above it every node is a community by itself.
-    while len(found) <= FINER:
-        try:
-            found[resolution] = louvain(
-                edge_index,
-                n,
-                clients=clients,
-                resolution=resolution,
-                seed=seed,
-                every_node=every_node,
-            )
-        except DataError:
-            if not 1 <= clients <= n:
-                raise
-        else:
-            if all(map(fits, found[resolution])):
-                break
-        resolution *= 2
-    else:
-        resolution = min(found)
-    tell("partition.resolution", [f"at {resolution:g} Louvain finds a community for each client"])
-    return found[resolution]
 
 
 def joined(
@@ -154,32 +137,25 @@ def metis(edge_index: Tensor, n: int, *, clients: int, seed: int) -> list[Tensor
     if not sizes.all():
         empty = int((sizes == 0).sum())
         raise DataError(
-            f"partition.clients = {clients}: METIS left {empty} of them without a node of the "
-            f"{n}; use fewer clients"
+            f"partition.clients = {clients}: METIS left {empty} of them without any of {n} nodes"
         )
     return _parts(part, clients)
 
 
 def metis_overlapping(
-    edge_index: Tensor, n: int, *, clients: int, draws: int, share: float, seed: int
+    edge_index: Tensor, n: int, *, clients: int, draws: int, seed: int
 ) -> list[Tensor]:
-    """Draw a share of each METIS part's nodes several times, each time for another client."""
+    """Draw half of each METIS part's nodes several times, each time for another client."""
     # As FED-PUB (Baek et al., ICML 2023) makes overlapping clients: 30 from 6 parts, half of the
     # nodes of each drawn five times. Clients of one part come one after another.
     parts_wanted, rest = divmod(clients, draws)
     if rest or not parts_wanted:
-        raise DataError(
-            f"partition.clients = {clients}: must be a multiple of partition.draws = {draws}, the "
-            "clients that are drawn from each METIS part"
-        )
+        allowed = f"must be a multiple of partition.draws = {draws}"
+        raise DataError(f"partition.clients = {clients}: {allowed}")
     drawn = []
     for number, part in enumerate(metis(edge_index, n, clients=parts_wanted, seed=seed)):
-        count = round(share * part.numel())
-        if not count:
-            raise DataError(
-                f"partition.drawn_share = {share:g}: less than one of the {part.numel()} nodes of "
-                f"METIS part {number}; use fewer clients or a larger share"
-            )
+        if not (count := round(part.numel() / 2)):
+            raise DataError(f"partition.clients = {clients}: half of METIS part {number} is nobody")
         for draw in range(draws):
             rng = generator(seed, "metis-overlapping", number, draw)
             chosen = torch.randperm(part.numel(), generator=rng)[:count]

@@ -7,16 +7,16 @@ whole graph, so that clients recognise common nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.partition import EGO_SPLITS, GLOBAL, PER_CLIENT
 from flower_graph.config.rules import RATIOS
-from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
+from flower_graph.data.graph import Neighbours, WholeGraph, cut_parts
 from flower_graph.data.splits import Masks, cut_by_shares, masks_of, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
@@ -70,18 +70,8 @@ class EgoNetwork:
         return self.nodes.tolist() if self.names is None else self.names
 
 
-class PartitionSettings(Protocol):
-    """The settings that are read from the partition section of a config."""
-
-    hops: int
-    clients: int
-    min_nodes: int
-    seed: int | None
-    split: str
-    ratios: list[float]
-
-
-def partition_egos(data: WholeGraph, partition: PartitionSettings, seed: int) -> list[EgoNetwork]:
+# Any: the section `partition` of a method whose clients have ego-networks
+def partition_egos(data: WholeGraph, partition: Any, seed: int) -> list[EgoNetwork]:
     """Sample egos, and make and split their ego-networks.
 
     The whole graph's own masks play no part. ``seed``, of the run, stands in for ``partition.seed``
@@ -103,8 +93,7 @@ def sample_egos(data: WholeGraph, clients: int, hops: int, min_nodes: int, seed:
     for key, value in (("clients", clients), ("hops", hops), ("min_nodes", min_nodes)):
         if value < 1:
             raise DataError(f"partition.{key} = {value}: must be at least 1")
-    nodes = int(data.y.numel())
-    neighbours = Neighbours.of(to_undirected(data.edge_index, nodes), nodes)
+    nodes, neighbours = int(data.y.numel()), Neighbours.of(data)
     if clients > nodes:
         raise DataError(
             f"partition.clients = {clients}: the graph has {nodes} nodes to choose from"
@@ -130,17 +119,10 @@ def ego_networks(data: WholeGraph, egos: Sequence[int] | Tensor, hops: int) -> l
     """
     if hops < 1:
         raise DataError(f"partition.hops = {hops}: must be at least 1")
-    n = int(data.y.numel())
-    neighbours, egos = Neighbours.of(to_undirected(data.edge_index, n), n), _checked_egos(egos, n)
-    parts = (part for chunk in egos.split(CHUNK) for part in _subgraphs(neighbours, chunk, hops))
-    networks = []
-    for client, (ego, (nodes, edge_index)) in enumerate(zip(egos.tolist(), parts, strict=True)):
-        nobody = torch.zeros(nodes.numel(), dtype=torch.bool)
-        x, y = take_rows(data.x, nodes), data.y[nodes]
-        masks, names = (nobody, nobody, nobody), names_in(data, nodes)
-        network = EgoNetwork(client, ego, nodes, edge_index, x, y, *masks, called=names)
-        networks.append(network)
-    return networks
+    neighbours, egos = Neighbours.of(data), _checked_egos(egos, int(data.y.numel()))
+    nodes = (nodes for chunk in egos.split(CHUNK) for nodes in _each(neighbours, chunk, hops))
+    cut = zip(egos.tolist(), cut_parts(data, neighbours, nodes), strict=True)
+    return [EgoNetwork(ego=ego, **part) for ego, part in cut]
 
 
 def split_per_client(
@@ -150,10 +132,8 @@ def split_per_client(
     # A node that several clients hold may train at one and be tested at another. A client with a
     # labelled node has at least one for training, even where its share would round to none.
     _check_ratios(ratios)
-    return [
-        with_masks(one, _draw(one.y, ratios, generator(seed, "ego-split", one.client)))
-        for one in networks
-    ]
+    draws = (_draw(one.y, ratios, generator(seed, "ego-split", one.client)) for one in networks)
+    return [with_masks(one, masks) for one, masks in zip(networks, draws, strict=True)]
 
 
 def split_global(
@@ -162,18 +142,8 @@ def split_global(
     """Give every node one role, the same at all clients that hold it.
 
     The stricter split: no client trains on a label that another is tested on. A client may be left
-    without any training node. The draw is the same for any clients.
-
-    Parameters
-    ----------
-    networks
-        The ego-networks.
-    y
-        Classes of all nodes of the whole graph, ``[n]``; below 0 without a label.
-    ratios
-        Shares of the whole graph's labelled nodes, as for :func:`split_per_client`.
-    seed
-        The only source of randomness.
+    without any training node. ``y`` are the classes of all nodes of the whole graph; the draw is
+    the same for any clients.
     """
     _check_ratios(ratios)
     roles = _draw(y, ratios, generator(seed, "global-split"))
@@ -192,26 +162,20 @@ def _members(neighbours: Neighbours, egos: Tensor, hops: int) -> Tensor:
     return result
 
 
-def _subgraphs(neighbours: Neighbours, egos: Tensor, hops: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _each(neighbours: Neighbours, egos: Tensor, hops: int) -> list[Tensor]:
+    """Return the nodes within reach of each ego, ascending."""
     nodes = neighbours.num_nodes
     members = _members(neighbours, egos, hops)
     sizes = torch.bincount(members // nodes, minlength=egos.numel()).tolist()
     # Copies: a view would keep the whole chunk in memory, and in every message that carries it.
-    held = (local.clone() for local in (members % nodes).split(sizes))
-    return ((local, neighbours.among(local)) for local in held)
+    return [local.clone() for local in (members % nodes).split(sizes)]
 
 
 def _checked_egos(egos: Sequence[int] | Tensor, num_nodes: int) -> Tensor:
     egos = torch.as_tensor(egos, dtype=torch.int64)
-    outside = egos[(egos < 0) | (egos >= num_nodes)].tolist()
-    if outside:
-        raise DataError(
-            f"egos {outside[:5]}: outside the graph; its nodes are 0 to {num_nodes - 1}"
-        )
     values, counts = torch.unique(egos, return_counts=True)
-    twice = values[counts > 1].tolist()
-    if twice:
-        raise DataError(f"egos {twice[:5]}: there more than once; each node can be one ego")
+    if wrong := values[(values < 0) | (values >= num_nodes) | (counts > 1)].tolist():
+        raise DataError(f"egos {wrong[:5]}: must be different nodes, 0 to {num_nodes - 1}")
     return egos
 
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flower_graph.config.partition import PUBLIC
-from flower_graph.data.graph import Neighbours, WholeGraph, names_in, take_rows, to_undirected
-from flower_graph.data.splits import Masks, check_roles, stratified_split
+from flower_graph.data.graph import Neighbours, WholeGraph, cut_parts
+from flower_graph.data.splits import Masks, check_roles, stratified_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
 
@@ -43,26 +43,8 @@ class OverlappingGraph:
     called: tuple[str, ...] | None = None  # what its user calls the nodes, if the data have names
 
 
-class DealtSettings(Protocol):
-    """The settings of which client holds which node."""
-
-    clients: int
-    public: str
-    public_share: float
-    private_share: float
-
-
-class OverlapSettings(DealtSettings, Protocol):
-    """The settings that are read from the partition section of a config."""
-
-    label_noise: float
-    seed: int | None
-    ratios: list[float]
-
-
-def overlapping_graphs(
-    data: WholeGraph, partition: OverlapSettings, seed: int
-) -> list[OverlappingGraph]:
+# Any: the section `partition` of a method whose clients overlap
+def overlapping_graphs(data: WholeGraph, partition: Any, seed: int) -> list[OverlappingGraph]:
     """Cut a graph into clients that share their public nodes.
 
     Every client has all edges among its nodes; a client without edges is allowed, and so are
@@ -76,46 +58,57 @@ def overlapping_graphs(
         in a role whose share is not 0, which names the client.
     """
     seed = seed if partition.seed is None else partition.seed
-    n = int(data.y.numel())
-    edges = to_undirected(data.edge_index, n)
-    parts = overlapping_parts(edges, n, partition, seed)
+    neighbours = Neighbours.of(data)
+    parts = overlapping_parts(neighbours, partition, seed)
     roles = stratified_split(data.y, partition.ratios, generator=generator(seed, "roles"))
     classes = data.y[data.y >= 0].unique()
-    graphs, neighbours = [], Neighbours.of(edges, n)
-    for client, (nodes, public) in enumerate(parts):
-        local = neighbours.among(nodes)
-        y, masks = data.y[nodes], Masks(*(mask[nodes] for mask in roles))
-        check_roles(client, masks, partition.ratios)
-        rng = generator(seed, "label-noise", client)
-        noisy = noisy_labels(y, masks.train, classes, partition.label_noise, generator=rng)
-        x, names = take_rows(data.x, nodes), names_in(data, nodes)
-        graphs.append(OverlappingGraph(client, nodes, public, x, y, noisy, local, *masks, names))
+    graphs, cut = [], cut_parts(data, neighbours, [nodes for nodes, _ in parts])
+    for (nodes, public), part in zip(parts, cut, strict=True):
+        masks = Masks(*(mask[nodes] for mask in roles))
+        check_roles(part["client"], masks, partition.ratios)
+        rng = generator(seed, "label-noise", part["client"])
+        noisy = noisy_labels(part["y"], masks.train, classes, partition.label_noise, generator=rng)
+        graph = OverlappingGraph(**part, public=public, train_y=noisy)
+        graphs.append(with_masks(graph, masks))
     return graphs
 
 
 def overlapping_parts(
-    edge_index: Tensor, n: int, partition: DealtSettings, seed: int
+    neighbours: Neighbours, partition: Any, seed: int
 ) -> list[tuple[Tensor, Tensor]]:
     """Return each client's nodes, int64 ``[n_c]``, ascending, and which are public, bool."""
-    owner = deal_nodes(edge_index, n, partition, seed)
+    owner = deal_nodes(neighbours, partition, seed)
     held = [(owner == EVERYBODY) | (owner == client) for client in range(partition.clients)]
     parts = [mask.nonzero().flatten() for mask in held]
     return [(nodes, owner[nodes] == EVERYBODY) for nodes in parts]
 
 
-def deal_nodes(edge_index: Tensor, n: int, partition: DealtSettings, seed: int) -> Tensor:
+def deal_nodes(neighbours: Neighbours, partition: Any, seed: int) -> Tensor:
     """Return the holder of each node: everybody, one client, or nobody."""
     # Private nodes are assigned from one random order of all nodes, whichever way public ones are
     # chosen: client after client takes the next that are not public.
-    if not edge_index.numel():
+    n = neighbours.num_nodes
+    if not neighbours.other.numel():
         raise DataError(f"the graph has {n} nodes and no edges: clients need some to embed nodes")
-    public, private = _sizes(n, partition)
-    chosen = choose_public(edge_index, n, public, partition.public, seed)
+    clients, public, private = partition.clients, partition.public_share, partition.private_share
+    if clients < 1:
+        raise DataError(f"partition.clients = {clients}: must be at least 1")
+    left = (1 - public) / clients
+    counts = []
+    for key, share, fits, allowed in (
+        ("public_share", public, 0 < public <= 1, "above 0 and at most 1"),
+        ("private_share", private, 0 <= private <= left + 1e-9, f"at least 0, at most {left:g}"),
+    ):
+        # Rounded before it is cut off: 0.29 of 100 nodes is 28.999999999999996 in floats.
+        counts.append(int(round(share * n, 6)) if fits else 0)
+        if not fits or (share > 0 and not counts[-1]):
+            least = f", and {1 / n:.2g} for one of the graph's {n} nodes"
+            raise DataError(f"partition.{key} = {share}: must be {allowed}{least}")
     owner = torch.full((n,), NOBODY)
-    owner[chosen] = EVERYBODY
+    owner[choose_public(neighbours, counts[0], partition.public, seed)] = EVERYBODY
     order = torch.randperm(n, generator=generator(seed, "private-nodes"))
-    rest = order[owner[order] == NOBODY][: private * partition.clients]
-    owner[rest] = torch.arange(partition.clients).repeat_interleave(private)
+    rest = order[owner[order] == NOBODY][: counts[1] * clients]
+    owner[rest] = torch.arange(clients).repeat_interleave(counts[1])
     return owner
 
 
@@ -139,51 +132,27 @@ def noisy_labels(
     return y.index_put((chosen,), classes[wrong])
 
 
-def _sizes(n: int, partition: DealtSettings) -> tuple[int, int]:
-    clients, public, private = partition.clients, partition.public_share, partition.private_share
-    if clients < 1:
-        raise DataError(f"partition.clients = {clients}: must be at least 1")
-    if not 0 < public <= 1:
-        raise DataError(f"partition.public_share = {public}: must be above 0 and at most 1")
-    if not 0 <= private <= (1 - public) / clients + 1e-9:
-        raise DataError(
-            f"partition.private_share = {private}: must be at least 0 and at most "
-            f"{(1 - public) / clients:g}, which is what partition.public_share = {public} leaves "
-            f"to each of {clients} clients"
-        )
-    # Rounded before they are cut off: 0.29 of 100 nodes is 28.999999999999996 in floats.
-    counts = int(round(public * n, 6)), int(round(private * n, 6))
-    for key, share, count in zip(("public", "private"), (public, private), counts, strict=True):
-        if share > 0 and count == 0:
-            raise DataError(
-                f"partition.{key}_share = {share}: less than one of the graph's {n} nodes; must "
-                f"be at least {1 / n:.2g}" + (", or 0" if key == "private" else "")
-            )
-    return counts
-
-
-def choose_public(edge_index: Tensor, n: int, count: int, how: str, seed: int) -> Tensor:
+def choose_public(neighbours: Neighbours, count: int, how: str, seed: int) -> Tensor:
     """Choose the public nodes; a smaller number with the same seed are the first of a larger."""
-    order = torch.randperm(n, generator=generator(seed, "public-nodes"))
+    order = torch.randperm(neighbours.num_nodes, generator=generator(seed, "public-nodes"))
     if how == "random":
         return order[:count]
-    degree = torch.bincount(edge_index[0], minlength=n)
-    order = order[degree[order].argsort(descending=True, stable=True)]
+    order = order[neighbours.start.diff()[order].argsort(descending=True, stable=True)]
     if how == "degree":
         return order[:count]
     if how == "cover":
-        return greedy_cover(edge_index, order, count)
+        return greedy_cover(neighbours, order, count)
     raise DataError(f"partition.public = {how!r}: must be one of {', '.join(PUBLIC)}")
 
 
-def greedy_cover(edge_index: Tensor, order: Tensor, count: int) -> Tensor:
+def greedy_cover(neighbours: Neighbours, order: Tensor, count: int) -> Tensor:
     """Choose nodes one by one so that as many others as possible have a chosen neighbour."""
     # Each choice is the node that settles most: itself and its neighbours, as far as they are not
     # chosen and have no chosen neighbour. What a choice settles only shrinks as others are chosen,
     # so with the same number of nodes no choice settles more than 1 / (1 - 1/e) as many (Nemhauser
     # et al., 1978). Once all are settled the same begins anew for a second chosen neighbour, and so
     # on; a node that has fewer neighbours than that is settled when all of them are chosen.
-    cover = _Cover(edge_index, order)
+    cover = _Cover(neighbours, order)
     while len(cover.chosen) < count and cover.next_level():
         cover.settle(count)
     left = [node for node in order.tolist() if not cover.is_chosen[node]]
@@ -195,10 +164,9 @@ class _Cover:
 
     # Lists rather than tensors: nearly all steps touch a few numbers.
 
-    def __init__(self, edge_index: Tensor, order: Tensor) -> None:
-        n = order.numel()
-        counts = torch.bincount(edge_index[0], minlength=n).tolist()
-        self.neighbours = [part.tolist() for part in edge_index[1].split(counts)]
+    def __init__(self, neighbours: Neighbours, order: Tensor) -> None:
+        n, counts = order.numel(), neighbours.start.diff().tolist()
+        self.neighbours = [part.tolist() for part in neighbours.other.split(counts)]
         self.rank: list[int] = order.argsort().tolist()
         self.order: list[int] = order.tolist()
         self.is_chosen = [False] * n

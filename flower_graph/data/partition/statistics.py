@@ -1,4 +1,7 @@
-"""Figures and distributions that describe a partition."""
+"""Figures, distributions and one line of text that describe the data of a run's clients.
+
+``docs/partition.md`` says what each figure means.
+"""
 
 from __future__ import annotations
 
@@ -29,58 +32,83 @@ class PartitionStatistics(NamedTuple):
 def ego_statistics(networks: Sequence[EgoNetwork]) -> PartitionStatistics:
     """Describe ego-networks as FedSCem's Table 2 and Figure 4 do, with overlap and split.
 
-    ``docs/partition.md`` says what each figure means. ``DataError`` if there are no clients.
+    ``DataError`` if there are no clients.
     """
-    if not networks:
-        raise DataError("no ego-networks to describe: at least one client is needed")
+    common = _common(networks, [network.edge_index for network in networks])
+    del common.figures["homophily-per-client"]
     networks = _numbered(networks)
-    nodes = torch.cat([network.nodes for network in networks])
-    held, holders = torch.unique(nodes, return_counts=True)
-    sizes = torch.tensor([network.nodes.numel() for network in networks])
-    links = torch.tensor([network.edge_index.size(1) // 2 for network in networks])
-    classes = torch.tensor([_classes(network.y) for network in networks])
-    edges = _distinct_edges(networks)
-    return PartitionStatistics(
-        figures={
-            "clients": len(networks),
-            "nodes": held.numel(),
-            "edges": edges,
-            "features": networks[0].x.size(1),
-            "classes": _classes(torch.cat([network.y for network in networks])),
-            "density": edges / held.numel(),
-            "nodes-per-client": _mean(sizes),
-            "edges-per-client": _mean(links),
-            "classes-per-client": _mean(classes),
-            # The paper's figure is this quotient of means, not the mean of quotients.
-            "density-per-client": _mean(links) / _mean(sizes),
-            "fewest-nodes": int(sizes.min()),
-            "most-nodes": int(sizes.max()),
-            **_overlap_figures(holders),
-            **_split_figures(networks),
-        },
-        distributions={
-            "nodes per client": counts(sizes),
-            "edges per client": counts(links),
-            "classes per client": counts(classes),
-            "clients per node": counts(holders),
-        },
-        classes=class_counts(networks),
+    held, holders = torch.cat([network.nodes for network in networks]).unique(return_counts=True)
+    edges, each = _distinct_edges(networks), common.figures
+    trained, tested = (
+        torch.cat([network.nodes[getattr(network, f"{role}_mask")] for network in networks])
+        for role in ("train", "test")
     )
+    own = {
+        "nodes": held.numel(),
+        "edges": edges,
+        "density": edges / held.numel(),
+        # The paper's figure is this quotient of means, not the mean of quotients.
+        "density-per-client": each["edges-per-client"] / each["nodes-per-client"],
+        **_overlap_figures(holders),
+        "clients-without-training": sum(not bool(net.train_mask.any()) for net in networks),
+        "tested-and-trained-share": _mean(torch.isin(tested, trained)),
+    }
+    spread = common.distributions | {"clients per node": counts(holders)}
+    return common._replace(figures=common.figures | own, distributions=spread)
 
 
-def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
-    """Count each client's labelled nodes by class."""
-    classes = _classes(torch.cat([graph.y for graph in graphs]))
-    return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
+def client_statistics(
+    graphs: Sequence[ClientGraph], whole: WholeGraph | None
+) -> PartitionStatistics:
+    """Describe clients with graphs as FedGLS's Table 4 does, with cut edges, overlap and split.
+
+    Edges are those of all clients that have or hide some. ``whole`` is the graph that they were cut
+    out of; None for graphs of their own. ``DataError`` if there are no clients.
+    """
+    true_edges = [g.hidden_edges if g.edge_index is None else g.edge_index for g in graphs]
+    common = _common(graphs, true_edges)
+    own = {
+        "graphless-clients": sum(graph.is_graphless for graph in graphs),
+        "directed-edges-per-client": 2 * common.figures["edges-per-client"],
+        **({} if whole is None else _cut_figures(graphs, whole)),
+    }
+    return common._replace(figures=common.figures | own)
 
 
-def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
-    """Replace the nodes' numbers by those of their identities, the same at all clients."""
-    of: dict[int | str, int] = {}
-    return [
-        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
-        for one in networks
-    ]
+def overlap_statistics(
+    graphs: Sequence[OverlappingGraph], whole: WholeGraph | None
+) -> PartitionStatistics:
+    """Describe clients that share public nodes: sizes as in PPFL-GNN's section 4.1, and reach.
+
+    ``whole`` is the graph that they were cut out of; None for graphs of their own. ``DataError`` if
+    there are no clients.
+    """
+    common = _common(graphs, [graph.edge_index for graph in graphs])
+    for name in ("classes-per-client", "fewest-nodes", "most-nodes"):
+        del common.figures[name]
+    del common.distributions["classes per client"]
+    degrees, around = [], []
+    for graph in graphs:
+        source, target = graph.edge_index
+        n = graph.y.numel()
+        degrees.append(torch.bincount(source, minlength=n))
+        reached = torch.bincount(target[graph.public[source]], minlength=n)
+        around.append(reached[~graph.public])
+    public, degree, reach = (
+        torch.cat(each) for each in ([graph.public for graph in graphs], degrees, around)
+    )
+    own = {
+        "public-per-client": int(public.sum()) / len(graphs),
+        "private-per-client": int((~public).sum()) / len(graphs),
+        "clients-without-edges": sum(not graph.edge_index.numel() for graph in graphs),
+        "isolated-share": _mean(degree == 0),
+        "neighbours-of-public": _mean(degree[public]),
+        "reached-share": _mean(reach >= 1),
+        "reached-twice-share": _mean(reach >= 2),
+        **({} if whole is None else _lost_figures(graphs, whole)),
+    }
+    spread = common.distributions | {"public neighbours per private node": counts(reach)}
+    return common._replace(figures=common.figures | own, distributions=spread)
 
 
 def node_statistics(data: Graph) -> PartitionStatistics:
@@ -110,127 +138,45 @@ def node_statistics(data: Graph) -> PartitionStatistics:
     )
 
 
-def client_statistics(
-    graphs: Sequence[ClientGraph], whole: WholeGraph | None
-) -> PartitionStatistics:
-    """Describe clients with graphs as FedGLS's Table 4 does, with cut edges, overlap and split.
-
-    Edges are those of all clients that have or hide some. ``whole`` is the graph that they were cut
-    out of; None for graphs of their own. ``docs/partition.md`` says what each figure means.
-    ``DataError`` if there are no clients.
-    """
+def _common(graphs: Sequence[HeldGraph], edges: Sequence[Tensor | None]) -> PartitionStatistics:
     if not graphs:
         raise DataError("no clients to describe: at least one is needed")
-    sizes = torch.tensor([graph.y.numel() for graph in graphs])
-    true_edges = [g.hidden_edges if g.edge_index is None else g.edge_index for g in graphs]
-    linked = [(g, e) for g, e in zip(graphs, true_edges, strict=True) if e is not None]
-    links = torch.tensor([edges.size(1) // 2 for _, edges in linked])
-    alike = torch.tensor([_homophily(graph.y, edges) for graph, edges in linked])
-    classes = torch.tensor([_classes(graph.y) for graph in graphs])
-    return PartitionStatistics(
-        figures={
-            "clients": len(graphs),
-            "graphless-clients": sum(graph.is_graphless for graph in graphs),
-            "features": graphs[0].x.size(1),
-            "classes": _classes(torch.cat([graph.y for graph in graphs])),
-            "nodes-per-client": _mean(sizes),
-            "edges-per-client": _mean(links),
-            "directed-edges-per-client": 2 * _mean(links),
-            "classes-per-client": _mean(classes),
-            "homophily-per-client": _mean(alike[~alike.isnan()]),
-            "fewest-nodes": int(sizes.min()),
-            "most-nodes": int(sizes.max()),
-            **({} if whole is None else _cut_figures(graphs, whole)),
-            **_roles(graphs),
-        },
-        distributions={
-            "nodes per client": counts(sizes),
-            "edges per client": counts(links),
-            "classes per client": counts(classes),
-        },
-        classes=class_counts(graphs),
-    )
-
-
-def overlap_statistics(
-    graphs: Sequence[OverlappingGraph], whole: WholeGraph | None
-) -> PartitionStatistics:
-    """Describe clients that share public nodes: sizes as in PPFL-GNN's section 4.1, and reach.
-
-    ``whole`` is the graph that they were cut out of; None for graphs of their own.
-    ``docs/partition.md`` says what each figure means. ``DataError`` if there are no clients.
-    """
-    if not graphs:
-        raise DataError("no clients to describe: at least one is needed")
-    sizes = torch.tensor([graph.y.numel() for graph in graphs])
-    public = torch.tensor([int(graph.public.sum()) for graph in graphs])
-    links = torch.tensor([graph.edge_index.size(1) // 2 for graph in graphs])
-    alike = torch.tensor([_homophily(graph.y, graph.edge_index) for graph in graphs])
+    linked = [(g, e) for g, e in zip(graphs, edges, strict=True) if e is not None]
+    sizes = {
+        "nodes": torch.tensor([graph.y.numel() for graph in graphs]),
+        "edges": torch.tensor([e.size(1) // 2 for _, e in linked]),
+        "classes": torch.tensor([_classes(graph.y) for graph in graphs]),
+    }
+    alike = torch.tensor([_homophily(graph.y, e) for graph, e in linked])
     return PartitionStatistics(
         figures={
             "clients": len(graphs),
             "features": graphs[0].x.size(1),
             "classes": _classes(torch.cat([graph.y for graph in graphs])),
-            "nodes-per-client": _mean(sizes),
-            "public-per-client": _mean(public),
-            "private-per-client": _mean(sizes - public),
-            "edges-per-client": _mean(links),
+            **{f"{name}-per-client": _mean(size) for name, size in sizes.items()},
             "homophily-per-client": _mean(alike[~alike.isnan()]),
-            "clients-without-edges": int((links == 0).sum()),
-            **_reach_figures(graphs),
-            **({} if whole is None else _lost_figures(graphs, whole)),
-            **_roles(graphs),
+            "fewest-nodes": int(sizes["nodes"].min()),
+            "most-nodes": int(sizes["nodes"].max()),
+            **{f"{role}-per-client": n / len(graphs) for role, n in _role_counts(graphs).items()},
         },
-        distributions={
-            "nodes per client": counts(sizes),
-            "edges per client": counts(links),
-            "public neighbours per private node": counts(_public_neighbours(graphs)),
-        },
+        distributions={f"{name} per client": counts(size) for name, size in sizes.items()},
         classes=class_counts(graphs),
     )
 
 
-def _public_neighbours(graphs: Sequence[OverlappingGraph]) -> Tensor:
-    counts = []
-    for graph in graphs:
-        source, target = graph.edge_index
-        around = torch.bincount(target[graph.public[source]], minlength=graph.y.numel())
-        counts.append(around[~graph.public])
-    return torch.cat(counts)
+def class_counts(graphs: Sequence[HeldGraph]) -> list[list[int]]:
+    """Count each client's labelled nodes by class."""
+    classes = _classes(torch.cat([graph.y for graph in graphs]))
+    return [g.y[g.y >= 0].bincount(minlength=classes).tolist() for g in graphs]
 
 
-def _reach_figures(graphs: Sequence[OverlappingGraph]) -> dict[str, float]:
-    around = _public_neighbours(graphs)
-    degrees = [torch.bincount(graph.edge_index[0], minlength=graph.y.numel()) for graph in graphs]
-    isolated = torch.cat([degree == 0 for degree in degrees])
-    shared = [degree[graph.public] for degree, graph in zip(degrees, graphs, strict=True)]
-    return {
-        "isolated-share": _mean(isolated),
-        "neighbours-of-public": _mean(torch.cat(shared)),
-        "reached-share": _mean(around >= 1),
-        "reached-twice-share": _mean(around >= 2),
-    }
-
-
-def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict[str, float]:
-    n = whole.y.numel()
-    edges, held = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
-    public = held.clone()
-    for graph in graphs:
-        held[graph.nodes] = True
-        public[graph.nodes[graph.public]] = True
-    degree = torch.bincount(edges[0], minlength=n)
-    return {
-        "kept-nodes-share": _mean(held),
-        "lost-edges-share": 1 - _distinct_edges(graphs) / (edges.size(1) // 2),
-        "degree-of-public": _mean(degree[public]),
-    }
-
-
-def _homophily(y: Tensor, edges: Tensor) -> float:
-    source, target = y[edges]
-    is_labelled = (source >= 0) & (target >= 0)
-    return float((source == target)[is_labelled].double().mean())
+def _numbered(networks: Sequence[EgoNetwork]) -> list[EgoNetwork]:
+    """Replace the nodes' numbers by those of their identities, the same at all clients."""
+    of: dict[int | str, int] = {}
+    return [
+        replace(one, nodes=torch.tensor([of.setdefault(i, len(of)) for i in one.identities]))
+        for one in networks
+    ]
 
 
 def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, float]:
@@ -250,9 +196,19 @@ def _cut_figures(graphs: Sequence[ClientGraph], whole: WholeGraph) -> dict[str, 
     }
 
 
-def _roles(graphs: Sequence[object]) -> dict[str, float]:
-    counts = {part: [int(getattr(one, f"{part}_mask").sum()) for one in graphs] for part in ROLES}
-    return {f"{part}-per-client": sum(each) / len(graphs) for part, each in counts.items()}
+def _lost_figures(graphs: Sequence[OverlappingGraph], whole: WholeGraph) -> dict[str, float]:
+    n = whole.y.numel()
+    edges, held = to_undirected(whole.edge_index, n), torch.zeros(n, dtype=torch.bool)
+    public = held.clone()
+    for graph in graphs:
+        held[graph.nodes] = True
+        public[graph.nodes[graph.public]] = True
+    degree = torch.bincount(edges[0], minlength=n)
+    return {
+        "kept-nodes-share": _mean(held),
+        "lost-edges-share": 1 - _distinct_edges(graphs) / (edges.size(1) // 2),
+        "degree-of-public": _mean(degree[public]),
+    }
 
 
 def _overlap_figures(holders: Tensor) -> dict[str, float]:
@@ -263,21 +219,21 @@ def _overlap_figures(holders: Tensor) -> dict[str, float]:
     }
 
 
-def _split_figures(networks: Sequence[EgoNetwork]) -> dict[str, float]:
-    trained = torch.cat([network.nodes[network.train_mask] for network in networks])
-    tested = torch.cat([network.nodes[network.test_mask] for network in networks])
-    return {
-        **_roles(networks),
-        "clients-without-training": sum(not bool(net.train_mask.any()) for net in networks),
-        "tested-and-trained-share": _mean(torch.isin(tested, trained)),
-    }
+def _homophily(y: Tensor, edges: Tensor) -> float:
+    source, target = y[edges]
+    is_labelled = (source >= 0) & (target >= 0)
+    return float((source == target)[is_labelled].double().mean())
 
 
-def _distinct_edges(networks: Sequence[EgoNetwork] | Sequence[OverlappingGraph]) -> int:
-    nodes = 1 + max(int(network.nodes.max()) for network in networks)
-    ends = [network.nodes[network.edge_index] for network in networks]
-    keys = torch.cat([source * nodes + target for source, target in ends])
-    return int(torch.unique(keys).numel()) // 2
+def _distinct_edges(graphs: Sequence[HeldGraph]) -> int:
+    linked = [(g.nodes, g.edge_index) for g in graphs if g.edge_index is not None]
+    n = 1 + max((int(nodes.max()) for nodes, _ in linked), default=0)
+    keys = [nodes[edges[0]] * n + nodes[edges[1]] for nodes, edges in linked]
+    return int(torch.cat(keys).unique().numel()) // 2 if keys else 0
+
+
+def _role_counts(graphs: Sequence[HeldGraph]) -> dict[str, int]:
+    return {part: sum(int(getattr(g, f"{part}_mask").sum()) for g in graphs) for part in ROLES}
 
 
 def _classes(y: Tensor) -> int:
@@ -292,3 +248,38 @@ def counts(values: Tensor) -> dict[int, int]:
     """Count how often each whole number occurs."""
     result, times = torch.unique(values, return_counts=True)
     return dict(zip(result.tolist(), times.tolist(), strict=True))
+
+
+# One line of text -------------------------------------------------------------------------------
+
+AGAIN = "a node counts at each client that has it"
+
+
+def nodes_held(graph: Graph, clients: int, called: str) -> str:
+    """Describe clients that share one graph, such as one for each node, by the graph's split."""
+    each = " of a node each" if clients == graph.num_nodes else ""
+    masks = {part: getattr(graph, f"{part}_mask") for part in ROLES}
+    roles = _roles({part: int(mask.sum()) for part, mask in masks.items() if mask is not None})
+    return "; ".join([f"{clients:,} {called}{each}", *roles])
+
+
+def graphs_held(graphs: Sequence[HeldGraph], called: str, *, is_cut: bool) -> str:
+    """Describe clients with graphs; `is_cut`: their ``nodes`` are numbers in one whole graph."""
+    sizes, edges = [graph.y.numel() for graph in graphs], [graph.edge_index for graph in graphs]
+    least, most, total = min(sizes), max(sizes), sum(sizes)
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    without = sum(one is None or not one.numel() for one in edges)
+    some = f", {without:,} of them without edges" if without else ""
+    held, links = total, sum(0 if one is None else one.size(1) for one in edges) // 2
+    if is_cut:
+        held = torch.cat([graph.nodes for graph in graphs]).unique().numel()
+        links = _distinct_edges(graphs)
+    nodes = f"{held:,} nodes" if held == total else f"{held:,} different nodes, {total:,} in all"
+    whole = f"{len(graphs):,} {called} of {each} nodes{some}: {nodes}, {links:,} edges"
+    again = f" ({AGAIN})" if held < total else ""
+    return "; ".join([whole, *_roles(_role_counts(graphs))]) + again
+
+
+def _roles(counts: dict[str, int]) -> list[str]:
+    shown = ", ".join(f"{part} {count:,}" for part, count in counts.items() if count)
+    return [shown] if shown else []

@@ -16,9 +16,10 @@ from pathlib import Path, PurePath
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
+from flower_graph.data.sources.names import CSBM, LINQS, OGB, file_path, folder_path, pyg_name
 from flower_graph.errors import DataError, told
 from flower_graph.storage.files import user_cache
-from flower_graph.storage.places import ROOT_VARIABLE
+from flower_graph.storage.places import ROOT_VARIABLE, data_root
 from flower_graph.storage.writing import (
     copy_file,
     make_folder,
@@ -46,10 +47,7 @@ def fetching(allowed: bool) -> Iterator[None]:
 
 def cache_root() -> Path:
     """Return the folder for processed copies: FLOWER_GRAPH_CACHE, or the user's cache."""
-    local = os.environ.get(CACHE_VARIABLE)
-    if local:
-        return named(local)
-    return named(user_cache())
+    return named(os.environ.get(CACHE_VARIABLE) or user_cache())
 
 
 def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
@@ -64,26 +62,21 @@ def cached_folder(key: str, fill: Callable[[Path], None]) -> Path:
         temporary = temporary_folder(".making-", folder.parent)
     except OSError as error:
         raise DataError(
-            f"the cache {folder.parent} cannot be written ({error}); "
-            f"set {CACHE_VARIABLE} to a folder that can"
+            f"the cache {folder.parent} cannot be written ({error}); set {CACHE_VARIABLE}"
         ) from error
     try:
         fill(temporary)
-        _publish(temporary, folder)
+        try:
+            move(temporary, folder)
+        except OSError:
+            # Another process was faster: a folder that has files cannot be replaced.
+            if not folder.is_dir():
+                raise
     finally:
         # Also after Ctrl-C; nothing is left to remove when the rename worked.
         with suppress(OSError):
             remove_folder(temporary)
     return folder
-
-
-def _publish(temporary: Path, folder: Path) -> None:
-    try:
-        move(temporary, folder)
-    except OSError:
-        # Another process was faster: a folder that has files cannot be replaced.
-        if not folder.is_dir():
-            raise
 
 
 def copy_tree(source: Path, target: Path) -> None:
@@ -148,3 +141,30 @@ def stall_limit() -> Iterator[None]:
         yield
     finally:
         socket.setdefaulttimeout(before)
+
+
+HERE, ABSENT, OWN = "here", "to be downloaded", "name your own"
+
+
+def presence(name: str) -> str:
+    """Tell where a data set is: ``HERE``, ``ABSENT``, or ``OWN`` for a missing file or folder.
+
+    Files are not looked into, so a set with missing files counts as here.
+    """
+    if name.lower() in (LINQS, CSBM):
+        return HERE
+    path = file_path(name) or folder_path(name)
+    if path is not None:
+        return HERE if path.exists() else OWN
+    if name.lower() in OGB:
+        folders, label = [Path(name.replace("-", "_"))], name
+    else:
+        known = pyg_name(name).raw
+        member = known.member or ""
+        folders = [Path(known.group, one) for one in (member, member.lower())]
+        label = "-".join(part for part in known if part)
+    root = None
+    with suppress(DataError):  # a variable that names no folder; a run says so
+        root = data_root(None)
+    has_raw = root is not None and any((root / folder).is_dir() for folder in folders)
+    return HERE if has_raw or any(cache_root().glob(f"{label}-*")) else ABSENT

@@ -16,7 +16,7 @@ from flower_graph.config.common import AS_IS, SPLITS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import move_features, prepare_features
-from flower_graph.data.gaps import Gaps, fill_missing
+from flower_graph.data.gaps import PLAIN, Gaps, Uses, fill_missing
 from flower_graph.data.graph import PARTS, Graph, fits_dense
 from flower_graph.data.sources.generators import csbm, csbm_sparse, graph_of_rows
 from flower_graph.data.sources.names import (
@@ -25,6 +25,7 @@ from flower_graph.data.sources.names import (
     LINQS,
     NODES,
     OGB,
+    PygName,
     file_path,
     pyg_name,
     table_in,
@@ -36,9 +37,7 @@ from flower_graph.data.splits import (
     labelled_split,
     random_split,
     select_column,
-    split_number,
 )
-from flower_graph.data.uses import PLAIN, Uses
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
 from flower_graph.rng import generator
@@ -54,8 +53,8 @@ DataSettings = DataConfig  # the name that `flower_graph.data` has for it
 DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
 FOLDS = 10  # splits that geom-gcn published for each set
 SPLIT_FOLDER = "geom-gcn-splits"
-# Classes whose own masks are the splits of geom-gcn.
-GEOM_GCN_CLASSES = ("WikipediaNetwork", "Actor", "WebKB")
+# Classes with splits of geom-gcn; masks of all but the first are these
+GEOM_GCN_CLASSES = ("Planetoid", "WikipediaNetwork", "Actor", "WebKB")
 # Sections that decide the clients' data, beside the seed (as `run_folder.deciding_settings`)
 DECIDING = ("data", "partition", "graph")
 
@@ -68,7 +67,7 @@ def load_data(config: DataConfig, *, seed: int = 0, download: bool = True) -> Da
     config
         The data section of a config.
     seed
-        Seed of the run; chooses among published splits when ``split_index`` is None.
+        Seed of the run; chooses among published splits: split ``seed`` modulo their number.
         Random splits and generated graphs depend on ``config.split_seed`` instead, if it is set.
     download
         Whether a set that is not on disk may be downloaded.
@@ -100,7 +99,7 @@ def load_graph(
     graph, masks = _read(config, seed, download, uses)
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
-    train, val, test = select_column(masks, config.split_index, seed)
+    train, val, test = select_column(masks, seed)
     with saying(source):
         (x,), fill, filled = fill_missing([graph.x], config.missing, graph.columns)
         notes += filled
@@ -127,27 +126,26 @@ def load_graph(
 def _split(
     config: DataConfig, graph: Graph, masks: Masks | None, notes: list[str], seed: int
 ) -> Masks:
+    rng, ratios = torch.Generator().manual_seed(seed), config.ratios
+    if config.split == "random" and ratios is not None:
+        return labelled_split(graph.y, ratios, generator=rng)
     if config.split == "random":
-        return _random(config, graph, seed)
+        counts = {key: getattr(config, key) for key in ("train_per_class", "num_val", "num_test")}
+        return random_split(graph.y, graph.num_classes, **counts, generator=rng)
     if masks is not None:
         return masks
-    given = [part for part in PARTS if getattr(graph, part) is not None]
     if config.split != "auto":
-        raise DataError(
-            f"data set {config.name!r} has no public split: use data.split=random "
-            "data.ratios=[0.6,0.2,0.2] (or, of a large graph, data.train_per_class, data.num_val "
-            "and data.num_test), or data.split=auto"
-        )
-    if given:
+        advice = "use data.split=random data.ratios=[0.6,0.2,0.2], or data.split=auto"
+        raise DataError(f"data set {config.name!r} has no public split: {advice}")
+    if given := [part for part in PARTS if getattr(graph, part) is not None]:
         missing = ", ".join(part for part in PARTS if part not in given)
         raise DataError(
-            f"data {config.name}: has {', '.join(given)}, but not {missing}: give it all three, or "
-            "set data.split=random, which draws all of them"
+            f"data {config.name}: has {', '.join(given)}, not {missing}; or set data.split=random"
         )
-    ratios = DRAWN if config.ratios is None else config.ratios
+    ratios = DRAWN if ratios is None else ratios
     shares = "/".join(f"{100 * share:g}" for share in ratios)
     notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {seed}")
-    return labelled_split(graph.y, ratios, generator=_generator(seed))
+    return labelled_split(graph.y, ratios, generator=rng)
 
 
 # Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing
@@ -173,49 +171,49 @@ def describe(data: Any) -> dict[str, int]:
 
 
 def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Graph, Masks | None]:
-    path = file_path(config.name)
-    name = config.name.lower()
+    path, name = file_path(config.name), config.name.lower()
+    is_pyg = path is None and name not in (LINQS, CSBM, *OGB)
+    known = pyg_name(config.name) if is_pyg else PygName("", None)
+    if config.split == "geom-gcn" and known.group not in GEOM_GCN_CLASSES:
+        raise DataError(
+            f"data.split = 'geom-gcn': there is no such split of {config.name!r}; it exists for "
+            f"sets of {', '.join(GEOM_GCN_CLASSES)}. Use data.split=public or random"
+        )
+    if path is None and uses.targets:
+        raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
     if path is not None:
         graph = load_file(path, Gaps.of(config), uses)
-    elif uses.targets:
-        raise DataError(
-            f"data.name = {config.name!r}: task=values needs a graph of your own with a number for "
-            "each node (`flower-graph docs own-data`)"
-        )
     elif name == LINQS:
         graph = load_cora_linqs()
     elif name == CSBM:
-        how = {name: getattr(config, name) for name in ("degree", "active", "homophily", "signal")}
-        how["features"] = config.num_features
-        is_large = uses.sparse and not fits_dense(config.nodes, config.num_features)
-        if is_large and config.features != AS_IS:
-            raise DataError(
-                f"data.features = {config.features!r}: the features of {config.nodes} generated "
-                f"nodes are sparse and stay as they are: set data.features={AS_IS}"
-            )
-        size, seed = (config.nodes, config.classes), config.draws(seed)
-        if is_large:
-            graph = graph_of_rows(csbm_sparse(*size, **how, seed=seed))
-        else:
-            graph = csbm(*size, **how, seed=seed)
+        graph = _generated(config, config.draws(seed), uses)
     elif name in OGB:
         graph = load_ogb(name, root=data_root(config.root), download=download)
+    elif known.group == "Planetoid" and config.split == "geom-gcn":
+        return _with_geom_gcn(known, data_root(config.root), seed, download)
     else:
-        return _read_pyg(config, seed, download)
-    if config.split == "geom-gcn":
-        raise _no_geom_gcn(config.name)
+        graph = load_pyg(known, root=data_root(config.root), download=download)
     return graph, _own_masks(graph)
 
 
-def _read_pyg(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Masks | None]:
-    name, root = pyg_name(config.name), data_root(config.root)
-    if name.group != "Planetoid" or config.split != "geom-gcn":
-        if config.split == "geom-gcn" and name.group not in GEOM_GCN_CLASSES:
-            raise _no_geom_gcn(config.name)
-        graph = load_pyg(name, root=root, download=download)
-        return graph, _own_masks(graph)
-    fold = split_number(FOLDS, config.split_index, seed)
-    file = Path(SPLIT_FOLDER) / f"{str(name.member).lower()}_split_0.6_0.2_{fold}.npz"
+def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
+    how = {name: getattr(config, name) for name in ("degree", "active", "homophily", "signal")}
+    how |= {"features": config.num_features, "seed": seed}
+    if not uses.sparse or fits_dense(config.nodes, config.num_features):
+        return csbm(config.nodes, config.classes, **how)
+    if config.features != AS_IS:
+        raise DataError(
+            f"data.features = {config.features!r}: must be {AS_IS} of so many generated nodes"
+        )
+    return graph_of_rows(csbm_sparse(config.nodes, config.classes, **how))
+
+
+def _with_geom_gcn(
+    name: PygName, root: Path | None, seed: int, download: bool
+) -> tuple[Graph, Masks | None]:
+    """Load a set of Planetoid with one of the splits of geom-gcn."""
+    fold = f"{str(name.member).lower()}_split_0.6_0.2_{seed % FOLDS}.npz"
+    file = Path(SPLIT_FOLDER) / fold
     if root is not None and (root / file).is_file():
         graph = load_pyg(name, root=root, download=download)
         return graph, geom_gcn_split(root / file, graph.x.size(0))
@@ -228,35 +226,11 @@ def _read_pyg(config: DataConfig, seed: int, download: bool) -> tuple[Graph, Mas
     return graph, _own_masks(graph)
 
 
-def _no_geom_gcn(name: str) -> DataError:
-    return DataError(
-        f"data.split = 'geom-gcn': there is no such split of {name!r}; it exists for Cora, "
-        f"CiteSeer, PubMed, {', '.join(GEOM_GCN_CLASSES)}. Use data.split=public or random"
-    )
-
-
 def _own_masks(graph: Graph) -> Masks | None:
     train, val, test = graph.train_mask, graph.val_mask, graph.test_mask
     if train is None or val is None or test is None:
         return None
     return Masks(train, val, test)
-
-
-def _random(config: DataConfig, graph: Graph, seed: int) -> Masks:
-    if config.ratios is not None:
-        return labelled_split(graph.y, config.ratios, generator=_generator(seed))
-    return random_split(
-        graph.y,
-        graph.num_classes,
-        train_per_class=config.train_per_class,
-        num_val=config.num_val,
-        num_test=config.num_test,
-        generator=_generator(seed),
-    )
-
-
-def _generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,16 @@ def csbm_sparse(
     DataError
         If a number is impossible.
     """
-    _check(nodes, classes, degree, features, active, homophily, signal)
+    checks = (
+        ("data.classes", classes, 2 <= classes <= nodes, f"2 to data.nodes = {nodes}"),
+        ("data.degree", degree, 0 <= degree < nodes, f"at least 0, below data.nodes = {nodes}"),
+        ("data.active", active, 1 <= active <= features, f"1 to data.num_features = {features}"),
+        ("data.homophily", homophily, 0 <= homophily <= 1, "0 to 1"),
+        ("data.signal", signal, 0 <= signal <= 1, "0 to 1"),
+    )
+    for key, value, valid, allowed in checks:
+        if not valid:
+            raise DataError(f"{key} = {value}: must be {allowed}")
     # Mixed, so that a split with the same seed draws other numbers.
     generator = torch.Generator().manual_seed(seed ^ 0x5EED)
     y = torch.randperm(nodes, generator=generator) % classes
@@ -118,16 +127,8 @@ def csbm(
     ``DataError`` also if the features would take more than 2 GB.
     """
     check_dense_size(nodes, features, "Use flower_graph.data.csbm_sparse for such sizes.")
-    parts = csbm_sparse(
-        nodes,
-        classes,
-        degree=degree,
-        features=features,
-        active=active,
-        homophily=homophily,
-        signal=signal,
-        seed=seed,
-    )
+    how = {"degree": degree, "homophily": homophily, "signal": signal}
+    parts = csbm_sparse(nodes, classes, features=features, active=active, seed=seed, **how)
     columns = parts.indices.view(nodes, active).to(torch.int64)
     x = torch.zeros(nodes, features).scatter_(1, columns, parts.values.view(nodes, active))
     return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=classes)
@@ -138,27 +139,6 @@ def graph_of_rows(parts: SparseGraph) -> Graph:
     size = parts.y.numel(), parts.num_features
     x = csr_tensor(parts.indptr.to(torch.int32), parts.indices, parts.values, size)
     return Graph(x=x, edge_index=parts.edge_index, y=parts.y, num_classes=parts.num_classes)
-
-
-def _check(
-    nodes: int,
-    classes: int,
-    degree: float,
-    features: int,
-    active: int,
-    homophily: float,
-    signal: float,
-) -> None:
-    checks = (
-        ("data.classes", classes, 2 <= classes <= nodes, f"2 to data.nodes = {nodes}"),
-        ("data.degree", degree, 0 <= degree < nodes, f"at least 0, below data.nodes = {nodes}"),
-        ("data.active", active, 1 <= active <= features, f"1 to data.num_features = {features}"),
-        ("data.homophily", homophily, 0 <= homophily <= 1, "0 to 1"),
-        ("data.signal", signal, 0 <= signal <= 1, "0 to 1"),
-    )
-    for key, value, valid, allowed in checks:
-        if not valid:
-            raise DataError(f"{key} = {value}: must be {allowed}")
 
 
 def _edges(
@@ -181,12 +161,7 @@ def _edges(
 
 
 def _features(
-    y: Tensor,
-    classes: int,
-    features: int,
-    active: int,
-    signal: float,
-    generator: torch.Generator,
+    y: Tensor, classes: int, features: int, active: int, signal: float, generator: torch.Generator
 ) -> Tensor:
     bounds = torch.arange(active + 1) * features // active
     starts, widths = bounds[:-1], bounds.diff()

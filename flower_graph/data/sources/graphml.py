@@ -11,8 +11,7 @@ from xml.etree import ElementTree
 from xml.parsers import expat
 
 from flower_graph.data.gaps import Gaps
-from flower_graph.data.sources.nodes import YED
-from flower_graph.data.sources.tables import ENDS, MOST_FILLED, of_entries, readable
+from flower_graph.data.sources.tables import ENDS, MOST_FILLED, YED, of_entries, readable
 from flower_graph.errors import DataError
 from flower_graph.storage.reading import DEPTH, MOST_GRAPH, open_regular, reading
 

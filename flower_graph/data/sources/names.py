@@ -22,24 +22,18 @@ OTHER_OGB = {  # with the reason why they are not supported
 # Names that PyG's classes take, where a wrong one would otherwise be an attempt to download; with
 # the ending, the same set without its duplicate nodes.
 FILTERED = "-filtered"
+WIKI = ("chameleon", "squirrel")
 MEMBERS = {
     "Planetoid": ("Cora", "CiteSeer", "PubMed"),
-    "WikipediaNetwork": (
-        "chameleon",
-        f"chameleon{FILTERED}",
-        "squirrel",
-        f"squirrel{FILTERED}",
-    ),
+    "WikipediaNetwork": tuple(f"{name}{ending}" for name in WIKI for ending in ("", FILTERED)),
     "Amazon": ("Computers", "Photo"),
     "Coauthor": ("CS", "Physics"),
     "CitationFull": ("Cora", "Cora_ML", "CiteSeer", "DBLP", "PubMed"),
     "WebKB": ("Cornell", "Texas", "Wisconsin"),
 }
-SHORT = {
-    member.lower(): (group, member)
-    for group in ("Planetoid", "WikipediaNetwork")
-    for member in MEMBERS[group]
-}
+# Groups whose members are known by their own names
+_SHORT = ("Planetoid", "WikipediaNetwork")
+SHORT = {member.lower(): (group, member) for group in _SHORT for member in MEMBERS[group]}
 SINGLE = ("Actor", "Flickr", "LastFMAsia", "WikiCS")
 # Endings of graph files, and errors for other files that hold graphs
 GRAPH_FILES = (".pt", ".graphml", ".json")
@@ -76,13 +70,9 @@ def known_names() -> tuple[str, ...]:
     Any other single-graph node-classification class of PyG (``Class`` or ``Class/name``) and the
     path of a saved graph are allowed too.
     """
-    short = tuple(member for _, member in SHORT.values())
-    long = tuple(
-        f"{group}/{member}"
-        for group, members in MEMBERS.items()
-        if group not in ("Planetoid", "WikipediaNetwork")
-        for member in members
-    )
+    short = (member for _, member in SHORT.values())
+    groups = (group for group in MEMBERS if group not in _SHORT)
+    long = (f"{group}/{member}" for group in groups for member in MEMBERS[group])
     return (LINQS, CSBM, *short, *SINGLE, *OGB, *long)
 
 
@@ -126,19 +116,18 @@ def folder_path(name: str) -> Path | None:
 
 def graphs_in(folder: Path) -> list[Path]:
     """List a folder's graphs, files and folders with tables, in the order of their names."""
-    return [path for path in shown_in(folder) if _is_graph(path)]
+    return [
+        path
+        for path in shown_in(folder)
+        if table_in(path, NODES).is_file()
+        or (path.is_file() and has_ending(path.name, GRAPH_FILES))
+    ]
 
 
 def shown_in(folder: Path) -> list[Path]:
     """List a folder's entries by name, except hidden files of the system."""
     hidden = (".", "~$", "__MACOSX")
     return sorted(path for path in folder.glob("*") if not path.name.startswith(hidden))
-
-
-def _is_graph(path: Path) -> bool:
-    if path.is_file():
-        return has_ending(path.name, GRAPH_FILES)
-    return table_in(path, NODES).is_file()
 
 
 def has_ending(name: str, endings: Iterable[str]) -> bool:
@@ -178,36 +167,40 @@ def located(name: str, folder: Path) -> str:
 
 def pyg_name(name: str) -> PygName:
     """Return the PyG class and member that a name stands for."""
-    folder = folder_path(name)
+    folder, lower = folder_path(name), name.lower()
     if folder is not None and folder.is_dir():
         raise DataError(
-            f"data.name = {name!r}: is a folder without {NODES}; one graph in tables has {NODES} "
-            f"and {EDGES} there, and a folder with clients' own graphs is not for this method"
+            f"data.name = {name!r}: is a folder without {NODES} and {EDGES} of one graph"
         )
     if folder is not None or name.startswith(("/", ".", "~")):
         raise absent(name, "folder" if name.endswith("/") else "file")
-    if name.lower() in OTHER_OGB:
-        raise DataError(
-            f"data.name = {name!r}: {OTHER_OGB[name.lower()]}; of OGB there are {', '.join(OGB)}"
-        )
-    if name.lower() in SHORT:
-        return PygName(*SHORT[name.lower()])
+    if lower in OTHER_OGB:
+        there = ", ".join(OGB)
+        raise DataError(f"data.name = {name!r}: {OTHER_OGB[lower]}; of OGB there are {there}")
+    if lower in SHORT:
+        return PygName(*SHORT[lower])
     group, _, member = name.partition("/")
-    known = {known.lower(): known for known in (*MEMBERS, *SINGLE)}
-    if group.lower() not in known:
+    classes: Sequence[str] = (*MEMBERS, *SINGLE)
+    if not any(group.lower() == one.lower() for one in classes):
         import torch_geometric.datasets as datasets  # not at the top: it takes seconds
 
-        known = {known.lower(): known for known in datasets.__all__}
-    if not name or group.lower() not in known:
-        raise DataError(_unknown(name, (*known_names(), *known.values())))
-    group = known[group.lower()]
-    if group in MEMBERS:
-        members = {known.lower(): known for known in MEMBERS[group]}
-        if member.lower() not in members:
-            names = [f"{group}/{known}" for known in members.values()]
-            raise DataError(_unknown(name, names, others=False))
-        member = members[member.lower()]
-    return PygName(group, member or None)
+        classes = datasets.__all__
+    found = _found(group, classes)
+    if not name or found is None:
+        others = (
+            "any node-classification class of PyG as Class or Class/name; a file "
+            f"({', '.join(GRAPH_FILES)}) or a folder with {NODES} and {EDGES}; where clients have "
+            "graphs of their own a folder with one of these for each, as folder/"
+        )
+        raise _unknown(name, (*known_names(), *classes), f"{', '.join(known_names())}; {others}")
+    if found in MEMBERS and (member := _found(member, MEMBERS[found]) or "") == "":
+        names = [f"{found}/{one}" for one in MEMBERS[found]]
+        raise _unknown(name, names, ", ".join(names))
+    return PygName(found, member or None)
+
+
+def _found(word: str, words: Sequence[str]) -> str | None:
+    return next((one for one in words if one.lower() == word.lower()), None)
 
 
 def check_name(name: str) -> None:
@@ -238,18 +231,10 @@ def absent(name: str, what: str = "file") -> DataError:
     )
 
 
-def _unknown(name: str, names: Sequence[str], *, others: bool = True) -> str:
+def _unknown(name: str, names: Sequence[str], allowed: str) -> DataError:
     by_lower = {known.lower(): known for known in names}
     near = get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
     hint = f"; did you mean {by_lower[near[0]]!r}?" if near else "."
-    allowed = known_names() if others else names
     if name and Path(name).is_dir() and graphs_in(Path(name)):
         hint = f"; for the folder of clients write {name}/."
-    text = f"data.name = {name!r}: unknown data set{hint} Known: {', '.join(allowed)}"
-    if others:
-        text += "; any node-classification class of PyG as Class or Class/name; a file "
-        text += (
-            f"({', '.join(GRAPH_FILES)}) or a folder with {NODES} and {EDGES}; where clients have "
-        )
-        text += "graphs of their own a folder with one of these for each, as folder/"
-    return text
+    return DataError(f"data.name = {name!r}: unknown data set{hint} Known: {allowed}")

@@ -19,16 +19,22 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flower_graph.data.description import ONE_KIND, Caution, as_graph, read_graph, saying
-from flower_graph.data.edge_weights import WEIGHT, with_edges
-from flower_graph.data.gaps import NO_GAPS, Gaps
+from flower_graph.data.description import (
+    ONE_KIND,
+    WEIGHT,
+    Caution,
+    as_graph,
+    read_graph,
+    saying,
+    with_edges,
+)
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses
 from flower_graph.data.graph import Graph
 from flower_graph.data.sources.cache import (
     cached_folder,
@@ -38,12 +44,9 @@ from flower_graph.data.sources.cache import (
     missing_message,
     stall_limit,
 )
-from flower_graph.data.sources.duplicates import without_duplicates
 from flower_graph.data.sources.graphml import read_graphml
 from flower_graph.data.sources.names import PygName, check_graph_file
-from flower_graph.data.sources.nodes import CLIENT
-from flower_graph.data.sources.tables import read_node_link, read_tables
-from flower_graph.data.uses import PLAIN, Uses
+from flower_graph.data.sources.tables import CLIENT, read_node_link, read_tables
 from flower_graph.errors import DataError
 from flower_graph.storage.pickled import UnpicklingError, load_saved
 from flower_graph.storage.reading import MOST_TENSORS, Tree, open_regular, reading, reason
@@ -65,12 +68,8 @@ class _RawFilesWantedError(Exception):
     """Stops a loader before it does anything, and carries the names of its files."""
 
 
-@dataclass(frozen=True)
-class _RawFiles:
-    """Raw folder of a loader and its files, relative to the given root."""
-
-    folder: PurePath
-    files: tuple[PurePath, ...]
+Dataset = type["InMemoryDataset"]
+Raw = tuple[PurePath, list[PurePath]]  # a loader's raw folder and its files, from its root
 
 
 def load_pyg(
@@ -85,8 +84,7 @@ def load_pyg(
     if "root" not in inspect.signature(cls.__init__).parameters:
         # These draw from the global random numbers: another graph each time.
         raise DataError(f"data set {label!r} is generated, not loaded; data.name=csbm generates")
-    raw = _raw_files(cls, arguments, label)
-    folder = _prepared(cls, arguments, raw, label, root, download)
+    folder = _prepared(cls, arguments, label, root, download)
     try:
         dataset = _call(cls, {"root": str(folder), **arguments}, label)
         return _graph(dataset, label, filtered=name != name.raw)
@@ -94,7 +92,7 @@ def load_pyg(
         raise DataError(f"{error} (read from the cache folder {folder})") from error
 
 
-def _dataset_class(group: str) -> type[InMemoryDataset]:
+def _dataset_class(group: str) -> Dataset:
     import torch_geometric.datasets as datasets
     from torch_geometric.data import InMemoryDataset
 
@@ -104,9 +102,7 @@ def _dataset_class(group: str) -> type[InMemoryDataset]:
     return cls
 
 
-def _arguments(
-    cls: type[InMemoryDataset], name: PygName, options: Mapping[str, object]
-) -> dict[str, object]:
+def _arguments(cls: Dataset, name: PygName, options: Mapping[str, object]) -> dict[str, object]:
     parameters = inspect.signature(cls.__init__).parameters
     arguments = dict(options)
     # Named here, because PyG warns if it is left out.
@@ -121,7 +117,7 @@ def _arguments(
     return arguments
 
 
-def _call(cls: type[InMemoryDataset], arguments: dict[str, object], label: str) -> InMemoryDataset:
+def _call(cls: Dataset, arguments: dict[str, object], label: str) -> InMemoryDataset:
     try:
         return cls(**arguments)
     except (DataError, _RawFilesWantedError):
@@ -132,68 +128,58 @@ def _call(cls: type[InMemoryDataset], arguments: dict[str, object], label: str) 
         raise DataError(f"data set {label!r} cannot be loaded by PyG: {reason}") from error
 
 
-def _raw_files(cls: type[InMemoryDataset], arguments: dict[str, object], label: str) -> _RawFiles:
+def _raw_files(cls: Dataset, arguments: dict[str, object], label: str) -> Raw:
     # PyG calls download() when raw files are missing, as in an empty folder. By then the
     # loader knows their names: no table of layouts is needed for its hundred classes.
     def stop(self: InMemoryDataset) -> None:
         raise _RawFilesWantedError(self.raw_dir, self.raw_paths)
 
     with tempfile.TemporaryDirectory() as empty:
+        looking = type(cls.__name__, (cls,), {"download": stop})
         try:
-            _call(
-                type(cls.__name__, (cls,), {"download": stop}), {"root": empty, **arguments}, label
-            )
+            _call(looking, {"root": empty, **arguments}, label)
         except _RawFilesWantedError as wanted:
             folder, paths = wanted.args
-            files = tuple(PurePath(path).relative_to(empty) for path in paths)
-            return _RawFiles(PurePath(folder).relative_to(empty), files)
+            files = [PurePath(path).relative_to(empty) for path in paths]
+            return PurePath(folder).relative_to(empty), files
     raise DataError(f"data set {label!r} has no raw files: it is not a data set to load")
 
 
 def _prepared(
-    cls: type[InMemoryDataset],
-    arguments: dict[str, object],
-    raw: _RawFiles,
-    label: str,
-    root: Path | None,
-    download: bool,
+    cls: Dataset, arguments: dict[str, object], label: str, root: Path | None, download: bool
 ) -> Path:
+    """Return the folder of the cache with a set's raw files: copied, or downloaded."""
+    raw, files = _raw_files(cls, arguments, label)
     source = None if root is None else root / cls.__name__
-    if source is not None and all((source / file).exists() for file in raw.files):
-        origin = source
+    if source is not None and all((source / file).exists() for file in files):
+        origin = source / raw
 
         def copy(folder: Path) -> None:
-            copy_tree(origin / raw.folder, folder / raw.folder)
+            copy_tree(origin, folder / raw)
             _call(cls, {"root": str(folder), **arguments}, label)
 
-        files = fingerprint(origin / raw.folder)
-        return cached_folder(_key(label, arguments, files), copy)
+        return cached_folder(_key(label, arguments, fingerprint(origin)), copy)
 
     def fetch(folder: Path) -> None:
-        below = [PurePath(cls.__name__) / file for file in raw.files]
-        wanted = PurePath(cls.__name__) / raw.folder
-        missing = missing_message(label, wanted, below, root, download)
-        _download(cls, {"root": str(folder), **arguments}, label, missing)
+        below = [PurePath(cls.__name__) / file for file in files]
+        missing = missing_message(label, PurePath(cls.__name__) / raw, below, root, download)
+
+        def guarded(self: InMemoryDataset) -> None:
+            try:
+                check_reachable(_urls(cls))
+                with stall_limit():
+                    cls.download(self)
+            # Not OSError alone: HTTP libraries have errors of their own.
+            except Exception as error:
+                raise DataError(f"{missing} The download failed: {error}") from error
+
+        fetching = type(cls.__name__, (cls,), {"download": guarded})
+        _call(fetching, {"root": str(folder), **arguments}, label)
 
     return cached_folder(_key(label, arguments, "download"), fetch)
 
 
-def _download(
-    cls: type[InMemoryDataset], arguments: dict[str, object], label: str, missing: str
-) -> None:
-    def guarded(self: InMemoryDataset) -> None:
-        try:
-            check_reachable(_urls(cls))
-            with stall_limit():
-                cls.download(self)
-        # Not OSError alone: HTTP libraries have errors of their own.
-        except Exception as error:
-            raise DataError(f"{missing} The download failed: {error}") from error
-
-    _call(type(cls.__name__, (cls,), {"download": guarded}), arguments, label)
-
-
-def _urls(cls: type[InMemoryDataset]) -> list[str]:
+def _urls(cls: Dataset) -> list[str]:
     values = (getattr(cls, key, None) for key in dir(cls) if not key.startswith("_"))
     return [v for v in values if isinstance(v, str) and v.startswith(("http://", "https://"))]
 
@@ -277,7 +263,13 @@ def with_own_keys(values: Tree, gaps: Gaps, *, needs_labels: bool) -> Tree:
 
 def _read_saved(path: Path) -> dict[str, object]:
     try:
-        content = _loaded(path)
+        try:
+            content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes long
+        except UnpicklingError:  # it names classes
+            with pyg_classes_allowed():
+                content = load_saved(path)
+        # Not by attributes of Data, some of which are computed (num_classes is not one).
+        content = content.to_dict() if hasattr(content, "to_dict") else content
     # A broken pickle can raise nearly anything.
     except Exception as error:
         raise DataError(_unreadable(path, error)) from error
@@ -286,19 +278,7 @@ def _read_saved(path: Path) -> dict[str, object]:
     return {str(key): value for key, value in content.items()}
 
 
-def _loaded(path: Path) -> object:
-    try:
-        content = load_saved(path)  # a dict of tensors needs no PyG, whose import takes a second
-    except UnpicklingError:  # it names classes
-        with pyg_classes_allowed():
-            content = load_saved(path)
-    # Not by attributes of Data, some of which are computed (num_classes is not one).
-    return content.to_dict() if hasattr(content, "to_dict") else content
-
-
 def _unreadable(path: Path, error: Exception) -> str:
-    if isinstance(error, PermissionError):
-        return "cannot be read: make it readable for the user that this process runs as"
     if isinstance(error, OSError):
         return f"cannot be read ({reason(error)})"
     if not path.stat().st_size:
@@ -307,17 +287,14 @@ def _unreadable(path: Path, error: Exception) -> str:
         is_archive = stream.read(2) == b"PK"
     if is_archive and not zipfile.is_zipfile(path):
         return "is cut short: its end is missing; copy or save it again"
-    wanted = "a Data or a dict of tensors saved by torch.save"
+    unsafe, wanted = "is not a graph that can be loaded safely", "a Data or a dict of tensors"
     if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
         if named[1].endswith(("BaseStorage", "NodeStorage", "EdgeStorage")):
             return f"holds a HeteroData: {ONE_KIND}"
-        return (
-            f"is not a graph that can be loaded safely: it holds a {named[1]}, and reading that "
-            f"can execute code; {wanted} is expected"
-        )
+        return f"{unsafe}: it holds a {named[1]}, and reading that can execute code; save {wanted}"
     return (
-        f"is not a graph that can be loaded safely, or is damaged: {wanted} is expected, or "
-        "another kind by its ending (`flower-graph docs own-data`)"
+        f"{unsafe}, or is damaged: {wanted} saved by torch.save is expected, or another kind by "
+        "its ending (`flower-graph docs own-data`)"
     )
 
 
@@ -325,24 +302,25 @@ def load_ogb(name: str, *, root: Path | None, download: bool) -> Graph:
     """Load a set of Open Graph Benchmark with its own split."""
     _ogb(name)
     below = PurePath(name.replace("-", "_"))  # ogb's own folder: its root can be a data root
-    files = _ogb_files(name)
-    if root is not None and all((root / below / file).exists() for file in files):
+    years = ("raw/node_year.csv.gz",) if name == "ogbn-arxiv" else ()
+    splits = (f"split/{OGB_SPLITS[name]}/{part}.csv.gz" for part in ("train", "valid", "test"))
+    files = [below / file for file in (*OGB_FILES, *years, *splits)]
+    if root is not None and all((root / file).exists() for file in files):
         source = root / below
         entries = [entry for entry in fingerprint(source) if not entry[0].startswith("processed/")]
         digest = hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
         folder = cached_folder(f"{name}-{digest}", lambda new: _copy_ogb(name, source, new))
-    else:
-        wanted = [below / file for file in files]
-        folder = cached_folder(
-            f"{name}-download", lambda new: _fetch_ogb(name, new, wanted, root, download)
-        )
-    return _read_ogb(name, folder)
+        return _read_ogb(name, folder)
 
+    def fetch(new: Path) -> None:
+        missing = missing_message(name, below, files, root, download)
+        try:
+            check_reachable(["http://snap.stanford.edu/"])
+        except OSError as error:
+            raise DataError(f"{missing} The download failed: {error}") from error
+        _read_ogb(name, new)
 
-def _ogb_files(name: str) -> tuple[str, ...]:
-    years = ("raw/node_year.csv.gz",) if name == "ogbn-arxiv" else ()
-    parts = ("train", "valid", "test")
-    return (*OGB_FILES, *years, *(f"split/{OGB_SPLITS[name]}/{part}.csv.gz" for part in parts))
+    return _read_ogb(name, cached_folder(f"{name}-download", fetch))
 
 
 def _ogb(name: str) -> Any:
@@ -361,17 +339,6 @@ def _copy_ogb(name: str, source: Path, folder: Path) -> None:
     # Without this file ogb takes the folder for an old release and asks what to do.
     with written(folder / source.name / "RELEASE_v1.txt"):
         pass
-    _read_ogb(name, folder)
-
-
-def _fetch_ogb(
-    name: str, folder: Path, files: list[PurePath], root: Path | None, download: bool
-) -> None:
-    missing = missing_message(name, files[0].parent, files, root, download)
-    try:
-        check_reachable(["http://snap.stanford.edu/"])
-    except OSError as error:
-        raise DataError(f"{missing} The download failed: {error}") from error
     _read_ogb(name, folder)
 
 
@@ -404,3 +371,26 @@ def _unattended() -> Iterator[None]:
             yield
     finally:
         sys.stdin = before
+
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
+
+
+def without_duplicates(data: Data) -> Data:
+    """Keep one node of each group with the same outgoing edges and class: the most linked one."""
+    source, target = data.edge_index.tolist()
+    outgoing: list[set[int]] = [set() for _ in range(data.x.size(0))]
+    for one, other in zip(source, target, strict=True):
+        outgoing[one].add(other)
+    incoming = torch.bincount(data.edge_index[1], minlength=len(outgoing)).tolist()
+    groups: dict[tuple[frozenset[int], int], list[int]] = {}
+    for node, (links, label) in enumerate(zip(outgoing, data.y.tolist(), strict=True)):
+        groups.setdefault((frozenset(links), label), []).append(node)
+    kept = sorted(max(group, key=incoming.__getitem__) for group in groups.values())
+    result = data.subgraph(torch.tensor(kept))
+    result.notes = (
+        f"{len(kept):,} of {len(outgoing):,} nodes kept: one of each group with the same outgoing "
+        "edges and the same class",
+    )
+    return result

@@ -12,36 +12,37 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import torch
 from torch import Tensor
 
-from flower_graph.data.gaps import NO_GAPS, Gaps
+from flower_graph.config.common import MEAN, ONE_HOT
+from flower_graph.data.description import if_nan, saying
+from flower_graph.data.gaps import NO_GAPS, Columns, Gaps, encode_words
 from flower_graph.data.graph import PARTS
+from flower_graph.data.labels import BLANK, advice_of, number_of, word_of
 from flower_graph.data.sources.names import EDGES, NODES, table_in
-from flower_graph.data.sources.nodes import (
-    CLIENT,
-    IDENTITY,
-    LABEL,
-    NAMES,
-    OWN,
-    SPLIT,
-    SPLITS,
-    Nodes,
-    roles_of,
-)
-from flower_graph.data.values import BLANK, advice_of, number_of, word_of
 from flower_graph.errors import DataError
-from flower_graph.storage.reading import (
-    MOST_GRAPH,
-    open_text,
-    parse_json,
-    read_bytes,
-    reading,
-)
+from flower_graph.storage.reading import MOST_GRAPH, open_text, parse_json, read_bytes, reading
 
+LABEL, SPLIT, CLIENT, IDENTITY = OWN = ("label", "split", "client", "identity")
+# Columns that name a node; the last is igraph's, of a graph that NetworkX made
+NAMES = ("name", "id", "_nx_name")
+INDEX = "_igraph_index"  # a number of no meaning
+SPLITS = ("train", "val", "test")
+# Columns that are no features, with the names that tables use for them
+ELSEWHERE = {"n_id": IDENTITY, "identities": IDENTITY, **dict.fromkeys(PARTS, SPLIT)}
+# Programs that draw graphs: columns by which their files are known, and columns of the drawing
+_PLACES = {"r", "g", "b", "x", "y", "size"}
+GEPHI, YED = "Gephi", "yEd"
+DRAWN = (
+    (GEPHI, _PLACES, _PLACES | {"z"}),
+    (GEPHI, {"viz"}, {"viz"}),  # of its GEXF, as NetworkX reads it
+    (GEPHI, {"label", "timeset"}, {"timeset"}),
+)
 MOST_ROW = 1 << 24  # characters of a row of a table
 # Entries of all nodes with what is missing: at most so many, or so many times those that are there
 MOST_FILLED, SPARSEST = 1 << 22, 32
@@ -49,127 +50,287 @@ ENDS, ENDS_OF_R, WEIGHT = ("source", "target"), ("from", "to"), "weight"
 _QUOTED, _INDEX = re.compile(r'"[^"]*"'), re.compile(r"Unnamed: \d+")
 
 
-class Edges:
-    """The edges of a graph, as they are read one after another."""
+class Roles(NamedTuple):
+    """What each column of a graph's nodes is."""
+
+    names: list[str]  # columns that name the nodes
+    own: list[str | None]  # the column of each of ``OWN``, where there is one
+    features: list[str]
+    notes: list[str]
+
+
+def roles_of(
+    path: Path, columns: Sequence[str], gaps: Gaps, *, needs_labels: bool, program: str = ""
+) -> Roles:
+    """Tell what each column is; own ones in any case of letters."""
+    lower = {key.lower(): key for key in reversed(columns)}
+    own = {key: lower[key] for key in OWN if key in lower}
+    out = {INDEX} & {*columns}
+    for name, marks, drawn in DRAWN:
+        if marks <= {*lower}:
+            program = program or name
+            out |= {lower[key] for key in drawn if key in lower}
+    if program == YED:  # which writes them empty
+        out |= {lower[key] for key in ("url", "description") if key in lower}
+    if gaps.label is not None:
+        chosen = gaps.label if gaps.label in columns else lower.get(gaps.label.lower())
+        if chosen is None and needs_labels:
+            raise DataError(
+                f"file {path}: data.label = {gaps.label!r}: must be one of {', '.join(columns)}"
+            )
+        own = {key: one for key, one in own.items() if one != chosen}
+        out |= {own.pop(LABEL)} if LABEL in own else set()
+        own |= {} if chosen is None else {LABEL: chosen}
+    taken = {*own.values()}
+    names = [lower[key] for key in NAMES if key in lower and lower[key] not in taken]
+    others = [key for key in columns if key not in {*taken, *names, *out}]
+    if program and gaps.label is None and needs_labels:
+        raise DataError(
+            f"file {path}: was saved by {program}, where a node's {LABEL} is its caption: name the "
+            f"column of classes by data.label; there are {', '.join(others) or 'no others'} (or "
+            f"data.label={LABEL}, if it is the class)"
+        )
+    if elsewhere := [key for key in others if key in ELSEWHERE]:
+        key = elsewhere[0]
+        raise DataError(f"file {path}: {key} is no feature; name it {ELSEWHERE[key]}")
+    left = ", ".join(sorted(out - taken))
+    notes = [f"{left} of the nodes left out"] if left else []
+    return Roles(names, [own.get(key) for key in OWN], others, notes)
+
+
+class _Entries:
+    """The entries of a file, as they are read one after another."""
+
+    def __init__(self, path: Path, unit: str, gaps: Gaps) -> None:
+        # `unit` is the word for an entry of the file: line, node or edge.
+        self.path, self.unit, self.gaps = path, unit, gaps
+
+    def wrong(self, place: int, why: str) -> DataError:
+        return DataError(f"file {self.path}, {self.unit} {place}: {why}")
+
+    def word(self, place: int, key: str, value: object) -> str | None:
+        try:
+            return word_of(value, comma=self.gaps.has_comma)
+        except DataError as error:
+            raise self.wrong(place, f"{key}: {error}") from error
+
+
+class Nodes(_Entries):
+    """The nodes of a graph."""
+
+    def __init__(
+        self, path: Path, unit: str, columns: Sequence[str], gaps: Gaps, notes: Sequence[str]
+    ) -> None:
+        super().__init__(path, unit, gaps)
+        self.columns, self.notes = list(columns), list(notes)
+        self.places: dict[str, int] = {}
+        self.rows = array("q")
+        self.own: dict[str, list[str | None]] = {key: [] for key in OWN}
+        self.features = array("d")  # NaN where there is a word, or nothing
+        self.words: list[dict[int, str]] = [{} for _ in columns]  # of each column, by row
+
+    # Any: what ``float`` reads, or refuses
+    def add(self, place: int, name: object, own: Sequence[object], features: Sequence[Any]) -> None:
+        """Add a node; `own` in the order of ``OWN``, with None for missing values."""
+        name = self.word(place, "name", name)
+        if name is None:
+            raise self.wrong(place, "name: is empty; every node needs a name of its own")
+        if name in self.places:
+            first = self.rows[self.places[name]]
+            raise self.wrong(place, f"name: {name!r} is there already, {self.unit} {first}")
+        self.places[name] = len(self.places)
+        self.rows.append(place)
+        for key, value in zip(OWN, own, strict=True):
+            self.own[key].append(self.word(place, key, value))
+        split = self.own[SPLIT][-1]
+        if split is not None and split not in SPLITS:
+            raise self.wrong(place, f"split: {split!r} must be {', '.join(SPLITS)} or empty")
+        if len(features) != len(self.columns):
+            count, wanted = len(features), len(self.columns)
+            raise self.wrong(place, f"{count} features, but the first node has {wanted}")
+        try:  # all at once, as long as all are numbers by Python's own rule
+            if self.gaps.has_comma:
+                raise ValueError("a point is no decimal sign here")
+            self.features.extend(array("d", map(float, features)))
+        except (TypeError, ValueError, OverflowError):
+            row = len(self.rows) - 1
+            numbers = [self._number(row, column, one) for column, one in enumerate(features)]
+            self.features.extend(numbers)
+
+    def _number(self, row: int, column: int, given: Any) -> float:
+        """Return a feature; NaN for a word or nothing, if these are allowed."""
+        key, comma, place = self.columns[column], self.gaps.has_comma, self.rows[row]
+        number = number_of(given, comma=comma)
+        if number is not None and (not math.isnan(number) or self.gaps.missing == MEAN):
+            return number
+        if number is not None:
+            why = f"{key}: is empty; a feature needs a number at every node, or data.missing={MEAN}"
+            raise self.wrong(place, why)
+        if advice := advice_of(given, comma=comma):
+            raise self.wrong(place, f"{key}: {given!r:.40} is no number: {advice}")
+        if isinstance(given, str) and self.gaps.categories == ONE_HOT:
+            self.words[column][row] = word_of(given) or ""
+            return math.nan
+        raise self.wrong(
+            place,
+            f"{key}: {given!r:.40} is no number; whatever is not name, {', '.join(OWN)} is a "
+            f"feature: leave {key} out, make numbers of it, or set data.categories={ONE_HOT}; if "
+            f"it is the class, set data.label={key}",
+        )
+
+    def x(self) -> tuple[Tensor | None, Columns | None]:
+        """Return the features, float64 ``[n, f]``, and their columns; None without any.
+
+        Missing values are NaN until all nodes of a run are known.
+        """
+        if not self.columns:
+            return None, None
+        numbers = torch.frombuffer(self.features, dtype=torch.float64)
+        numbers = numbers.reshape(-1, len(self.columns))
+        self._check_numbers(numbers.float())
+        parts, columns = list[Tensor](), list[tuple[str, str | None]]()
+        for column, (key, words) in enumerate(zip(self.columns, self.words, strict=True)):
+            if words:
+                with saying(f"file {self.path}, {key}"):
+                    encoded, known = encode_words(numbers[:, column], words)
+                parts.append(encoded)
+                columns += [(key, word) for word in known]
+            else:
+                parts.append(numbers[:, column : column + 1])
+                columns.append((key, None))
+        x = torch.cat(parts, 1) if any(self.words) else numbers
+        return x, Columns.from_json(columns)
+
+    def _check_numbers(self, x: Tensor) -> None:
+        """Refuse numbers that are not finite, and a column with words and numbers."""
+        wrong = torch.isinf(x) if self.gaps.missing == MEAN else ~torch.isfinite(x)
+        for column, words in enumerate(self.words):
+            if words:
+                wrong[list(words), column] = False
+                if (numbers := ~torch.isnan(x[:, column])).any():
+                    row, other = int(numbers.nonzero()[0]), next(iter(words))
+                    raise self.wrong(
+                        self.rows[row],
+                        f"{self.columns[column]}: {x[row, column]:g} is a number, but "
+                        f"{self.unit} {self.rows[other]} has the word {words[other]!r:.40}: a "
+                        "column has only words, or only numbers",
+                    )
+        if wrong.any():
+            row, column = wrong.nonzero()[0].tolist()
+            value = self.features[row * x.size(1) + column]
+            why = f"{self.columns[column]}: {value} must be finite, below 3e38{if_nan(value)}"
+            raise self.wrong(self.rows[row], why)
+
+    def check(self, *, needs_labels: bool) -> None:
+        if not self.places:
+            raise DataError(f"file {self.path}: has no nodes")
+        if needs_labels and not any(self.own[LABEL]):
+            raise DataError(
+                f"file {self.path}: no {LABEL} (a node's class) at any node: that column or "
+                "attribute is missing, or empty everywhere; data.label names another of these: "
+                f"{', '.join(self.columns) or 'none'}"
+            )
+
+
+class Edges(_Entries):
+    """The edges of a graph."""
 
     def __init__(self, nodes: Nodes, path: Path, unit: str, columns: Sequence[str]) -> None:
-        nodes.check()
-        self.nodes, self.path, self.unit = nodes, path, unit
+        super().__init__(path, unit, nodes.gaps)
+        self.nodes = nodes
         self.ends = (array("q"), array("q"))
         self.weights = array("d")  # of each edge; NaN where it has none
         self.without: int | None = None  # place of the first edge without a weight
-        gaps, lower = nodes.gaps, {key.lower(): key for key in reversed(columns)}
-        wanted = gaps.weight or WEIGHT
+        lower = {key.lower(): key for key in reversed(columns)}
+        wanted = self.gaps.weight or WEIGHT
         self.weight = wanted if wanted in columns else lower.get(wanted.lower())
-        if gaps.weight is not None and self.weight is None:
+        if self.gaps.weight is not None and self.weight is None:
             raise DataError(
-                f"file {path}: data.weight = {wanted!r}: edges have no such column, but "
-                f"{', '.join(columns) or 'no other'}"
+                f"file {path}: data.weight = {wanted!r}: must be one of {', '.join(columns)}"
             )
         self.unused = [key for key in columns if key != self.weight]
 
     def add(self, place: int, ends: Sequence[object], weight: object = None) -> None:
         for key, end, found in zip(ENDS, ends, self.ends, strict=True):
-            if isinstance(end, str) and end in self.nodes.places:  # as most are written
-                found.append(self.nodes.places[end])
-                continue
-            name = self._word(place, key, end)
+            # Most are written as names, before the rule for words
+            is_name = isinstance(end, str) and end in self.nodes.places
+            name = str(end) if is_name else self.word(place, key, end)
             if name is None or name not in self.nodes.places:
                 problem = "is empty" if name is None else f"{name!r:.40} is no node"
-                raise self._wrong(
-                    place,
-                    f"{key}: {problem}; it must be one of the {len(self.nodes.places)} names of "
-                    "nodes",
-                )
+                count = len(self.nodes.places)
+                why = f"{key}: {problem}; it must be one of the {count} names of nodes"
+                raise self.wrong(place, why)
             found.append(self.nodes.places[name])
-        number = number_of(weight, comma=self.nodes.gaps.has_comma)
+        number = number_of(weight, comma=self.gaps.has_comma)
         if number is None:
-            advice = advice_of(weight, comma=self.nodes.gaps.has_comma)
+            advice = advice_of(weight, comma=self.gaps.has_comma)
             advice = advice or "name the column of weights by data.weight, or rename this one"
-            raise self._wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
+            raise self.wrong(place, f"{self.weight}: {weight!r:.40} is no number: {advice}")
         if math.isnan(number) and self.without is None:
             self.without = place
         self.weights.append(number)
 
-    def weights_of(self) -> Tensor | None:
+    def graph(self) -> dict[str, object]:
+        """Return nodes and edges as the entries of a saved graph, unchecked."""
+        nodes, own = self.nodes, self.nodes.own
+        pairs = [torch.tensor(end, dtype=torch.int64) for end in self.ends]
+        x, columns = nodes.x()
+        values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
+        if columns is not None:
+            values["columns"] = columns
         weights = torch.tensor(self.weights)
-        if bool(weights.isnan().all()):
-            return None
-        if self.without is not None:
-            raise self._wrong(self.without, f"{self.weight}: is empty, and other edges have one")
-        return weights
-
-    def _word(self, place: int, key: str, value: object) -> str | None:
-        try:
-            return word_of(value, comma=self.nodes.gaps.has_comma)
-        except DataError as error:
-            raise self._wrong(place, f"{key}: {error}") from error
-
-    def _wrong(self, place: int, why: str) -> DataError:
-        return DataError(f"file {self.path}, {self.unit} {place}: {why}")
-
-
-def graph_of(nodes: Nodes, edges: Edges) -> dict[str, object]:
-    """Return nodes and edges as the entries of a saved graph, unchecked."""
-    own = nodes.own
-    pairs = [torch.tensor(end, dtype=torch.int64) for end in edges.ends]
-    x, columns = nodes.x()
-    values: dict[str, object] = {"x": x, "edge_index": torch.stack(pairs), "y": own[LABEL]}
-    if columns is not None:
-        values["columns"] = columns
-    if (weight := edges.weights_of()) is not None:
-        values["edge_weight"] = weight
-    if any(own[SPLIT]):
-        for part, split in zip(PARTS, SPLITS, strict=True):
-            values[part] = torch.tensor([one == split for one in own[SPLIT]])
-    values["names"] = tuple(nodes.places)
-    for key in (CLIENT, IDENTITY):
-        if any(own[key]):
-            values[key] = own[key]
-    unused = f"{', '.join(sorted(edges.unused))} of the edges not used"
-    if notes := [*nodes.notes, *[unused] * bool(edges.unused)]:
-        values["notes"] = tuple(notes)
-    return values
+        if not weights.isnan().all():
+            if self.without is not None:
+                why = f"{self.weight}: is empty, and other edges have one"
+                raise self.wrong(self.without, why)
+            values["edge_weight"] = weights
+        if any(own[SPLIT]):
+            for part, split in zip(PARTS, SPLITS, strict=True):
+                values[part] = torch.tensor([one == split for one in own[SPLIT]])
+        values["names"] = tuple(nodes.places)
+        values |= {key: own[key] for key in (CLIENT, IDENTITY) if any(own[key])}
+        unused = f"{', '.join(sorted(self.unused))} of the edges not used"
+        if notes := [*nodes.notes, *[unused] * bool(self.unused)]:
+            values["notes"] = tuple(notes)
+        return values
 
 
 def read_tables(folder: Path, needs_labels: bool, gaps: Gaps) -> dict[str, object]:
     """Read ``nodes.csv`` and ``edges.csv`` of a folder."""
     path = table_in(folder, NODES)
     with _table(path) as (header, rows):
-        _check_twice(path, header)
+        lower = [key.lower() for key in header]
+        if twice := [key for index, key in enumerate(lower) if key in lower[:index]]:
+            raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
         roles = roles_of(path, header, gaps, needs_labels=needs_labels)
         if len(roles.names) != 1:
-            present = " and ".join(roles.names) or "neither"
+            present = f"has {' and '.join(roles.names) or 'neither'}"
             raise DataError(
-                f"file {path}: one column must name the nodes, {' or '.join(NAMES[:2])}; {present} "
-                f"there among {', '.join(header)}"
+                f"file {path}: one column must name the nodes: {' or '.join(NAMES[:2])}; {present}"
             )
         name, *others = (header.index(key) for key in (roles.names[0], *roles.features))
-        own = [header.index(roles.own[key]) if key in roles.own else None for key in OWN]
-        nodes = Nodes(path, "line", roles.features, needs_labels, gaps, roles.notes)
+        own = [None if key is None else header.index(key) for key in roles.own]
+        nodes = Nodes(path, "line", roles.features, gaps, roles.notes)
         for line, row in rows:
             given = [None if column is None else row[column] for column in own]
             nodes.add(line, row[name], given, [row[column] for column in others])
+    nodes.check(needs_labels=needs_labels)
     path = table_in(folder, EDGES)
     if not path.is_file():
-        raise DataError(
-            f"file {path}: there is no such file; a graph in tables has its edges there, with the "
-            f"columns {' and '.join(ENDS)} (of a graph without edges, these alone)"
-        )
+        raise DataError(f"file {path}: there is no such file; its columns are {' and '.join(ENDS)}")
     with _table(path) as (header, rows):
         lower = [key.lower() for key in header]
         ends = next((pair for pair in (ENDS, ENDS_OF_R) if {*pair} <= {*lower}), ENDS)
         if missing := [key for key in ends if key not in lower]:
-            raise DataError(
-                f"file {path}, line 1: no column {missing[0]}; there are {', '.join(header)}"
-            )
+            there = ", ".join(header)
+            raise DataError(f"file {path}, line 1: no column {missing[0]}; there are {there}")
         source, target = (lower.index(key) for key in ends)
         besides = [key for at, key in enumerate(header) if at not in (source, target)]
         edges = Edges(nodes, path, "line", besides)
         weight = None if edges.weight is None else header.index(edges.weight)
         for line, row in rows:
             edges.add(line, (row[source], row[target]), None if weight is None else row[weight])
-    return graph_of(nodes, edges)
+    return edges.graph()
 
 
 def names_clients(folder: Path) -> bool:
@@ -191,8 +352,7 @@ def read_node_link(
     links = max(given, key=len, default=None)
     if not isinstance(listed.get("nodes"), list) or links is None:
         raise DataError(
-            f"file {path}: must be a table with the lists `nodes` and `links` (or `edges`), as "
-            "networkx.node_link_data gives it"
+            f"file {path}: must be networkx.node_link_data, with the lists `nodes` and `links`"
         )
     if all(given) and len(given) > 1 and given[0] != given[1]:
         raise DataError(f"file {path}: has `links` and `edges`, which differ: leave one out")
@@ -219,63 +379,58 @@ def of_entries(
     """Make a graph from named entries and their attributes."""
     keys = dict.fromkeys(key for entry in given for key in entry)
     roles = roles_of(path, [*keys], gaps, needs_labels=needs_labels, program=program)
-    columns, several = list[str](), dict[str, int]()  # a list of numbers is several features
-    for key in roles.features:
-        value = next((one for entry in given if (one := entry.get(key)) is not None), None)
-        if isinstance(value, list):
-            several[key] = len(value)
-        columns += [f"{key}[{i}]" for i in range(len(value))] if isinstance(value, list) else [key]
+    # A list of numbers is several features
+    first = {key: _first(entry.get(key) for entry in given) for key in roles.features}
+    several = {key: len(value) for key, value in first.items() if isinstance(value, list)}
+    columns = [
+        column
+        for key in roles.features
+        for column in ([f"{key}[{i}]" for i in range(several[key])] if key in several else [key])
+    ]
     most = max(MOST_FILLED, SPARSEST * sum(map(len, given)))
     if len(columns) * len(given) > most:
         raise DataError(
-            f"file {path}: {len(columns):,} attributes at {len(given):,} nodes, of which few have "
-            f"each; with what is missing these are more than {most:,} entries"
+            f"file {path}: {len(columns):,} attributes at all nodes: more than {most:,} entries"
         )
-    nodes = Nodes(path, "node", columns, needs_labels, gaps, roles.notes)
-    own = [roles.own.get(key) for key in OWN]
+    nodes = Nodes(path, "node", columns, gaps, roles.notes)
     for index, (name, entry) in enumerate(zip(ids, given, strict=True)):
-        flat = [one for key in roles.features for one in _listed(entry.get(key), several.get(key))]
-        nodes.add(index, name, [None if key is None else entry.get(key) for key in own], flat)
+        features = list[object]()
+        for key in roles.features:
+            value = entry.get(key)
+            value = [None] * several[key] if value is None and key in several else value
+            features += value if isinstance(value, list) else [value]
+        own = [None if key is None else entry.get(key) for key in roles.own]
+        nodes.add(index, name, own, features)
+    nodes.check(needs_labels=needs_labels)
     others = dict.fromkeys(key for one in links for key in one if key not in ENDS)
     edges = Edges(nodes, path, "edge", [*others])
     edges.unused = [key for key in edges.unused if key not in ("key", "id")]
     for index, entry in enumerate(links):
         weight = None if edges.weight is None else entry.get(edges.weight)
         edges.add(index, [entry.get(key) for key in ENDS], weight)
-    graph = graph_of(nodes, edges)
-    for key in roles.names[:1]:  # igraph numbers nodes, and has their names besides
-        graph["names"] = tuple(
-            _named(nodes, index, key, entry.get(key)) for index, entry in enumerate(given)
-        )
+    graph = edges.graph()
+    if roles.names:  # igraph numbers nodes, and has their names besides
+        key = roles.names[0]
+        names = [nodes.word(index, key, entry.get(key)) for index, entry in enumerate(given)]
+        if None in names:
+            raise nodes.wrong(names.index(None), f"{key}: is empty, and other nodes have one")
+        graph["names"] = tuple(names)
     return graph
 
 
-def _named(nodes: Nodes, index: int, key: str, given: object) -> str:
-    if (name := nodes.word(index, key, given)) is None:
-        raise nodes.wrong(index, f"{key}: is empty, and other nodes have one")
-    return name
-
-
-def _listed(value: object, several: int | None) -> Sequence[object]:
-    """Return the numbers of an entry; if it is empty, as many missing ones as others have."""
-    if isinstance(value, list):
-        return value
-    return [None] * several if value is None and several is not None else [value]
-
-
-def _check_twice(path: Path, header: Sequence[str]) -> None:
-    lower = [key.lower() for key in header]
-    if twice := [key for index, key in enumerate(lower) if key in lower[:index]]:
-        raise DataError(f"file {path}: two columns are called {twice[0]!r}; rename one")
+def _first(values: Iterator[object]) -> object:
+    return next((value for value in values if value is not None), None)
 
 
 @contextmanager
 def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str]]]]]:
     """Open a table: its header, and its rows with their line numbers."""
     with readable(path), open_text(path, MOST_GRAPH, "utf-8-sig") as stream:
-        lines = _Lines(stream)
-        outside = _QUOTED.sub("", lines.first)
-        reader = csv.reader(lines, delimiter=max(",;\t", key=outside.count), strict=True)
+        used = [0]
+        lines = _lines(path, stream, used)
+        first = next(lines, "")
+        delimiter = max(",;\t", key=_QUOTED.sub("", first).count)
+        reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
         try:
             header = [key.strip(BLANK) for key in next(reader, [])]
             while header and not header[-1]:  # a comma ends the line
@@ -289,46 +444,37 @@ def _table(path: Path) -> Iterator[tuple[list[str], Iterator[tuple[int, list[str
                         "data frame: save it without them, in pandas by to_csv(…, index=False), in "
                         "R by row.names = FALSE"
                     )
-            yield header, _rows(path, lines, reader, len(header))
+            yield header, _rows(path, used, reader, len(header))
         except csv.Error as error:
             where = f"file {path}, line {reader.line_num}"
             raise DataError(f"{where}: is cut short or damaged ({error})") from error
 
 
-class _Lines:
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.first = stream.readline(MOST_ROW)
-        self.used, self._next = 0, self.first
-
-    def __iter__(self) -> _Lines:
-        return self
-
-    def __next__(self) -> str:
-        line, self._next = self._next, ""
-        line = line or self._stream.readline(MOST_ROW)
-        self.used += len(line)  # since the row began
-        if self.used >= MOST_ROW:
-            raise csv.Error(f"a row of more than {MOST_ROW:,} characters")
-        if not line:
-            raise StopIteration
-        return line
+def _lines(path: Path, stream: TextIO, used: list[int]) -> Iterator[str]:
+    """Yield lines, and count the characters of a row; the reader of rows begins anew at 0."""
+    number = 0
+    while line := stream.readline(MOST_ROW):
+        number, used[0] = number + 1, used[0] + len(line)
+        if used[0] >= MOST_ROW:
+            raise DataError(
+                f"file {path}, line {number}: a row of more than {MOST_ROW:,} characters"
+            )
+        yield line
 
 
-def _rows(path: Path, lines: _Lines, reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
+def _rows(path: Path, used: list[int], reader: Any, width: int) -> Iterator[tuple[int, list[str]]]:
     for row in reader:
-        lines.used = 0
+        used[0] = 0
         if not any(cell.strip(BLANK) for cell in row):
             continue
         if not any(row[width:]):  # commas that end the line
             row = row[:width]
         if len(row) != width:
-            why = "the line is cut short, or a comma needs quotes"
+            why = "it is cut short, or a comma needs quotes"
             if len(row) == width + 1:
                 why = "a comma needs quotes, or R has written row.names, which line 1 does not name"
             raise DataError(
-                f"file {path}, line {reader.line_num}: {len(row)} cells, but line 1 names {width} "
-                f"columns; {why}"
+                f"file {path}, line {reader.line_num}: {len(row)} cells, line 1 {width}; {why}"
             )
         yield reader.line_num, row
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -22,6 +22,7 @@ from flower_graph.report.plots.base import (
     look,
     mean_band,
     open_grid,
+    panels_of,
     save,
     staying,
 )
@@ -46,31 +47,33 @@ class Interval(NamedTuple):
 
 def plot_intervals(path: Path, panels: Mapping[str, Mapping[str, Interval]], *, label: str) -> None:
     """Draw points with intervals by method, a panel for each data set; diamonds are the paper's."""
-    # Not bars: their lengths mislead on an axis that does not begin at 0.
     if not any(panels.values()):
         raise ValueError("panels: empty; at least one figure is needed")
     names = list(dict.fromkeys(name for figures in panels.values() for name in figures))
-    size = (3.2 * len(panels) + 1.6, 0.32 * len(names) + 1.6)
-    figure = Figure(figsize=size, layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    figure, (row,) = panels_of(panels, (3.2, 0.32 * len(names) + 1.6), 1.6, same_y=True)
     row[0].set_yticks(range(len(names)), names, fontsize=9)
     row[0].invert_yaxis()
     for cell, (data, figures) in zip(row, panels.items(), strict=True):
-        unnamed = "paper"  # only the first mark is named in the legend
-        for name, one in figures.items():
-            index = names.index(name)
-            how = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "markersize": 5}
-            ours = "mean ± deviation" if name == next(iter(figures)) else "_"
-            cell.errorbar(one.mean, index, xerr=one.std, label=ours, **how)
-            if one.paper is not None:
-                cell.plot(one.paper, index, "D", color=COLOURS[1], markersize=5, label=unnamed)
-                unnamed = "_"  # an underscore keeps the others out of the legend
+        draw_intervals(cell, names, figures)
         cell.set_title(data, fontsize=11)
         cell.set_xlabel(label)
-        cell.locator_params(axis="x", nbins=5)  # more labels would touch each other
-        open_grid(cell)
     legend_below(figure, row)
     save(figure, path)
+
+
+def draw_intervals(axes: Axes, names: Sequence[str], figures: Mapping[str, Interval]) -> None:
+    """Draw a point with its interval for each name, and a diamond where the paper has a figure."""
+    # Not bars: their lengths mislead on an axis that does not begin at 0.
+    places = [names.index(name) for name in figures]
+    how: Any = {"fmt": "o", "color": COLOURS[0], "capsize": 3, "label": "mean ± deviation"}
+    ours = [one.mean for one in figures.values()]
+    axes.errorbar(ours, places, xerr=[one.std for one in figures.values()], markersize=5, **how)
+    marks = {at: one.paper for at, one in zip(places, figures.values(), strict=True)}
+    if known := {at: paper for at, paper in marks.items() if paper is not None}:
+        papers = [*known.values()], [*known]
+        axes.plot(*papers, "D", color=COLOURS[1], markersize=5, label="paper")
+    axes.locator_params(axis="x", nbins=5)  # more labels would touch each other
+    open_grid(axes)
 
 
 def plot_matrices(
@@ -82,11 +85,8 @@ def plot_matrices(
     label: str,
 ) -> None:
     """Draw numbers by two settings as coloured cells; gains and losses have different colours."""
-    if not panels:
-        raise ValueError("panels: empty; at least one matrix is needed")
-    size = (0.75 * len(columns[1]) + 1.2) * len(panels) + 1.0, 0.6 * len(rows[1]) + 1.6
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    size = 0.75 * len(columns[1]) + 1.2, 0.6 * len(rows[1]) + 1.6
+    figure, (axes,) = panels_of(panels, size, 1.0, same_y=True)
     every = np.array([*panels.values()], dtype=np.float64)
     low, high, colours = np.nanmin(every), np.nanmax(every), "Blues"
     if low < 0:  # white is 0
@@ -142,10 +142,7 @@ Line = Mapping[str | float, Sequence[float]]  # all seeds' differences, by a num
 
 def plot_lines(path: Path, panels: Mapping[str, Mapping[str, Line]], *, label: str) -> None:
     """Draw differences in points, a panel for each varied setting, and a line at zero."""
-    if not panels:
-        raise ValueError("panels: empty; at least one is needed")
-    figure = Figure(figsize=(3.4 * len(panels), 3.8), layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    figure, (row,) = panels_of(panels, (3.4, 3.8), same_y=True)
     for cell, (name, lines) in zip(row, panels.items(), strict=True):
         cell.axhline(0, color=GREY, linewidth=1)
         finish(cell, label if cell is row[0] else "", legend=False, x_label=name)
@@ -179,10 +176,7 @@ def plot_spent(
 
     If some curves are marked, the others are grey, and the axis shows where the marked ones end.
     """
-    if not panels:
-        raise ValueError("panels: empty; at least one is needed")
-    figure = Figure(figsize=(4.2 * len(panels), 4.2), layout="constrained")
-    row = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    figure, (row,) = panels_of(panels, (4.2, 4.2), same_y=True)
     for cell, (label, lines) in zip(row, panels.items(), strict=True):
         rest = [name for name in lines if marked and name not in marked]
         for name in rest:  # first, so that they lie below
@@ -232,33 +226,27 @@ def plot_budgets(
 ) -> None:
     """Draw accuracy against epsilon, with levels for comparison."""
     # Points and lines are means over the seeds; bars and bands one standard deviation.
-    if not panels:
-        raise ValueError("panels: empty; at least one is needed")
     # Below a single panel the legend is wider than the panel.
-    figure = Figure(figsize=(max(4.6 * len(panels), 7.2), 3.9), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False).flatten()
-    for cell, (title, panel) in zip(axes, panels.items(), strict=True):
-        rows = [*panel.budgets.values(), *panel.levels.values()]
-        if not panel.budgets or not all(map(len, rows)):
+    figure, (row,) = panels_of(panels, (max(4.6, 7.2 / (len(panels) or 1)), 3.9))
+    for cell, (title, panel) in zip(row, panels.items(), strict=True):
+        if not panel.budgets or not all(
+            map(len, [*panel.budgets.values(), *panel.levels.values()])
+        ):
             raise ValueError(f"{title}: every budget and level needs at least one accuracy")
-        _draw_budgets(cell, panel, noisy)
+        epsilons = sorted(panel.budgets)
+        means, spread = zip(*(_percent(panel.budgets[one]) for one in epsilons), strict=True)
+        cell.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
+        for index, (name, values) in enumerate(panel.levels.items(), 1):
+            mean, half = _percent(values)
+            cell.axhline(mean, color=COLOURS[index], linestyle=DASHES[index], label=name)
+            cell.axhspan(mean - half, mean + half, color=COLOURS[index], alpha=0.15, linewidth=0)
+        cell.set_xscale("log")
+        cell.set_xlabel("epsilon of the whole run")
         cell.set_title(title, fontsize=11)
-    axes[0].set_ylabel("accuracy in percent")
-    legend_below(figure, list(axes))
+        open_grid(cell)
+    row[0].set_ylabel("accuracy in percent")
+    legend_below(figure, row)
     save(figure, path)
-
-
-def _draw_budgets(axes: Axes, panel: Panel, noisy: str) -> None:
-    epsilons = sorted(panel.budgets)
-    means, spread = zip(*(_percent(panel.budgets[epsilon]) for epsilon in epsilons), strict=True)
-    axes.errorbar(epsilons, means, spread, color=COLOURS[0], marker="o", capsize=3, label=noisy)
-    for index, (name, values) in enumerate(panel.levels.items(), 1):
-        mean, half = _percent(values)
-        axes.axhline(mean, color=COLOURS[index], linestyle=DASHES[index], label=name)
-        axes.axhspan(mean - half, mean + half, color=COLOURS[index], alpha=0.15, linewidth=0)
-    axes.set_xscale("log")
-    axes.set_xlabel("epsilon of the whole run")
-    open_grid(axes)
 
 
 def _percent(values: Values) -> tuple[float, float]:
@@ -271,14 +259,23 @@ def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
         raise ValueError("findings: empty; at least one attack is needed")
     attacks = list(dict.fromkeys(one["attack"] for one in findings))
     settings = list(dict.fromkeys(one["setting"] for one in findings))
-    height = len(attacks) * (len(settings) * BAR + GAP)
-    figure = Figure(figsize=(8.6, 1.4 + 0.32 * height), layout="constrained")
+    step = len(settings) * BAR + GAP
+    figure = Figure(figsize=(8.6, 1.4 + 0.32 * len(attacks) * step), layout="constrained")
     axes = figure.subplots()
     for one in findings:
-        _draw_attack(
-            axes, one, attacks.index(one["attack"]), settings.index(one["setting"]), len(settings)
+        setting = settings.index(one["setting"])
+        position = attacks.index(one["attack"]) * step + setting * BAR
+        axes.barh(
+            position,
+            one["mean"],
+            height=BAR * 0.9,
+            color=COLOURS[setting % len(COLOURS)],
+            xerr=one["std"] or 0,
+            error_kw={"elinewidth": 1},
+            label=one["setting"],
         )
-    step = len(settings) * BAR + GAP
+        ends = [position - BAR / 2, position + BAR / 2]
+        axes.plot([one["chance"]] * 2, ends, color=GREY, linewidth=2)
     centres = [index * step + (len(settings) - 1) * BAR / 2 for index in range(len(attacks))]
     axes.set_yticks(centres, [textwrap.fill(attack, LABEL_WIDTH) for attack in attacks], fontsize=9)
     axes.invert_yaxis()
@@ -286,21 +283,5 @@ def save_audit(path: Path, findings: Sequence[Tree], *, title: str) -> None:
     axes.set_xlabel("success (AUC or precision); grey lines: a guess")
     open_grid(axes, "x")
     axes.set_axisbelow(True)
-    figure.suptitle(title, fontsize=11)
     legend_below(figure, [axes])
-    save(figure, path)
-
-
-def _draw_attack(axes: Axes, one: Tree, attack: int, setting: int, settings: int) -> None:
-    position = attack * (settings * BAR + GAP) + setting * BAR
-    axes.barh(
-        position,
-        one["mean"],
-        height=BAR * 0.9,
-        color=COLOURS[setting % len(COLOURS)],
-        xerr=one["std"] or 0,
-        error_kw={"elinewidth": 1},
-        label=one["setting"],
-    )
-    half = BAR / 2
-    axes.plot([one["chance"]] * 2, [position - half, position + half], color=GREY, linewidth=2)
+    save(figure, path, title)

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -14,30 +15,35 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-from numpy.typing import NDArray
 
 from flower_graph.records.participation import known_clients
-from flower_graph.records.rounds import UNITS, RoundReport, byte_unit
+from flower_graph.records.rounds import RoundReport
 from flower_graph.report.plots.base import (
     COLOURS,
-    DASHES,
     GREY,
+    LETTERS,
+    NAMED,
+    Curves,
     cells_of,
     draw_cells,
+    draw_confusion,
+    draw_levels,
     finish,
-    look,
+    in_unit,
     mean_band,
     open_grid,
+    save,
     staying,
     without_formulas,
 )
+from flower_graph.report.plots.compared import Interval, draw_intervals
 
 SIZE = (4.6, 3.3)  # of a panel, in inches
 BARS = 40  # most clients that have a bar each
-NAMED = 12  # most classes whose names are written
-LETTERS = 16  # of a class's name
+MOST_CLIENTS = 100  # that have a column of dots each
+LARGEST = 200.0  # of a dot, in points squared
 STYLE: Any = {"svg.fonttype": "none", "font.family": "DejaVu Sans"}  # text stays text
-Curves = Mapping[str, Sequence[Sequence[float]]]  # seeds x rounds, by name
+Counts = Sequence[Sequence[int]]  # clients x classes
 
 
 def curves_panel(
@@ -59,16 +65,8 @@ def curves_panel(
         return ""
     figure, axes = panel()
     for place, (name, values) in enumerate(drawn.items()):
-        rounds = range(1, values.shape[1] + 1)
-        if len(rounds) > 1:
-            mean_band(axes, rounds, values, place, name)
-        else:  # one round has no line
-            spread = values.std(axis=0, ddof=1) if len(values) > 1 else None
-            mean, (colour, _) = values.mean(axis=0), look(place)
-            axes.errorbar(rounds, mean, spread, fmt="o", color=colour, label=name, capsize=3)
-    for place, (name, level) in enumerate((levels or {}).items(), start=len(drawn)):
-        dashes: object = DASHES[place % len(DASHES)]
-        axes.axhline(level, color=GREY, linestyle=dashes, linewidth=1.1, zorder=1, label=name)
+        mean_band(axes, range(1, values.shape[1] + 1), values, place, name)
+    draw_levels(axes, levels or {}, len(drawn))
     finish(axes, label, legend=False)
     if from_zero:
         axes.set_ylim(0, 1.1 * axes.dataLim.y1 or 1)  # also where nothing was sent
@@ -78,10 +76,7 @@ def curves_panel(
 
 def bytes_panel(curves: Curves) -> str:
     """Draw bytes over the rounds, in the unit that fits."""
-    most = max((value for rows in curves.values() for row in rows for value in row), default=0)
-    power = byte_unit(most)
-    scaled = {k: [[v / 1024**power for v in row] for row in rows] for k, rows in curves.items()}
-    return curves_panel(f"payload so far ({UNITS[power]})", scaled, from_zero=True)
+    return curves_panel(*in_unit(curves), from_zero=True)
 
 
 def participation_panels(reports: Sequence[RoundReport]) -> list[str]:
@@ -125,45 +120,61 @@ def clients_panel(label: str, values: Mapping[int, float]) -> str:
 
 def confusion_panel(nodes: Sequence[Sequence[float]], classes: Sequence[str] | None) -> str:
     """Draw a confusion matrix, as shares of each class."""
-    counts: NDArray[np.float64] = np.array(nodes, np.float64)  # [k, k] by label and prediction
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     figure, axes = panel(height=3.8)
-    image = axes.imshow(shares, "Blues", vmin=0, vmax=1)
-    figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)
-    places = range(len(shares))
-    if len(shares) <= NAMED:
-        names = [str(one)[:LETTERS] for one in (classes or places)]
-        is_short = max(map(len, names)) <= 3
-        axes.set_xticks(places, names, rotation=0 if is_short else 60, fontsize=8)
-        axes.set_yticks(places, names, fontsize=8)
-        for (row, column), share in np.ndenumerate(shares):
-            if share >= 0.005:
-                colour = "white" if share > 0.6 else "black"
-                text = f"{100 * share:.0f}"
-                axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=7)
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("class")
+    draw_confusion(axes, nodes, classes)
     return svg(figure)
 
 
 def intervals_panel(label: str, figures: Mapping[str, tuple[float, float]]) -> str:
     """Draw mean and deviation of each run beside each other."""
-    known = {name: one for name, one in figures.items() if np.isfinite(one[0])}
+    known = {name: Interval(*one, None) for name, one in figures.items() if np.isfinite(one[0])}
     if not known:
         return ""
     figure, axes = panel(height=1.3 + 0.3 * len(known))
-    means, spreads = zip(*known.values(), strict=True)
-    places = range(len(known))
-    axes.errorbar(means, places, xerr=spreads, fmt="o", color=COLOURS[0], capsize=3, markersize=5)
-    axes.set_yticks(places, [name[-28:] for name in known], fontsize=8)
+    draw_intervals(axes, list(known), known)
+    axes.set_yticks(range(len(known)), [name[-28:] for name in known], fontsize=8)
     axes.set_ylim(len(known) - 0.5, -0.5)
-    axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(label)
-    open_grid(axes)
     return svg(figure)
+
+
+def classes_panel(counts: Counts, classes: Sequence[str] | None) -> str:
+    """Draw a dot for each client and class, sized by its nodes; empty if unreadable."""
+    if not is_drawn(counts):
+        return ""
+    figure, axes = panel()
+    _draw_classes(axes, counts, classes)
+    return svg(figure)
+
+
+def plot_classes(path: Path, counts: Counts, classes: Sequence[str] | None, *, title: str) -> None:
+    """Draw the same as a PNG."""
+    figure = Figure(figsize=(7.0, 3.6), layout="constrained")
+    _draw_classes(figure.subplots(), counts, classes)
+    save(figure, path, title)
+
+
+def is_drawn(counts: Counts) -> bool:
+    """Whether clients and classes are few enough to draw, and at least two each."""
+    return 1 < len(counts) <= MOST_CLIENTS and len(counts[0]) > 1
+
+
+def _draw_classes(axes: Axes, counts: Counts, classes: Sequence[str] | None) -> None:
+    nodes = np.array(counts, np.float64)  # [clients, classes]
+    client, label = nodes.nonzero()
+    # Dots do not cover those of the next client
+    largest = min(LARGEST, (300 / len(nodes)) ** 2)
+    sizes = largest * nodes[client, label] / nodes.max()
+    axes.scatter(client, label, np.maximum(sizes, 0.5), color=COLOURS[0], linewidths=0)
+    axes.set_xlim(-0.7, len(nodes) - 0.3)
+    axes.set_ylim(-0.7, nodes.shape[1] - 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if nodes.shape[1] <= NAMED:
+        places = range(nodes.shape[1])
+        axes.set_yticks(places, [str(one)[:LETTERS] for one in (classes or places)], fontsize=8)
+    axes.set_xlabel(f"client; the largest dot is {nodes.max():,.0f} nodes")
+    axes.set_ylabel("class")
 
 
 def panel(height: float = SIZE[1]) -> tuple[Figure, Axes]:

@@ -44,8 +44,7 @@ from nacl.exceptions import RuntimeError as SodiumError
 from numpy.typing import NDArray
 
 from flower_graph.errors import MalformedReplyError
-from flower_graph.secure.channel import framed, pieces, rows_of
-from flower_graph.secure.spread import spread
+from flower_graph.secure.channel import framed, pieces, rows_of, spread
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Known, Message
 from flower_graph.wire.fields import Block, Clients, Sizes, Whole
@@ -99,10 +98,7 @@ class BlindReply(Message, up="train.align"):
         sizes = self.sizes
         wrong = (sizes < MIN_BLOCK) | ((sizes & (sizes - 1)) != 0)
         if wrong.any():
-            raise MalformedReplyError(
-                f"client {self.clients[wrong][0]}: {sizes[wrong][0]} points; must be a power of "
-                f"two, at least {MIN_BLOCK}"
-            )
+            raise MalformedReplyError(f"client {self.clients[wrong][0]}: {sizes[wrong][0]} points")
 
 
 @dataclass
@@ -164,10 +160,7 @@ def canonical(identities: Iterable[object], owner: str) -> list[bytes]:
     if len({text[:1] for text in texts}) > 1:
         number = next(n for n, text in enumerate(texts) if text[:1] == b"i")
         word = next(n for n, text in enumerate(texts) if text[:1] == b"s")
-        raise ValueError(
-            f"{owner} has identities of mixed types: number {number} is an integer, number {word} "
-            "a string; use integers or strings throughout"
-        )
+        raise ValueError(f"{owner} has identities of mixed types: numbers {number} and {word}")
     if len(set(texts)) < len(texts):
         first = {text: number for number, text in reversed(list(enumerate(texts)))}
         twice = next((first[t], n) for n, t in enumerate(texts) if first[t] != n)
@@ -180,10 +173,7 @@ def _canonical(identity: object, number: int, owner: str) -> bytes:
         return b"s:" + identity.encode()
     if isinstance(identity, (int, np.integer)) and not isinstance(identity, bool):
         return b"i:%d" % int(identity)
-    raise ValueError(
-        f"{owner}: its identity number {number} is of type {type(identity).__name__}; identities "
-        "are integers or strings"
-    )
+    raise ValueError(f"{owner}: its identity number {number} is of type {type(identity).__name__}")
 
 
 def scalar(secret: bytes, purpose: bytes, number: int) -> bytes:

@@ -19,7 +19,7 @@ from abc import ABC
 from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,7 @@ from flower_graph.secure.align.blinded import (
     insert,
 )
 from flower_graph.secure.align.slots import SlotTable, slot_table
-from flower_graph.secure.channel import pieces, rows_of
-from flower_graph.secure.spread import spread
+from flower_graph.secure.channel import pieces, rows_of, spread
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
@@ -92,10 +91,7 @@ class AlignmentClient(AnyAlignmentClient):
         kinds = {texts[0][:1]: client for client, texts in self._identities.items() if texts}
         if len(kinds) > 1:
             a, b = kinds.values()
-            raise ValueError(
-                f"clients {a} and {b} have identities of different types; use integers or strings "
-                "throughout"
-            )
+            raise ValueError(f"clients {a} and {b} have identities of different types")
         self._epoch = 0
         # From these a client's blinds and its share of the key follow.
         self._secrets = {client: os.urandom(KEY) for client in self._identities}
@@ -104,6 +100,7 @@ class AlignmentClient(AnyAlignmentClient):
         # Which of these each client's block has, and its size
         self._dealt: dict[int, list[int]] = {}
         self._sizes: dict[int, int] = {}
+        self._blocks: dict[int, Bytes2D] = {}  # that were sent, where answers are proved
         self._answered = set[int]()  # clients whose blocks are back
         self._names: dict[bytes, tuple[bytes, bytes]] = {}  # token and key, from all of these
         # By client, of those that have all
@@ -236,19 +233,20 @@ class AlignmentClient(AnyAlignmentClient):
             "order": np.ascontiguousarray(self._order),
             "epoch": np.array([self._epoch], np.int64),
         }
+        arrays |= {f"block/{client}": block for client, block in self._blocks.items()}
         return bytes(save(arrays))
 
+    # Any: what a subclass's constructor takes besides
     @classmethod
     def from_bytes(
-        cls, data: bytes, run_id: bytes, identities: Mapping[int, Iterable[object]]
-    ) -> AlignmentClient:
+        cls, data: bytes, run_id: bytes, identities: Mapping[int, Iterable[object]], *more: Any
+    ) -> Self:
         """Read the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
-        host = cls(run_id, identities)
-        host.restore(data)
+        host = cls(run_id, identities, *more)
+        host._restore(load(data))
         return host
 
-    def restore(self, data: bytes) -> None:
-        arrays = load(data)
+    def _restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         clients = arrays["clients"].tolist()
         if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
             raise StateLostError("the alignment's state is of another run or other identities")
@@ -264,6 +262,8 @@ class AlignmentClient(AnyAlignmentClient):
         self._look_up_names()
         self._order = arrays["order"]
         self._epoch = int(arrays["epoch"][0])
+        blocks = [key for key in arrays if key.startswith("block/")]
+        self._blocks = {int(key.partition("/")[2]): arrays[key] for key in blocks}
 
     def _enter(self, epoch: int) -> None:
         """Begin a later alignment from scratch; refuse an earlier one."""
@@ -272,9 +272,10 @@ class AlignmentClient(AnyAlignmentClient):
         if epoch > self._epoch:
             self._epoch, self._group_key, self._table = epoch, b"", None
             self._order = self._order[:0]
-            for kept in (self._dealt, self._sizes, self._answered, self._names, self._tokens):
+            for kept in (self._dealt, self._sizes, self._answered, self._blocks):
                 kept.clear()
-            self._keys.clear()
+            for names in (self._names, self._tokens, self._keys):
+                names.clear()
 
     def _digest(self) -> Bytes2D:
         """Hash the run and the identities, to recognise the state's origin."""

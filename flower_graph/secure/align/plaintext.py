@@ -2,22 +2,19 @@
 
 Its halves are driven like ``AlignmentServer`` and ``AlignmentClient``, without a union to sum:
 ``requests`` until there are none, then ``publications``; a later enrolment restarts all. There are
-no slot keys: the server sees the sums of these slots. The parts common with
-``flower_graph.secure.align.polynomial`` are here.
+no slot keys: the server sees the sums of these slots.
 """
 
 from __future__ import annotations
 
 import json
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Annotated, Protocol, Self, TypeVar
+from typing import Annotated, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from flower_graph.errors import MalformedReplyError, StateLostError
@@ -33,7 +30,6 @@ from flower_graph.wire.keys import ALIGN_STAGE
 IDENTITIES, ORDER = "identities", "order"
 CLIENTS = Clients("align-clients", "clients, all hosted there", shape="c")
 SIZES = Sizes("align-sizes", "rows of each client in what follows", shape="c")
-NUM_SLOTS = Whole("align-counts", "`sections`, `order`: how many slots")
 
 
 @dataclass(frozen=True)
@@ -86,54 +82,20 @@ class PlainReply(Message, up="train.align"):
 class PlainOrder(Message, down="train", fixed={ALIGN_STAGE: ORDER}):
     """Server to client: the slots of the clients' nodes, and the number of slots."""
 
-    num_slots: Annotated[int, NUM_SLOTS]
+    num_slots: Annotated[int, Whole("align-counts", "`order`: how many slots")]
     clients: Annotated[IntArray, CLIENTS]
     sizes: Annotated[IntArray, SIZES]
     slots: Annotated[Integers, Exact("align-slots", "`order`: slot of each of the clients' nodes")]
 
 
-class OpenClient(AnyAlignmentClient):
-    """Common parts of both unblinded forms' clients: slots, and the state between messages."""
-
-    def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
-        self._num_slots = 0
-        self._slots: dict[int, Integers] = {}
-        self._patterns: dict[int, NDArray[np.uint8]] = {}
-
-    @property
-    def slots(self) -> SlotTable:
-        """The clients' slots, after they are agreed on."""
-        return open_table(self._num_slots, self._slots)
-
-    def to_bytes(self) -> bytes:
-        arrays: dict[str, NDArray[np.generic]] = {"num-slots": np.array([self._num_slots])}
-        arrays |= {f"slots/{client}": slots for client, slots in self._slots.items()}
-        arrays |= {f"patterns/{client}": local for client, local in self._patterns.items()}
-        return bytes(save(arrays))
-
-    @classmethod
-    def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> Self:
-        host = cls(identities)
-        for name, value in load(data).items():
-            kind, _, client = name.partition("/")
-            if kind == "num-slots":
-                host._num_slots = int(value[0])
-            elif int(client) not in host._identities:
-                raise StateLostError(f"the alignment's state has client {client}, not hosted here")
-            elif kind == "slots":
-                host._slots[int(client)] = value
-            else:
-                host._patterns[int(client)] = value
-        return host
-
-
-class PlaintextAlignmentClient(OpenClient):
+class PlaintextAlignmentClient(AnyAlignmentClient):
     """Identities in the clear, for the clients of one SuperNode."""
 
     stages = ((PlainRequest, "identities"), (PlainOrder, "order"))
 
     def __init__(self, identities: Mapping[int, Sequence[object]]) -> None:
-        super().__init__(identities)
+        self._num_slots = 0
+        self._slots: dict[int, Integers] = {}
         self._identities = {
             int(client): [name.decode() for name in canonical(local, f"client {client}")]
             for client, local in identities.items()
@@ -150,30 +112,37 @@ class PlaintextAlignmentClient(OpenClient):
         self._num_slots = message.num_slots
         self._slots = dict(zip(message.clients.tolist(), parts, strict=True))
 
+    @property
+    def slots(self) -> SlotTable:
+        """The clients' slots, after they are agreed on."""
+        return open_table(self._num_slots, self._slots)
 
-class OpenRequest(Protocol):
-    """A request of either form, with the clients that it concerns."""
+    def to_bytes(self) -> bytes:
+        slots = {str(client): slots for client, slots in self._slots.items()}
+        return bytes(save({"num-slots": np.array([self._num_slots]), **slots}))
 
-    clients: IntArray
+    @classmethod
+    def from_bytes(cls, data: bytes, identities: Mapping[int, Sequence[object]]) -> Self:
+        host, arrays = cls(identities), load(data)
+        host._num_slots = int(arrays.pop("num-slots")[0])
+        host._slots = {int(client): slots for client, slots in arrays.items()}
+        if strange := host._slots.keys() - host._identities.keys():
+            raise StateLostError(f"the alignment's state has clients {strange}, not hosted here")
+        return host
 
 
-R = TypeVar("R", bound=OpenRequest)
-
-
-class OpenServer(AnyAlignmentServer[R]):
-    """Common parts of both unblinded forms' servers; a new client restarts all."""
-
-    settled = True  # there is no union to wait for
+class PlaintextAlignmentServer(AnyAlignmentServer[PlainRequest]):
+    """Sees all identities, and numbers those that at least two clients hold."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._begin()
+        self._identities: dict[int, list[str]] = {}
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
         """Record the clients' SuperNode; if a client is new, restart all."""
         for client in clients:
             if client not in self._node:
-                self._begin()
+                self._identities = {}
             self._node[client] = node
 
     def forget(self, clients: Iterable[int]) -> None:
@@ -183,21 +152,11 @@ class OpenServer(AnyAlignmentServer[R]):
     def aligned(self) -> list[int]:
         return sorted(self._node)
 
-    def _drop(self, unanswered: Mapping[int, R]) -> None:
+    def _drop(self, unanswered: Mapping[int, PlainRequest]) -> None:
         for request in unanswered.values():
             for client in request.clients.tolist():
                 del self._node[client]
                 self.blamed.append((client, "did not answer the alignment"))
-
-    @abstractmethod
-    def _begin(self) -> None: ...
-
-
-class PlaintextAlignmentServer(OpenServer[PlainRequest]):
-    """Sees all identities, and numbers those that at least two clients hold."""
-
-    def _begin(self) -> None:
-        self._identities: dict[int, list[str]] = {}
 
     def _next_stage(self) -> dict[int, PlainRequest]:
         missing = [client for client in self._node if client not in self._identities]

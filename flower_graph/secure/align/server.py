@@ -13,14 +13,15 @@ A client that does not answer a stage is left out; ``blamed`` has it with the re
 key-holder is replaced and only the replacement is asked again, since every choice of key-holders
 has a key of its own. Nobody can know the replacement beforehand: key-holders are drawn from the
 operating system's randomness, SuperNode by SuperNode, when all points are there. They are asked for
-so many at a time that all can answer. If the union cannot be read, ``Trials`` finds the clients
-without whom it can be. Clients that enrol later go through the stages for themselves; existing
-slots keep their places. If a key-holder is lost by then, its share of the key is lost too, and all
-start again under the next *epoch*.
+so many at a time that all can answer. If the union cannot be read even from larger tables, the
+clients that wait for it are left out. Clients that enrol later go through the stages for
+themselves; existing slots keep their places. If a key-holder is lost by then, its share of the key
+is lost too, and all start again under the next *epoch*.
 """
 
 from __future__ import annotations
 
+import secrets
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -48,9 +49,7 @@ from flower_graph.secure.align.blinded import (
     order_tokens,
     peel,
 )
-from flower_graph.secure.align.draw import draw_holders
-from flower_graph.secure.align.limits import Limits
-from flower_graph.secure.align.trials import Trials
+from flower_graph.secure.node_config import LEAST_HOLDERS, MOST_BLOCK, MOST_POINTS
 from flower_graph.wire.fields import split_rows
 
 # One alone could try out identities, so with two or more clients there is never only one.
@@ -63,7 +62,6 @@ FIRST_SHARE, MAX_DOUBLINGS = 2, 2
 AT_A_TIME = 1 << 15
 NO_PART = "took no part in the union of tokens"
 UNREADABLE = "was in no union of tokens that could be read"
-
 
 Request = TypeVar("Request")
 
@@ -78,10 +76,6 @@ class AnyAlignmentServer(ABC, Generic[Request]):
 
     def move(self, old: int, node: int) -> None:
         self._node = {client: node if at == old else at for client, at in self._node.items()}
-
-    def waits(self, resting: Collection[int] = ()) -> bool:
-        """Whether clients that do not sit out the next secure sum wait for it."""
-        return False
 
     def requests(self) -> dict[int, Request]:
         """Return the messages of the next stage; none when all answers are there."""
@@ -118,10 +112,10 @@ class AnyAlignmentServer(ABC, Generic[Request]):
 class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
     """Leads all clients to one order of the identities that at least two of them hold."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, least_holders: int = LEAST_HOLDERS) -> None:
         super().__init__()
         self.epoch = 1
-        self._limits = limits or Limits()
+        self._least_holders = least_holders  # clients that hold an identity with a slot
         self._pending: dict[int, None] = {}  # clients whose identities are not blinded yet
         self._blinded: dict[int, Bytes2D] = {}  # clients that wait for the key-holders
         self._evaluated: dict[int, Bytes2D] = {}  # clients that wait for the union
@@ -132,9 +126,8 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         # By key-holders that answered together: products of all that is blinded, in its order.
         self._answers: dict[tuple[int, ...], Bytes2D] = {}
         self._doublings = 0
-        self._trials: Trials | None = None
         self._absent: set[int] = set()  # clients that took no part in a union that failed
-        self._resting: set[int] = set()  # clients that sit out the next secure sum
+        self._excluded: set[int] = set()  # clients that are in no secure sum any more
         self._order = np.zeros((0, TOKEN), np.uint8)
 
     def enroll(self, node: int, clients: Iterable[int]) -> None:
@@ -156,24 +149,18 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         if gone & set(self._holders):
             self._restart()
 
-    def waits(self, resting: Collection[int] = ()) -> bool:
-        """Record which clients sit out the next union; return whether others wait for it."""
-        self._resting = set(resting)
-        self._end_trials("")
-        return not self._evaluated.keys() <= self._resting
+    def waits(self, excluded: Collection[int] = ()) -> bool:
+        """Record which clients are in no sum any more; return whether others wait for the union."""
+        self._excluded = set(excluded)
+        return not self._evaluated.keys() <= self._excluded
 
     @property
     def uniting(self) -> list[int]:
         """Clients whose tables are to be added up next."""
         # All aligned clients take part in the sum, not only new ones: what new ones hold must not
         # show apart from the rest more than it has to.
-        among = self._by_node(self._able) if self._trials is None else self._trials.together
-        return [client for client in self._able if self._node[client] in among]
-
-    @property
-    def _able(self) -> list[int]:
         taking_part = self._sizes.keys() | self._evaluated.keys()
-        return sorted(taking_part - self._absent - self._resting)
+        return sorted(taking_part - self._absent - self._excluded)
 
     @property
     def order(self) -> Bytes2D:
@@ -199,11 +186,11 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         if total.shape != (3 * self._cells(),):
             raise ValueError(f"a sum of shape {total.shape}, expected {3 * self._cells()} words")
         union = peel(total)
+        if union is None and self._doublings < MAX_DOUBLINGS:
+            self._doublings += 1
+        elif union is None:
+            self.union_failed("the sum of tables cannot be read: a client sent a wrong one")
         if union is None:
-            if self._trials is None and self._doublings < MAX_DOUBLINGS:
-                self._doublings += 1
-            else:
-                self.union_failed("the sum of tables cannot be read: a client sent a wrong one")
             return False
         present = set(contributors)
         for client in self.uniting:
@@ -212,40 +199,23 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
                 self._sizes[client] = len(block)
             elif block is not None:
                 self._leave_out(client, NO_PART)
-        self._order = order_tokens(self._order, *union, self._limits.least_holders)
-        if self._trials is not None:
-            self._trials.succeeded(self._by_node(self._able))
-        self._end_trials("")
+        self._order = order_tokens(self._order, *union, self._least_holders)
+        self._doublings = 0
+        self._absent.clear()
         return True
 
     def union_failed(self, why: str, absent: Collection[int] = ()) -> None:
-        """Try again without absent clients, or else with other SuperNodes together."""
-        if absent:
-            self._absent |= set(absent)
-            for client in self._evaluated.keys() & absent:
-                del self._evaluated[client]
-                self._leave_out(client, NO_PART)
-        else:
-            if self._trials is None:
-                self._trials = Trials({self._node[client] for client in self.uniting})
-            self._trials.failed()
-        self._end_trials(why)
-
-    def _end_trials(self, why: str) -> None:
-        """Leave out clients that still wait when nothing is left to try."""
-        waiting, trials = self._evaluated.keys() - self._resting, self._trials
-        if trials is not None:
-            trials.keep(self._by_node(self._able))
-            waiting = {client for client in waiting if self._node[client] not in trials.gone}
-        if waiting and (trials is None or trials.together):
-            return
-        for client in sorted(waiting):
+        """Try again without absent clients; without any, leave out all that wait."""
+        self._absent |= set(absent)
+        waiting = self._evaluated.keys() - self._excluded
+        for client in sorted(waiting & self._absent if absent else waiting):
             del self._evaluated[client]
-            self._leave_out(client, UNREADABLE)
-        self._trials, self._doublings = None, 0
-        self._absent.clear()
-        if why and not self._sizes:
-            raise AlignmentError(f"no clients could be aligned: {why}")
+            self._leave_out(client, NO_PART if absent else UNREADABLE)
+        if not self.waits(self._excluded):
+            self._doublings = 0
+            self._absent.clear()
+            if not self._sizes:
+                raise AlignmentError(f"no clients could be aligned: {why}")
 
     def publications(self) -> dict[int, PublishedTokens]:
         message = PublishedTokens(self.epoch, self._order)
@@ -307,14 +277,19 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         blocks = split_rows(reply.points, reply.sizes)
         for client, block in zip(reply.clients.tolist(), blocks, strict=True):
             node = self._node[client]
-            if why := self._limits.fault(len(block), self._points[node]):
+            points = self._points[node] + len(block)  # of its SuperNode
+            if len(block) > MOST_BLOCK:
+                why = f"its block has {len(block)} points, at most {MOST_BLOCK} are taken"
+                self._leave_out(client, why)
+            elif points > MOST_POINTS:
+                why = f"its SuperNode's clients bring {points} points, at most {MOST_POINTS}"
                 self._leave_out(client, why)
             elif wrong := invalid_points(block):
                 self._leave_out(client, f"its point {wrong[0]} is not in the group")
             else:
                 del self._pending[client]
                 self._blinded[client] = block
-                self._points[node] += len(block)
+                self._points[node] = points
 
     def _brought(self) -> Counter[int]:
         brought = Counter[int]()
@@ -375,16 +350,29 @@ class AlignmentServer(AnyAlignmentServer[BlindRequest | EvaluateRequest]):
         for waiting in (self._blinded, self._evaluated, self._sizes, self._answers):
             waiting.clear()
         self._absent.clear()
-        self._trials = None
         self._holders, self._doublings, self._order = [], 0, self._order[:0]
 
     def _choose(self, count: int) -> list[int]:
         free = [c for c in self._blinded if c not in self._dropped and c not in self._holders]
-        chosen = draw_holders(free, self._holders, self._node, count)
+        chosen = self._draw_holders(free, count)
         enough = min(FEWEST_HOLDERS, len(self._node))
         if len(self._holders) + len(chosen) < enough:
-            raise AlignmentError(
-                f"{len(self._holders) + len(chosen)} clients are left that could hold shares of "
-                f"the key, at least {enough} must"
-            )
+            left = len(self._holders) + len(chosen)
+            raise AlignmentError(f"{left} clients are left to hold keys, at least {enough} must")
+        return chosen
+
+    def _draw_holders(self, free: list[int], count: int) -> list[int]:
+        """Draw further key-holders, on different machines as far as possible."""
+        draw = secrets.SystemRandom()
+        nodes = sorted({self._node[client] for client in free})
+        draw.shuffle(free)
+        draw.shuffle(nodes)  # by SuperNode: hosting more clients is not likelier
+        rank = {node: number for number, node in enumerate(nodes)}
+        drawn = sorted(free, key=lambda client: rank[self._node[client]])
+        chosen: list[int] = []
+        while drawn and len(chosen) < count:
+            taken = {self._node[client] for client in (*self._holders, *chosen)}
+            best = next((c for c in drawn if self._node[c] not in taken), drawn[0])
+            drawn.remove(best)
+            chosen.append(best)
         return chosen

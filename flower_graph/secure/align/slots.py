@@ -65,27 +65,21 @@ class SlotTable:
 
     def group_pad(self, run_id: bytes, server_round: int, length: int) -> NDArray[np.uint64]:
         """Return ``[length]`` numbers of one round that all clients have in common."""
-        # Arguments and errors are those of ``pads``.
+        return self._common(b"group", run_id, server_round, length)
+
+    def check(self, run_id: bytes, server_round: int, length: int) -> SumCheck:
+        """Return the checks of a sum: they detect changes by parties without the group key."""
+        return SumCheck(self._common(b"check", run_id, server_round, length))
+
+    def _common(self, kind: bytes, run_id: bytes, server_round: int, length: int) -> Words:
         if not self.group_key:
             raise ValueError("clients aligned in the clear have no common key, and so no pad")
 
         def make() -> bytes:
-            context = _context(run_id, b"group", server_round, length)
+            context = _context(run_id, kind, server_round, length)
             return hashlib.shake_128(context + self.group_key).digest(8 * length)
 
-        return self._once(b"group", (run_id, server_round, length), make)
-
-    def check(self, run_id: bytes, server_round: int, length: int) -> SumCheck:
-        """Return the checks of a sum: they detect changes by parties without the group key."""
-        # Arguments and errors are those of ``group_pad``.
-        if not self.group_key:
-            raise ValueError("clients aligned in the clear have no common key, and so no check")
-
-        def make() -> bytes:
-            context = _context(run_id, b"check", server_round, length)
-            return hashlib.shake_128(context + self.group_key).digest(8 * length)
-
-        return SumCheck(self._once(b"check", (run_id, server_round, length), make))
+        return self._once(kind, (run_id, server_round, length), make)
 
     def check_pads(
         self, run_id: bytes, server_round: int, clients: Iterable[int]

@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 
 from flower_graph.errors import RefusedError
 from flower_graph.secure.channel import framed
-from flower_graph.secure.parties.trust import DIFFER_BY
+from flower_graph.secure.node_config import DIFFER_BY
 
 STATE_BYTES = 16
 
@@ -48,10 +48,9 @@ def members_of(parties: int) -> list[int]:
 def check_difference(parties: int, earlier: Collection[int], differ_by: int) -> None:
     """Refuse parties of a sum that are neither those of an earlier sum nor far from all."""
     if parties not in earlier and (near := _near(parties, earlier, differ_by)):
+        differ = (parties ^ near[0]).bit_count()
         raise RefusedError(
-            f"this sum has other SuperNodes in it than an earlier one, and only "
-            f"{(parties ^ near[0]).bit_count()} of them differ, at least {differ_by} must "
-            f"({DIFFER_BY}): both together would tell what those sent"
+            f"{differ} SuperNodes differ from an earlier sum's; {DIFFER_BY} is {differ_by}"
         )
 
 

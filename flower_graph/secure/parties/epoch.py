@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.secure.parties.identity import Binding
 from flower_graph.secure.parties.messages import EpochRequest, RevealRequest
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
 
@@ -136,18 +136,14 @@ class Epoch:
         # present [n]
         if present.shape != self.parties.shape:
             raise RefusedError(
-                f"the list of SuperNodes that {what} has {present.size} entries, the epoch has "
-                f"{self.parties.size} SuperNodes"
+                f"the list that {what} has {present.size} entries, not {self.parties.size}"
             )
         if (count := int(present.sum())) < self.minimum:
             raise RefusedError(f"{count} parties {what}, at least {self.minimum} must")
         few = present & (self._partners_among(present) < self.threshold)
         if few.any():
             party = self.parties[np.argmax(few)]
-            raise RefusedError(
-                f"by the server's list fewer than {self.threshold} partners of party {party} "
-                f"{what}: the vectors of a few parties could be summed apart from the rest"
-            )
+            raise RefusedError(f"party {party}: fewer than {self.threshold} of its partners {what}")
 
     def key_parts(self, number: int, key: bytes) -> tuple[bytes, ...]:
         """Write what a party signs of its key of a round, for its identity's ``sign``."""
@@ -188,9 +184,9 @@ def check_list(
     """Refuse a list of commitments that lacks the own one, or has too few parties."""
     # Commitments [n, 32]; own: number and commitment; minimum: as the server has it
     if minimum < max(least, FEWEST_PARTIES) or parties.size < minimum:
+        least = max(least, FEWEST_PARTIES)
         raise RefusedError(
-            f"a minimum of {minimum} of {parties.size} parties; here at least "
-            f"{max(least, FEWEST_PARTIES)} must be in a sum"
+            f"a minimum of {minimum} of {parties.size} parties, here at least {least}"
         )
     if (np.diff(parties) <= 0).any() or commitments.shape[0] != parties.size:
         raise RefusedError("the list of commitments has parties twice, or in another order")
@@ -213,8 +209,7 @@ def check_declared(
     if over.any():
         client, count = declared[np.argmax(over)].tolist()
         raise RefusedError(
-            f"client {client} is to bring {count} points to an alignment; here from 1 to "
-            f"{block_cap} are taken (block-cap)"
+            f"client {client}: {count} points, here from 1 to {block_cap} (block-cap)"
         )
     listed = dict(declared.tolist())
     if {client: listed[client] for client in hosted if client in listed} != dict(own):
@@ -231,8 +226,7 @@ def check_work(
         bounds = [np.searchsorted(declared[:, 0], (part.start, part.stop)) for part in parts]
         if (points := int(sum(ends[last] - ends[first] for first, last in bounds))) > most_points:
             raise RefusedError(
-                f"party {party} is to bring {points} points to an alignment; here {most_points} of "
-                "one SuperNode are taken (most-points)"
+                f"party {party}: {points} points, here at most {most_points} (most-points)"
             )
 
 
@@ -266,11 +260,15 @@ def check_partners(
             raise RefusedError(str(error)) from error
 
 
+HEAD = {"whole": ("number", "minimum", "differ_by"), "real": ("dropout", "corrupt", "limit")}
+
+
 def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.generic]]:
     """Write the common part of a list of commitments and an epoch."""
+    numbers = {kind: [getattr(head, one) for one in of_kind] for kind, of_kind in HEAD.items()}
     return {
-        f"{name}/whole": np.array([head.number, head.minimum, head.differ_by], np.int64),
-        f"{name}/real": np.array([head.dropout, head.corrupt, head.limit]),
+        f"{name}/whole": np.array(numbers["whole"], np.int64),
+        f"{name}/real": np.array(numbers["real"]),
         f"{name}/parties": np.ascontiguousarray(head.parties),
         f"{name}/declared": np.ascontiguousarray(head.declared),
     }
@@ -279,15 +277,7 @@ def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.g
 # Left open: the fields of two dataclasses, by name
 def read_head(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, Any]:
     """Read the output of ``write_head``."""
-    number, minimum, differ_by = arrays[f"{name}/whole"].tolist()
-    dropout, corrupt, limit = arrays[f"{name}/real"].tolist()
-    return {
-        "number": number,
-        "minimum": minimum,
-        "differ_by": differ_by,
-        "dropout": dropout,
-        "corrupt": corrupt,
-        "limit": limit,
-        "parties": arrays[f"{name}/parties"],
-        "declared": arrays[f"{name}/declared"],
-    }
+    found = {one: arrays[f"{name}/{one}"] for one in ("parties", "declared")}
+    for kind, of_kind in HEAD.items():
+        found |= zip(of_kind, arrays[f"{name}/{kind}"].tolist(), strict=True)
+    return found

@@ -17,11 +17,17 @@ from cryptography.hazmat.primitives import serialization as keys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from flower_graph.errors import ConfigError, IdentityError
-from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS, most_points
 from flower_graph.secure.channel import KEY_BYTES, is_low_order
-from flower_graph.secure.node_config import whole_number
+from flower_graph.secure.node_config import (
+    FEWEST_PARTIES,
+    MOST_BLOCK,
+    MOST_POINTS,
+    USUAL_DIFFERENCE,
+    differ_by,
+    most_points,
+    whole_number,
+)
 from flower_graph.secure.parties.registry import Registry, signed_bytes
-from flower_graph.secure.parties.trust import FEWEST_PARTIES, USUAL_DIFFERENCE, differ_by
 from flower_graph.storage.reading import MOST_KEY, open_regular, read_bytes, reading
 from flower_graph.storage.writing import named, open_own
 
@@ -167,10 +173,9 @@ class Binding:
         """
         self._check(registry, block_cap)
         if not registry.verify(self.party, signature, BINDING, *self._parts()):
-            raise IdentityError(
-                f"party {self.party}: its binding is not signed with its key for this run and this "
-                f"version of the registry, {registry.digest.hex()[:16]}"
-            )
+            version = registry.digest.hex()[:16]
+            why = f"its binding is not signed for this run and version of the registry, {version}"
+            raise IdentityError(f"party {self.party}: {why}")
 
     def _parts(self) -> tuple[bytes, ...]:
         clients = struct.pack(f"<{len(self.clients)}q", *self.clients)
@@ -271,10 +276,7 @@ class TrustSettings:
         identity = Identity.read(key_file, registry)
         count = len(registry.active)
         if count < FEWEST_PARTIES:
-            raise IdentityError(
-                f"registry {given[REGISTRY]}: has {count} parties that are not revoked, at least "
-                f"{FEWEST_PARTIES} are needed"
-            )
+            raise IdentityError(f"registry {given[REGISTRY]}: {count} active parties, below 5")
         minimum = whole_number(given, MINIMUM, registry.minimum, FEWEST_PARTIES, count)
         corrupt = given.get(CORRUPT, 0.1)
         if isinstance(corrupt, bool | str) or not 0 <= corrupt < 0.5:

@@ -13,8 +13,10 @@ SuperNode that has lost its state. Both count as beginning anew, which is allowe
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
+import json
 import os
 import secrets
 import time
@@ -22,15 +24,16 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
+from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.differences import check_difference
-from flower_graph.secure.parties.journal_file import OTHER, JournalFile
 from flower_graph.secure.parties.registry import read_numbers, write_numbers
-from flower_graph.secure.parties.trust import DIFFER_BY
 from flower_graph.secure.relayed import REFUSAL
-from flower_graph.storage.reading import reading
+from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
+from flower_graph.storage.writing import open_own, replaced
 
 __all__ = ["Journal"]
 
@@ -70,6 +73,10 @@ KEPT = {name: type(value) for name, value in vars(Kept()).items()}
 class Journal:
     """A party's record of its steps, by run.
 
+    ``run`` is the run's name: nothing that a server may choose anew when it repeats a round. A
+    record is on the disk when a method returns. If one raises ``RefusedError`` (the step was done)
+    or ``IdentityError`` (the journal cannot be read or written), nothing may be sent.
+
     Parameters
     ----------
     path : Path
@@ -85,46 +92,16 @@ class Journal:
         return kept.number if kept.number >= 0 else None
 
     def contribute(self, number: int, *run: bytes) -> None:
-        """Record, before it leaves, that something of a round of a run is sent.
-
-        Parameters
-        ----------
-        number : int
-            The round's number. The record is on the disk when this returns.
-        run : bytes
-            The run's name: nothing that a server may choose anew when it repeats a round.
-
-        Raises
-        ------
-        RefusedError
-            The round is not above the highest of this run: nothing may be sent.
-        IdentityError
-            The journal cannot be read or written: nothing may be sent either.
-        """
+        """Record that something of a round is sent; the round must be above all of the run."""
         with self._changed(run) as (_, kept):
             _go_up(kept, number)
 
     def continue_run(self, number: int, mark: str, most: int, *run: bytes) -> str:
         """Record a round, as `contribute` does, and detect a party state that was rolled back.
 
-        Parameters
-        ----------
-        number, run
-            As in `contribute`.
-        mark : str
-            The last result, as the party's state has it; empty for a new state.
-        most : int
-            How often in 24 hours the party may begin anew, with another run or state.
-
-        Returns
-        -------
-        str
-            The state's new mark.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `contribute`; also if the party has begun anew too often.
+        ``mark`` is the last result, as the party's state has it, empty for a new state; the state's
+        new mark is returned. The party may begin anew, with another run or state, ``most`` times
+        in 24 hours.
         """
         with self._changed(run) as (file, kept):
             _go_up(kept, number)
@@ -136,25 +113,13 @@ class Journal:
     def answer_list(self, most_lists: int, most: int, *run: bytes) -> None:
         """Record, before a seed is shown, that a list of commitments is answered.
 
-        Parameters
-        ----------
-        most_lists : int
-            How many lists a run may show, whatever numbers the server gives its sums: a server that
-            shows a list sees the draw of partners and key-holders that it gives.
-        most, run
-            As in `continue_run`: a run in which a list is answered has begun.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `continue_run`; also if so many lists were answered in this run.
+        A run may show ``most_lists``, whatever numbers the server gives its sums: a server that
+        shows a list sees the draw of partners and key-holders that it gives. A run in which a list
+        is answered has begun; ``most`` as in `continue_run`.
         """
         with self._changed(run) as (file, kept):
             if kept.lists >= most_lists:
-                raise RefusedError(
-                    f"{most_lists} lists of commitments were answered in this run: with more, "
-                    "the server could choose the graph of partners"
-                )
+                raise RefusedError(f"{most_lists} lists of commitments were answered in this run")
             if not kept.begun:
                 _begin(file, kept, most)
             kept.lists += 1
@@ -162,22 +127,9 @@ class Journal:
     def check_state(self, purpose: str, state: bytes, ready: int) -> None:
         """Refuse, before it is sent, a state that was in a sum which cannot be had again.
 
+        ``state`` is the state's `digest_of`, ``ready`` the `set_of` parties that may be in the sum.
         States of all runs are compared: a run that begins anew from the same data and seed has the
         states of the run before it.
-
-        Parameters
-        ----------
-        purpose : str
-            The kind of sum, as in `SumTerms`.
-        state : bytes
-            The state's `digest_of`.
-        ready : int
-            The set of parties that may be in the sum, as of `set_of`.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            The state was in a sum of others; the journal cannot be read.
         """
         before = _parties_with(JournalFile.read(self._path), _state(purpose, state))
         if before is not None and before & ~ready:
@@ -194,22 +146,9 @@ class Journal:
     ) -> None:
         """Record, before the list is signed, the parties and the state of a sum.
 
-        Parameters
-        ----------
-        number, run
-            As in `contribute`.
-        purpose, state
-            As in `check_state`.
-        parties : int
-            The set of parties in the sum, as of `set_of`.
-        differ_by : int
-            How many parties two sums of a purpose differ by, unless they have the same parties.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `contribute`; also if the parties are neither those of an earlier sum nor enough
-            others, the state was in a sum of others, or more sets were in sums than are kept.
+        Refused if ``parties``, a `set_of`, are neither those of an earlier sum of the purpose nor
+        differ from all by ``differ_by``; if the state was in a sum of others; or if more sets were
+        in sums than are kept.
         """
         with self._changed(run) as (file, kept):
             _go_up(kept, number)
@@ -218,10 +157,7 @@ class Journal:
             if f"{parties:x}" not in earlier:
                 earlier.append(f"{parties:x}")
             if sum(len(one) for sets in kept.sums.values() for one in sets) > MOST_DIGITS:
-                raise RefusedError(
-                    "the journal keeps no further set of SuperNodes of this run, with which the "
-                    f"next sums are compared ({DIFFER_BY}): only those again that were in one"
-                )
+                raise RefusedError(f"the journal keeps no further set of SuperNodes ({DIFFER_BY})")
             key = _state(purpose, state)
             if _parties_with(file, key) not in (None, parties):
                 raise _unchanged(purpose)
@@ -233,20 +169,7 @@ class Journal:
 
     @contextmanager
     def one_trial(self, step: int, *run: bytes) -> Iterator[None]:
-        """Read the relayed sum of a step in the block; a refusal ends the step.
-
-        Parameters
-        ----------
-        step : int
-            Its number, which goes up in a run.
-        run
-            As in `contribute`.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            The block's; also if the step is over, or the journal cannot be read or written.
-        """
+        """Read the relayed sum of a step in the block; a refusal ends the step, which goes up."""
         if step <= _kept(JournalFile.read(self._path), _name(run)).void:
             raise RefusedError(REFUSAL)
         try:
@@ -259,20 +182,8 @@ class Journal:
     def serve(self, alignment: int, clients: Collection[int], most: int, *run: bytes) -> None:
         """Record, before answers leave, the clients whose blocks are evaluated, once an alignment.
 
-        Parameters
-        ----------
-        alignment : int
-            Its number, which goes up when an alignment begins again under another key.
-        clients : collection of int
-            The clients.
-        most, run
-            As in `continue_run`.
-
-        Raises
-        ------
-        RefusedError, IdentityError
-            As in `continue_run`; also for a second block, or an alignment that is over or one too
-            many.
+        ``alignment`` goes up when an alignment begins again under another key; ``most`` as in
+        `continue_run`.
         """
         with self._changed(run) as (file, kept):
             if not kept.begun:
@@ -281,9 +192,7 @@ class Journal:
                 raise RefusedError(f"alignment {alignment} is over, this is {kept.alignment}")
             if alignment > kept.alignment:
                 if kept.alignments >= MOST_ALIGNMENTS:
-                    raise RefusedError(
-                        f"{MOST_ALIGNMENTS} alignments were begun in this run: each is another try"
-                    )
+                    raise RefusedError(f"{MOST_ALIGNMENTS} alignments were begun in this run")
                 kept.alignment, kept.served = alignment, ""
                 kept.alignments += 1
             served = read_numbers(kept.served) if kept.served else ()
@@ -322,11 +231,111 @@ class Journal:
             os.close(handle)
 
 
+# The file: lines of a key, JSON and a hash; the last line of a key counts. A note is one more line,
+# written at the end and then synced; other notes are neither read nor written again. A line that a
+# crash cut short was not on disk when anything left, and does not count. Now and then the file is
+# rewritten without superseded lines. A line with a wrong hash was changed: then the whole file is
+# no journal, and nothing is sent.
+
+HEAD = b"flower-graph journal 2\n"
+HASH = 16  # hexadecimal digits
+MOST_DEAD = 1 << 16  # bytes of lines that count no more
+OTHER = "is no journal of a SuperNode, or is damaged"
+
+
+@dataclass
+class JournalFile:
+    """The file's content, and the notes to be added."""
+
+    path: Path
+    lines: dict[bytes, bytes]  # by key the JSON that counts, the last noted at the end
+    size: int = 0  # bytes of the file; 0 where it must be written anew
+    fresh: bytes = b""  # lines to be added
+
+    @classmethod
+    def read(cls, path: Path) -> JournalFile:
+        with reading(f"journal {path}", IdentityError):
+            try:
+                data = read_bytes(path, MOST_RECORD)
+            except FileNotFoundError:
+                return cls(path, {})
+        *whole, rest = data.removeprefix(HEAD).split(b"\n")
+        lines = [line[: -HASH - 1] for line in whole]
+        # A whole line with something else than a line's end behind it was not cut short.
+        is_other = any(map(_is_other, whole, lines)) or not _is_other(rest[:-1], rest[: -HASH - 2])
+        if is_other or not data.startswith(HEAD):
+            raise IdentityError(f"journal {path}: {OTHER}")
+        found = cls(path, {}, 0 if rest else len(data))
+        for line in lines:
+            key, _, content = line.partition(b" ")
+            found.lines.pop(key, None)
+            found.lines[key] = content
+        return found
+
+    # The JSON is not checked here: the reader of a key checks it
+    def get(self, key: bytes) -> Any:
+        if key not in self.lines:
+            return None
+        with reading(f"journal {self.path}", IdentityError, OTHER):
+            return parse_json(self.lines[key])
+
+    def put(self, key: bytes, value: object) -> None:
+        self.lines.pop(key, None)
+        self.lines[key] = json.dumps(value).encode()
+        self.fresh += sealed(key, self.lines[key])
+
+    def drop(self, key: bytes) -> None:
+        del self.lines[key]
+        self.size = 0
+
+    def write(self) -> None:
+        """Write the notes; they are on the disk when this returns."""
+        try:
+            if self._may_grow():
+                _append(self.path, self.size, self.fresh)
+                return
+            with replaced(self.path) as stream:
+                stream.write(HEAD + b"".join(sealed(*line) for line in self.lines.items()))
+        except OSError as error:
+            raise IdentityError(
+                f"journal {self.path}: cannot be written: {error.strerror}"
+            ) from error
+
+    def _may_grow(self) -> bool:
+        """Tell whether the file is the owner's alone, and has few superseded lines."""
+        if not self.size or self.path.stat().st_mode & 0o077:
+            return False
+        live = sum(len(key) + len(content) + HASH + 3 for key, content in self.lines.items())
+        return self.size + len(self.fresh) - live < MOST_DEAD
+
+
+def sealed(key: bytes, content: bytes) -> bytes:
+    """Write a line with its hash."""
+    line = key + b" " + content
+    return line + b" " + _hash(line) + b"\n"
+
+
+def _is_other(sealed: bytes, line: bytes) -> bool:
+    return sealed != line + b" " + _hash(line)
+
+
+def _hash(line: bytes) -> bytes:
+    return hashlib.sha256(line).hexdigest()[:HASH].encode()
+
+
+def _append(path: Path, size: int, data: bytes) -> None:
+    handle = open_own(path, os.O_WRONLY)
+    try:
+        if os.pwrite(handle, data, size) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fdatasync(handle)
+    finally:
+        os.close(handle)
+
+
 def _kept(file: JournalFile, name: bytes) -> Kept:
     raw = file.get(name)
     with reading(f"journal {file.path}", IdentityError, OTHER):
-        if raw is not None:
-            raw.pop("states", None)  # of a file without hashes, whose runs had their own
         kept = Kept() if raw is None else Kept(**raw)
         if any(type(value) is not KEPT[name] for name, value in vars(kept).items()):
             raise IdentityError(f"journal {file.path}: {OTHER}")
@@ -353,9 +362,7 @@ def _begin(file: JournalFile, kept: Kept, most: int) -> None:
     begun = [moment for moment in begun if moment > now - DAY]
     if len(begun) >= most:
         raise RefusedError(
-            f"this SuperNode began anew {len(begun)} times in 24 hours, in another run or "
-            f"with a state that was lost or put back; at most {most} times (trust-runs), as "
-            "two sums over the same data can be compared"
+            f"this SuperNode began anew {len(begun)} times in 24 hours; at most {most} (trust-runs)"
         )
     file.put(BEGUN, [*begun, now])
     kept.begun = True
@@ -374,18 +381,14 @@ def _end_oldest(file: JournalFile) -> None:
 
 def _go_up(kept: Kept, number: int) -> None:
     if number <= kept.number:
-        raise RefusedError(
-            f"round {number} is not after {kept.number}, the last that this party contributed "
-            "to in this run: it sends nothing for a round that it has been beyond"
-        )
+        raise RefusedError(f"round {number} is not after {kept.number}, the last of this run")
     kept.number = int(number)
 
 
 def _unchanged(purpose: str) -> RefusedError:
     return RefusedError(
         f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes, in "
-        "this run or an earlier one (of the same seed): both sums together would tell what single "
-        "ones sent"
+        "this run or an earlier one (of the same seed)"
     )
 
 

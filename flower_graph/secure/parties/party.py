@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from safetensors.numpy import load, save
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.secure import channel
 from flower_graph.secure.channel import KEY_BYTES, pieces, rows_of
+from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.differences import STATE_BYTES, set_of
 from flower_graph.secure.parties.epoch import (
     MASKS,
@@ -48,7 +49,6 @@ from flower_graph.secure.parties.messages import (
     Signatures,
     SignedKey,
 )
-from flower_graph.secure.parties.trust import DIFFER_BY
 from flower_graph.secure.ring import Ring, RingArray
 from flower_graph.secure.sum.client import Received, SumClient
 from flower_graph.secure.sum.messages import (
@@ -60,13 +60,25 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    SumTerms,
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
+from flower_graph.wire.numpy_client import Config
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
+TERMS_BYTES = 32
+
+
+class SentRound(NamedTuple):
+    """What a party sent for a round, and the list that it signed of it."""
+
+    ready: MASKS  # by index in the epoch, when we sent
+    purpose: str
+    state: bytes
+    terms: bytes  # what the sum is of, hashed
+    listed: MASKS | None = None
 
 
 class PartyClient:
@@ -92,11 +104,7 @@ class PartyClient:
         self.epoch: Epoch | None = None
         self._keys: Bytes = np.zeros((0, KEY_BYTES), np.uint8)  # [k, 32] of the partners
         self.sums: SumClient | None = None
-        # By round and index in the epoch: parties ready when we sent, and the list we signed
-        self._ready: dict[int, MASKS] = {}
-        self._signed: dict[int, MASKS] = {}
-        self._terms: dict[int, bytes] = {}  # what the sum is of, hashed
-        self._sent: dict[int, tuple[str, bytes]] = {}  # its purpose, and the state that was sent
+        self._sent: dict[int, SentRound] = {}
         self._received: tuple[Received, Ready, Ring | None] | None = None  # of the sum to be masked
 
     @property
@@ -106,6 +114,25 @@ class PartyClient:
     @property
     def has_sent(self) -> bool:
         return bool(self._mark)
+
+    def answer(self, action: str, config: Config) -> Config:
+        """Answer an exchange in which no vector travels."""
+        if action == "sum_bind":
+            return self.bind().to_config()
+        if action == "sum_reveal":
+            return self.reveal(RevealRequest.from_config(config)).to_config()
+        if action == "sum_epoch":
+            return self.begin(EpochRequest.from_config(config)).to_config()
+        if action == "sum_list":
+            return self.sign_list(ListRequest.from_config(config)).to_config()
+        entries: Config = {}
+        if "unmask-run" in config:
+            signed = Signatures.from_config(config)
+            entries |= self.unmask(UnmaskRequest.from_config(config), signed).to_config()
+        if "prepare-run" in config:
+            reply, key = self.prepare(PrepareRequest.from_config(config))
+            entries |= reply.to_config() | key.to_config()
+        return entries
 
     def bind(self) -> BindReply:
         """State the clients hosted here, and commit to a fresh part of the graph's seed."""
@@ -130,21 +157,15 @@ class PartyClient:
         """Show the own part of the graph's seed, when all commitments are there."""
         self._check_run(request.run_id)
         if self._shown is not None or request.number <= self._epochs:
-            raise RefusedError(
-                "the seed of the graph was shown for another list: the server must let all bind "
-                "anew"
-            )
+            raise RefusedError("the seed of the graph was shown for another list: bind anew")
         own = self.party, commit(self.run_id, self.party, self._seed)
         check_list(request.parties, request.commitments, own, request.minimum, self.trust.minimum)
         if request.corrupt < self.trust.corrupt or not 0 <= request.dropout < 0.5:
-            raise RefusedError(
-                f"corrupt is {request.corrupt} and dropout {request.dropout}; here at least "
-                f"{self.trust.corrupt} of the parties may collude, and fewer than half vanish"
-            )
+            shares = f"corrupt is {request.corrupt} and dropout {request.dropout}"
+            raise RefusedError(f"{shares}; here at least {self.trust.corrupt}, and below 0.5")
         if request.differ_by < self.trust.differ_by:
             raise RefusedError(
-                f"two sums may differ by {request.differ_by} SuperNodes, and here {DIFFER_BY} is "
-                f"{self.trust.differ_by}"
+                f"sums differ by {request.differ_by}, {DIFFER_BY} is {self.trust.differ_by}"
             )
         check_declared(request.declared, self.clients, self.points, self.trust.block_cap)
         active = self.trust.registry.active
@@ -169,7 +190,7 @@ class PartyClient:
         check_partners(epoch, self.party, shown, request, self.trust.registry)
         self.epoch, self._keys, self._epochs = epoch, request.channel_keys, epoch.number
         self.sums = SumClient(epoch.id, [self.party], (self._private, self._public))
-        self._ready, self._signed, self._terms, self._sent = {}, {}, {}, {}
+        self._sent = {}
         self._seed, self._shown = os.urandom(SEED_BYTES), None  # all know the old one
         return EpochReply(self.run_id, np.frombuffer(epoch.digest, np.uint8))
 
@@ -183,15 +204,13 @@ class PartyClient:
             raise RefusedError("the partners are not those of the epoch's graph")
         if request.threshold != epoch.threshold or request.minimum != epoch.minimum:
             raise RefusedError(
-                f"threshold {request.threshold} and minimum {request.minimum}, the epoch has "
-                f"{epoch.threshold} and {epoch.minimum}"
+                f"threshold {request.threshold} and minimum {request.minimum}, the epoch has others"
             )
         if not np.array_equal(request.channel_keys, self._keys):
             raise RefusedError("a partner's channel key is not the one that it signed")
         reply = sums.prepare(request)
-        for older in sorted(self._ready)[: 1 - KEPT_ROUNDS]:
-            del self._ready[older], self._terms[older], self._sent[older]
-            self._signed.pop(older, None)
+        for older in sorted(self._sent)[: 1 - KEPT_ROUNDS]:
+            del self._sent[older]
         key = epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
         signature = self.trust.identity.sign(ROUND_KEY, *key)
         return reply, SignedKey(np.frombuffer(signature, np.uint8))
@@ -241,58 +260,54 @@ class PartyClient:
         self._mark = Journal(self.trust.journal).continue_run(
             request.server_round, self._mark, self.trust.runs, self.trust.run
         )
-        self._ready[request.server_round] = ready.ready
-        self._sent[request.server_round] = terms.purpose, state
-        self._terms[request.server_round] = terms.digest(
-            request.length, request.word, epoch.threshold, epoch.minimum
-        )
+        meant = terms.digest(request.length, request.word, epoch.threshold, epoch.minimum)
+        self._sent[request.server_round] = SentRound(ready.ready, terms.purpose, state, meant)
         return reply
 
     def sign_list(self, request: ListRequest) -> ListReply:
         """Sign the parties of a sum, if the list is sound; one list a round."""
         epoch, _ = self._begun()
         number, listed = request.server_round, request.listed
-        if request.run_id != epoch.id or number not in self._ready:
+        sent = self._sent.get(number)
+        if request.run_id != epoch.id or sent is None:
             raise RefusedError(f"nothing was sent for round {number} of this epoch")
-        if number in self._signed:
+        if sent.listed is not None:
             raise RefusedError(f"a list of round {number} is signed already")
         epoch.check_present(listed, "sent their vectors")
-        ready = self._ready[number]
-        if (listed & ~ready).any():
+        if (listed & ~sent.ready).any():
             raise RefusedError("somebody is on the list that was not ready")
         if not listed[epoch.index(self.party)]:
             raise RefusedError(
-                f"our vector was sent for round {number}, but we are not on the list: who signed "
-                "it would have our masks opened"
+                f"our vector was sent for round {number}, but we are not on the list"
             )
         # If the server rolls our state back and gets us to sign two different lists, it learns
         # both secrets of any party that is on only one of them. From two sums it learns their
         # difference. The journal prevents both.
         who = set_of(epoch.parties[listed].tolist())
         journal, run = Journal(self.trust.journal), (LIST, self.trust.run)
-        journal.enter(number, *self._sent[number], who, epoch.differ_by, *run)
-        self._signed[number] = listed
-        parts = epoch.signed_parts(number, ready, listed, self._terms[number])
+        journal.enter(number, sent.purpose, sent.state, who, epoch.differ_by, *run)
+        self._sent[number] = sent._replace(listed=listed)
+        parts = epoch.signed_parts(number, sent.ready, listed, sent.terms)
         signature = self.trust.identity.sign(LIST, *parts)
         return ListReply(epoch.id, number, np.frombuffer(signature, np.uint8))
 
     def unmask(self, request: UnmaskRequest, signed: Signatures) -> UnmaskReply:
         """Reveal shares by the signed list, if enough partners signed the very same."""
         epoch, sums = self._begun()
-        number = request.server_round
-        if request.run_id != epoch.id or number not in self._signed:
+        number, sent = request.server_round, self._sent.get(request.server_round)
+        if request.run_id != epoch.id or sent is None or (listed := sent.listed) is None:
             raise RefusedError(f"no list of round {number} was signed here: nothing is revealed")
-        ready, listed = self._ready[number], self._signed[number]
         row = epoch.partners_of(epoch.index(self.party))
-        kinds = np.where(listed[row], SEED, np.where(ready[row], MASK_KEY, NOTHING))
+        kinds = np.where(listed[row], SEED, np.where(sent.ready[row], MASK_KEY, NOTHING))
         same = (request.kinds == kinds) | (request.kinds == NOTHING)
         if request.kinds.shape != (1, row.size) or not same.all():
             raise RefusedError("shares are asked for that do not follow from the signed list")
         if request.contributors != listed.sum():
             raise RefusedError(f"{request.contributors} contributors, the list has {listed.sum()}")
-        self._check_signed(epoch, number, row, signed)
+        parts = epoch.signed_parts(number, sent.ready, listed, sent.terms)
+        self._check_signed(epoch, row, listed, parts, signed)
         reply = sums.unmask(request)
-        del self._signed[number], self._ready[number], self._terms[number], self._sent[number]
+        del self._sent[number]
         return reply
 
     def to_bytes(self) -> bytes:
@@ -315,13 +330,12 @@ class PartyClient:
             arrays["epoch/order"] = self.epoch.order
             arrays["partners"] = np.ascontiguousarray(self._keys)
             arrays["sums"] = np.frombuffer(self.sums.to_bytes(), np.uint8)
-        for name, lists in (("ready", self._ready), ("signed", self._signed)):
-            for number, present in lists.items():
-                arrays[f"{name}/{number}"] = present.astype(np.uint8)
-        for number, digest in self._terms.items():
-            arrays[f"terms/{number}"] = np.frombuffer(digest, np.uint8)
-        for number, (purpose, content) in self._sent.items():
-            arrays[f"sent/{number}"] = np.frombuffer(content + purpose.encode(), np.uint8)
+        for number, sent in self._sent.items():
+            arrays[f"ready/{number}"] = sent.ready.astype(np.uint8)
+            if sent.listed is not None:
+                arrays[f"listed/{number}"] = sent.listed.astype(np.uint8)
+            whole = sent.terms + sent.state + sent.purpose.encode()
+            arrays[f"sent/{number}"] = np.frombuffer(whole, np.uint8)
         return bytes(save(arrays))
 
     @classmethod
@@ -351,19 +365,25 @@ class PartyClient:
             self.epoch = Epoch(**head, digest=digest, order=arrays["epoch/order"])
             self._keys = arrays["partners"]
             self.sums = SumClient.from_bytes(arrays["sums"].tobytes())
-        for name, lists in (("ready", self._ready), ("signed", self._signed)):
-            for key in [key for key in arrays if key.startswith(f"{name}/")]:
-                lists[int(key.partition("/")[2])] = arrays[key].astype(np.bool_)
-        self._terms = {number: arrays[f"terms/{number}"].tobytes() for number in self._ready}
-        for number in self._ready:
-            sent = arrays[f"sent/{number}"].tobytes()
-            self._sent[number] = sent[STATE_BYTES:].decode(), sent[:STATE_BYTES]
+        for number in [key.partition("/")[2] for key in arrays if key.startswith("ready/")]:
+            whole = arrays[f"sent/{number}"].tobytes()
+            terms, state = whole[:TERMS_BYTES], whole[TERMS_BYTES : TERMS_BYTES + STATE_BYTES]
+            purpose = whole[TERMS_BYTES + STATE_BYTES :].decode()
+            ready, listed = arrays[f"ready/{number}"], arrays.get(f"listed/{number}")
+            listed = None if listed is None else listed.astype(np.bool_)
+            sent = SentRound(ready.astype(np.bool_), purpose, state, terms, listed)
+            self._sent[int(number)] = sent
 
-    def _check_signed(self, epoch: Epoch, number: int, row: Integers, signed: Signatures) -> None:
+    def _check_signed(
+        self,
+        epoch: Epoch,
+        row: Integers,
+        listed: MASKS,
+        parts: tuple[bytes, ...],
+        signed: Signatures,
+    ) -> None:
         """Refuse unless as many listed partners as the threshold signed our own list."""
-        ready, listed = self._ready[number], self._signed[number]
-        parts, good = epoch.signed_parts(number, ready, listed, self._terms[number]), 0
-        columns = signed.columns.tolist()
+        columns, good = signed.columns.tolist(), 0
         if len(set(columns)) != len(columns) or not all(0 <= each < row.size for each in columns):
             raise RefusedError("a signature is there twice, or is not a partner's")
         for column, signature in zip(columns, signed.signatures, strict=True):
@@ -374,8 +394,7 @@ class PartyClient:
             if good >= epoch.threshold:
                 return
         raise RefusedError(
-            f"{good} partners that are on the list of round {number} signed it, at least "
-            f"{epoch.threshold} must: others were told something else, nothing is revealed"
+            f"{good} partners signed it, {epoch.threshold} must: others saw something else"
         )
 
     def _verify(
@@ -385,10 +404,7 @@ class PartyClient:
 
     def _begun(self) -> tuple[Epoch, SumClient]:
         if self.epoch is None or self.sums is None:
-            raise StateLostError(
-                "no epoch has begun under this version of the registry, "
-                f"{self.trust.registry.digest.hex()[:16]}: the server must let all bind anew"
-            )
+            raise StateLostError("no epoch has begun under this version of the registry: bind anew")
         return self.epoch, self.sums
 
     def _check_run(self, run_id: bytes) -> None:

@@ -24,7 +24,7 @@ from nacl.exceptions import BadSignatureError
 
 from flower_graph.errors import IdentityError
 from flower_graph.secure.channel import KEY_BYTES, framed
-from flower_graph.secure.parties.trust import FEWEST_PARTIES
+from flower_graph.secure.node_config import FEWEST_PARTIES
 from flower_graph.storage.files import write_text
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
 from flower_graph.storage.writing import named
@@ -201,8 +201,7 @@ def _check(registry: Registry) -> None:
             seen[key] = index
         if not 1 <= party.count <= registry.most_clients:
             raise IdentityError(
-                f"party {index}: is granted {party.count} clients, must be from 1 to "
-                f"most-clients, {registry.most_clients}"
+                f"party {index}: {party.count} clients, most-clients is {registry.most_clients}"
             )
     active = [party for party in parties if not party.revoked]
     grants = sorted((part.start, part.stop, one.number) for one in active for part in one.clients)

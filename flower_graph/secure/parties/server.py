@@ -1,23 +1,33 @@
 """The server's side of the secure sum without trust: the server carries, the parties check.
 
-An honest server makes the parties' checks too, so that no party's lie makes it look like a liar.
+An honest server makes the parties' checks too, so that no party's lie makes it look like a liar. A
+sum takes three exchanges: masked vectors, the signed list and shares; the last also prepares the
+next sum. An epoch begins, with three more, when SuperNodes have joined.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
-from flower_graph.secure.align.limits import MOST_BLOCK, MOST_POINTS
+from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError, one_line
 from flower_graph.secure.channel import rows_of
-from flower_graph.secure.parties.epoch import Epoch, commit, fewest_in_a_sum
-from flower_graph.secure.parties.identity import Binding
+from flower_graph.secure.node_config import (
+    DIFFER_BY,
+    MOST_BLOCK,
+    MOST_POINTS,
+    USUAL_DIFFERENCE,
+)
+from flower_graph.secure.parties.differences import choose, members_of, set_of
+from flower_graph.secure.parties.epoch import MASKS, MOST_LISTS, Epoch, commit, fewest_in_a_sum
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Binding
 from flower_graph.secure.parties.messages import (
     BindReply,
+    BindRequest,
     EpochReply,
     EpochRequest,
     ListReply,
@@ -29,92 +39,235 @@ from flower_graph.secure.parties.messages import (
     SignedKey,
 )
 from flower_graph.secure.parties.party import LIST, ROUND_KEY
-from flower_graph.secure.parties.party_round import PartyRound, warn_of_few
 from flower_graph.secure.parties.registry import Registry
-from flower_graph.secure.parties.trust import USUAL_DIFFERENCE
+from flower_graph.secure.ring import RingArray
 from flower_graph.secure.sum.messages import (
-    KEPT_ROUNDS,
     MaskedReply,
     MaskRequest,
     PrepareReply,
     PrepareRequest,
-    UnmaskReply,
+    SumTerms,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.partners import check_shares
-from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.round import SumRound
-from flower_graph.secure.sum.terms import SumTerms
-from flower_graph.wire.fields import RUN_BYTES, Bytes
+from flower_graph.secure.sum.round import (
+    Blame,
+    Cause,
+    Reason,
+    Skipped,
+    StageReply,
+    SumResult,
+    SumRound,
+)
+from flower_graph.secure.sum.server import M, Send, SumServer
+from flower_graph.wire.codec import Message
+from flower_graph.wire.fields import Bytes
+from flower_graph.wire.ledger import setup_bytes
 
 LOG = logging.getLogger(__name__)
 ABSENT = -1  # and below: ids of parties of the epoch that are not connected
+TRIES = 3  # lists of commitments, while parties show no seed
+# Parties beyond `differ-by` that may be left out, should some vanish that are ready
+SPARE = 2
 
 
-class PartyServer:
-    """Carries out secure sums over parties, SuperNodes with keys that the registry has."""
+class PartyRound(SumRound):
+    """A round of sums over parties: with signatures, and the parties to leave out of it."""
 
-    # An epoch is ``take_binding`` for each party, ``reveal_requests``, ``take_seed``,
-    # ``epoch_requests``, ``take_epoch``. A round is ``open_round``, ``mask_requests``,
-    # ``list_requests``, ``unmask_requests``, after each of them a ``take_…`` for every reply,
-    # and ``result``.
+    # Parties sign no list that differs from an earlier one by too few (``differences.py``). The
+    # server knows which parties to leave out only when all vectors are there, but it adds vectors
+    # up as they come. So the sums of a few parties, by turns, are kept beside the total, to be
+    # taken out again.
 
     def __init__(
         self,
-        registry: Registry,
+        epoch: Epoch,
+        number: int,
+        nodes: list[int],
+        channel_keys: Bytes,
+        asked: set[int],
+        blame: Blame,
+    ) -> None:
+        # asked: clients; the parties' own numbers stand for clients in the rows of the round
+        parties = epoch.parties
+        super().__init__(
+            epoch.id,
+            number,
+            parties,
+            nodes,
+            [[party] for party in parties.tolist()],
+            channel_keys,
+            epoch.partners,
+            epoch.threshold,
+            epoch.minimum,
+            blame,
+        )
+        self.epoch, self.asked = epoch, asked
+        self.left_out: set[int] = set()  # clients, by their SuperNode
+        self.keys = np.zeros((parties.size, SIGNATURE_BYTES), np.uint8)
+        self.lists = np.zeros((parties.size, SIGNATURE_BYTES), np.uint8)
+        self.signed: MASKS = np.zeros(parties.size, np.bool_)
+        self.purpose = ""
+        self._spare: list[int] = []  # parties, those that are left out first
+        self._kept: dict[int, RingArray] = {}  # their sums
+
+    def ask_masked(
+        self, length: int, word: int, terms: SumTerms, earlier: Collection[int]
+    ) -> dict[int, MaskRequest]:
+        """Ask for masked sums; choose parties to leave out if the sum is not allowed with them."""
+        requests = self.mask_requests(length, word, terms)
+        self.purpose, apart = terms.purpose, self.epoch.differ_by
+        ready = self.parties[self.live].tolist()
+        start = self.number * (apart + SPARE) % max(1, len(ready))
+        # First those that an earlier sum was made without: its set can be had again.
+        order = sorted(
+            ready[start:] + ready[:start],
+            key=lambda party: -sum(not one >> party & 1 for one in earlier),
+        )
+        chosen = self._choose(set_of(ready), earlier, order)
+        out = [] if chosen is None else members_of(set_of(ready) & ~chosen)
+        others = [party for party in order if party not in out]
+        self._spare = out + others[: apart + SPARE]
+        return requests
+
+    def take_masked(self, node: int, party: int, reply: MaskedReply) -> None:
+        """Add a party's masked sum, and keep it if it may have to go again."""
+        self.take(node, reply)
+        if party in self._spare:
+            self._kept[party] = reply.total
+
+    def settle(self, earlier: Collection[int]) -> int | None:
+        """Leave out parties that this sum's list may not have; return the set, if any is left."""
+        present = set_of(self.parties[self.contributed].tolist())
+        chosen = self._choose(present, earlier, [one for one in self._spare if one in self._kept])
+        if chosen is None:
+            self.skip(
+                f"whoever is left out, this sum differs by fewer than {self.epoch.differ_by} "
+                f"SuperNodes from an earlier one ({DIFFER_BY}), or {self.minimum} are not left; "
+                "nothing is revealed"
+            )
+            return None
+        for party in members_of(present & ~chosen):
+            why = f"or this sum and an earlier one would differ by too few SuperNodes ({DIFFER_BY})"
+            self.leave_out(self.epoch.index(party), self._kept[party], why)
+        self._kept.clear()
+        return chosen
+
+    def _choose(self, present: int, earlier: Collection[int], spare: list[int]) -> int | None:
+        apart, fewest, number = self.epoch.differ_by, self.minimum, self.number
+        return choose(present, earlier, apart, spare=spare, fewest=fewest, number=number)
+
+
+class PartySums(SumServer):
+    """Carries out sums over parties, SuperNodes with registered keys; callers see only clients.
+
+    `begin` begins an epoch once all that joined have enrolled; `sign` comes between masked vectors
+    and shares.
+
+    Parameters
+    ----------
+    registry : Path or str
+        The registry's file, which is read again before each sum.
+    dropout, corrupt : float
+        Shares of the parties that may vanish during a sum, and that may collude with the server.
+    differ_by : int
+        SuperNodes that two sums of a purpose differ by at least, unless they have the same; the
+        server leaves out more to comply. No party takes less than its own ``differ-by``.
+
+    Raises
+    ------
+    IdentityError
+        If the registry cannot be read.
+    ValueError
+        If a share is impossible, or the registry has too few parties for a sum.
+    """
+
+    enrolment = ("sum_bind", BindRequest, BindReply)
+    prepared = (PrepareReply, SignedKey)
+
+    def __init__(
+        self,
+        registry: Path | str,
         *,
         dropout: float = 0.3,
         corrupt: float = 0.1,
-        block_cap: int = MOST_BLOCK,
-        most_points: int = MOST_POINTS,
         differ_by: int = USUAL_DIFFERENCE,
     ) -> None:
+        super().__init__(dropout=dropout, corrupt=corrupt)
         for name, share in (("dropout", dropout), ("corrupt", corrupt)):
-            if not 0 <= share < 0.5:
+            if share >= 0.5:
                 raise ValueError(f"{name} is {share}, must be from 0 to below 0.5")
-        check_shares(dropout, corrupt)
-        if (active := len(registry.active)) < registry.minimum:
-            raise ValueError(f"the registry has {active} parties, a sum needs {registry.minimum}")
         if differ_by < 1:
             raise ValueError(f"differ_by is {differ_by}, must be at least 1")
-        self.registry, self.dropout, self.corrupt = registry, dropout, corrupt
-        # As TrustSettings has them, unless all have others
-        self._block_cap, self._most_points = block_cap, most_points
+        self._registry_file, self.registry = registry, Registry.read(registry)
+        if (active := len(self.registry.active)) < self.fewest_nodes:
+            raise ValueError(f"the registry has {active} parties, a sum needs {self.fewest_nodes}")
         self._differ_by = differ_by
         self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
-        self.run_id = os.urandom(RUN_BYTES)
-        self.blamed: list[Reason] = []  # their clients are numbers of parties
-        self.excluded: set[int] = set()
-        self.homes: dict[int, int] = {}  # party: SuperNode
+        self._cheating: set[int] = set()  # parties
+        self._homes: dict[int, int] = {}  # party: SuperNode
         self._at: dict[int, int] = {}  # SuperNode: party
-        self.bindings: dict[int, tuple[Binding, bytes]] = {}
+        self.bindings: dict[int, tuple[Binding, bytes]] = {}  # of parties
+        self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
+        self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
+        # The parties' agreement; None before the first epoch, or under a new registry
         self.epoch: Epoch | None = None
-        self._number, self._last = -1, -1
+        self.lists = 0  # of commitments that were shown; parties answer ``MOST_LISTS``
         self._request: RevealRequest | None = None
         self._seeds: dict[int, bytes] = {}
-        self._rounds: dict[int, PartyRound] = {}
 
-    def exclude(self, parties: Iterable[int]) -> None:
-        """Exclude parties whose fault was proven before the run was resumed."""
-        self.excluded |= set(parties)
+    @property
+    def fewest_nodes(self) -> int:
+        return self.registry.minimum
 
-    def renew(self, registry: Registry) -> None:
-        """Take another version of the registry: earlier signatures no longer count."""
-        old, new = self.registry.parties, registry.parties
-        self.registry = registry
-        LOG.warning(
-            "the registry is another one now, %s: parties that have it bind anew; joined: %s, with "
-            "another key: %s, revoked: %s",
-            registry.digest.hex()[:16],
-            sorted(new.keys() - old.keys()),
-            [number for number in old.keys() & new.keys() if old[number].key != new[number].key],
-            [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)],
-        )
-        self.epoch, self._rounds, self.homes, self._at = None, {}, {}, {}
+    @property
+    def parties(self) -> list[int]:
+        return sorted(self._homes.keys() - self._cheating)
 
-    # Epochs
+    @property
+    def members(self) -> list[int]:
+        """Parties of the epoch, absent ones too, ascending; none before there is one."""
+        return [] if self.epoch is None else self.epoch.parties.tolist()
 
-    def check_binding(self, reply: BindReply) -> Binding:
+    @property
+    def _taking_part(self) -> set[int]:
+        return set(self.members) - self._cheating
+
+    @property
+    def excluded(self) -> set[int]:
+        return set(self.hosted(self._cheating & self.bindings.keys()))
+
+    @property
+    def out(self) -> set[int]:
+        return set(self.hosted(self.bindings.keys() - self._taking_part))
+
+    @property
+    def clients(self) -> list[int]:
+        return self.hosted(self._taking_part & self._homes.keys())
+
+    @property
+    def homes(self) -> dict[int, int]:
+        homes = self._homes.items()
+        return {client: node for party, node in homes for client in self.hosted([party])}
+
+    def node_of(self, client: int) -> int | None:
+        return self.homes.get(client)
+
+    def node_of_party(self, party: int) -> int | None:
+        return self._homes.get(party)
+
+    def hosted(self, parties: Iterable[int]) -> list[int]:
+        return sorted(c for party in parties for c in self.bindings[party][0].clients)
+
+    def epoch_clients(self) -> dict[int, list[int]]:
+        return {party: self.hosted([party]) for party in sorted(self._taking_part)}
+
+    # Who is there
+
+    def check_keys(self, node: int, reply: BindReply) -> None:
+        """Refuse a statement that its party has not signed, or may not sign."""
+        self._binding(reply)
+
+    def _binding(self, reply: BindReply) -> Binding:
         commitment = reply.commitment.tobytes()
         key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
         if reply.declared.size and not np.array_equal(reply.declared[:, 0], reply.clients):
@@ -124,45 +277,121 @@ class PartyServer:
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
-            binding.verify(self.registry, reply.signature.tobytes(), self._block_cap)
+            binding.verify(self.registry, reply.signature.tobytes(), MOST_BLOCK)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
-        if sum(blocks) > self._most_points:
-            raise MalformedReplyError(
-                f"party {reply.party}: declares {sum(blocks)} points in all, at most "
-                f"{self._most_points} are taken of one SuperNode"
-            )
+        if (points := sum(blocks)) > MOST_POINTS:
+            raise MalformedReplyError(f"party {reply.party}: {points} points, above {MOST_POINTS}")
         return binding
+
+    def knows(self, old: int, reply: BindReply) -> bool:
+        """Tell whether a SuperNode's party is in the epoch with exactly these clients and key."""
+        return self._homes.get(reply.party) == old and self._is_in(reply)
+
+    def _is_in(self, reply: BindReply) -> bool:
+        if reply.party not in self._taking_part:
+            return False
+        binding = self.bindings[reply.party][0]
+        shown = tuple(reply.clients.tolist()), reply.channel_key.tobytes()
+        return (binding.clients, binding.channel_key) == shown
+
+    def enroll(self, node: int, reply: BindReply, gone: Collection[int] = ()) -> None:
+        self.check_keys(node, reply)
+        if (home := self._homes.get(reply.party, node)) != node and home not in gone:
+            raise MalformedReplyError(f"party {reply.party} is at node {home} already")
+        if self._is_in(reply):
+            self._settle(node, reply.party)
+        elif self.lists >= MOST_LISTS:
+            raise MalformedReplyError(
+                f"parties answer {MOST_LISTS} lists of commitments a run: nobody can join any more"
+            )
+        else:
+            self.take_binding(node, reply)
+            self._fresh.add(reply.party)
 
     def take_binding(self, node: int, reply: BindReply) -> None:
         """Store a SuperNode's statement, if its party signed it."""
-        self.bindings[reply.party] = self.check_binding(reply), reply.signature.tobytes()
-        self.settle(node, reply.party)
+        self.bindings[reply.party] = self._binding(reply), reply.signature.tobytes()
+        self._settle(node, reply.party)
 
-    def settle(self, node: int, party: int) -> None:
-        self.homes[party], self._at[node] = node, party
+    def _settle(self, node: int, party: int) -> None:
+        self._homes[party], self._at[node] = node, party
 
     def move(self, old: int, node: int) -> None:
-        self.settle(node, self._party(old))
+        self._settle(node, self._party(old))
         for one in self._rounds.values():
-            one.inner.move(old, node)
+            one.move(old, node)
 
     def forget(self, node: int) -> None:
-        """Remove a SuperNode; its party counts as absent until the next epoch."""
-        self.homes = {party: at for party, at in self.homes.items() if at != node}
+        """Remove a SuperNode; its party counts as absent until it is back."""
+        self._fresh -= {party for party, at in self._homes.items() if at == node}
+        self._homes = {party: at for party, at in self._homes.items() if at != node}
 
-    @property
-    def minimum(self) -> int:
-        return self.registry.minimum
+    def exclude(self, clients: Iterable[int]) -> None:
+        """Exclude the parties of clients whose fault was proven before the run was resumed."""
+        parties = self.registry.parties.values()
+        self._cheating |= {p.number for c in clients for p in parties if p.may_host([c])}
 
-    @property
-    def parties(self) -> list[int]:
-        return sorted(self.homes.keys() - self.excluded)
+    def renew(self) -> None:
+        """Read the registry again; under another version all must bind anew, and begin an epoch."""
+        try:
+            registry = Registry.read(self._registry_file)
+        except IdentityError as error:
+            LOG.error("%s: the version before goes on", error)
+            return
+        if registry.digest == self.registry.digest:
+            return
+        old, new = self.registry.parties, registry.parties
+        LOG.warning(
+            "the registry is another one now, %s: parties that have it bind anew; joined: %s, with "
+            "another key: %s, revoked: %s",
+            registry.digest.hex()[:16],
+            sorted(new.keys() - old.keys()),
+            [number for number in old.keys() & new.keys() if old[number].key != new[number].key],
+            [n for n in old if n not in new or (new[n].revoked and not old[n].revoked)],
+        )
+        self.registry, self._unbound = registry, set(self._homes.values())
+        self.epoch, self._rounds, self._homes, self._at = None, {}, {}, {}
+        self._fresh.clear()
 
-    @property
-    def lists(self) -> int:
-        """Number of lists of commitments that were shown; parties answer ``MOST_LISTS``."""
-        return self._number + 1
+    # Epochs
+
+    def begin(self, server_round: int, send: Send, nodes: Collection[int], limit: float) -> bool:
+        """Begin an epoch if a party has joined; return whether one has begun."""
+        self._fresh |= self._bind(server_round, send, self._unbound.intersection(nodes))
+        self._unbound.clear()
+        present = {party for party in self.parties if self._homes[party] in nodes}
+        if present <= self._taking_part - self._fresh:
+            return False
+        for _ in range(TRIES):
+            if self.lists >= MOST_LISTS:
+                return False
+            old = {self._homes[party] for party in present - self._fresh}
+            present &= self._bind(server_round, send, old) | self._fresh
+            if not (lists := self.reveal_requests(limit, present)):
+                return False
+            self._fresh -= present  # whatever comes of it, these seeds are shown
+            self._exchange(send, server_round, "sum_reveal", lists, RevealReply, self.take_seed)
+            if epochs := self.epoch_requests():
+                self._exchange(send, server_round, "sum_epoch", epochs, EpochReply, self.take_epoch)
+                return True
+            present &= self._homes.keys()
+        return False
+
+    def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
+        """Have the parties of some SuperNodes commit to another seed; return those that did."""
+        if not nodes:
+            return set()
+        replies = send(
+            dict.fromkeys(sorted(nodes), BindRequest(self.run_id).to_record()),
+            server_round,
+            lambda node, content: self.take_binding(node, BindReply.read(content)),
+            message_type="train.sum_bind",
+            max_reply_bytes=setup_bytes(),
+        )
+        for entry in replies.rejected:  # with a version of the registry that is old, for one
+            self.forget(entry.node_id)
+        return {party for party, node in self._homes.items() if node in replies.values}
 
     def reveal_requests(
         self, limit: float, present: Collection[int] | None = None
@@ -170,31 +399,32 @@ class PartyServer:
         """Show all present parties the same list of commitments; no party if they are too few."""
         # limit: largest size of a number in the sums
         parties = [party for party in self.parties if present is None or party in present]
-        if len(parties) < self.minimum:
+        if len(parties) < self.fewest_nodes:
             return {}
-        self._number, self._seeds = self._number + 1, {}
-        commitments = [self.bindings[party][0].seed_commitment for party in parties]
-        numbers = np.array(parties, np.int64)
-        rows = rows_of(commitments, len(parties), -1)
         bindings = [self.bindings[party][0] for party in parties]
         points = [pair for one in bindings for pair in zip(one.clients, one.blocks, strict=False)]
         self._request = RevealRequest(
             self.run_id,
-            self._number,
+            self.lists,
             self.dropout,
             self.corrupt,
-            fewest_in_a_sum(len(parties), self.dropout, self.corrupt, self.minimum),
+            fewest_in_a_sum(len(parties), self.dropout, self.corrupt, self.fewest_nodes),
             self._differ_by,
             limit,
-            numbers,
-            rows,
+            np.array(parties, np.int64),
+            rows_of([one.seed_commitment for one in bindings], len(parties), -1),
             np.array(sorted(points), np.int64).reshape(-1, 2),
         )
-        return {self.homes[party]: self._request for party in parties}
+        self.lists, self._seeds = self.lists + 1, {}
+        return {self._homes[party]: self._request for party in parties}
 
     def take_seed(self, node: int, reply: RevealReply) -> None:
-        party, seed = self._party(node), reply.seed.tobytes()
-        self._check(reply.run_id, self.run_id, reply.number, self._number)
+        party, seed, request = self._party(node), reply.seed.tobytes(), self._request
+        assert request is not None
+        if (reply.run_id, reply.number) != (self.run_id, request.number):
+            raise MalformedReplyError(
+                f"run {reply.run_id.hex()}, {reply.number}: not the list that is open"
+            )
         if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
             text = "it has committed to another seed of the graph"
             self._blame(Reason(Cause.PROVEN, text, party), node)
@@ -208,17 +438,23 @@ class PartyServer:
         parties = request.parties.tolist()
         if missing := [party for party in parties if party not in self._seeds]:
             for party in missing:
-                self.homes.pop(party, None)
+                self._homes.pop(party, None)
             return {}
         seeds = rows_of([self._seeds[party] for party in parties], len(parties), -1)
-        self.epoch = Epoch.agreed(request, self.registry.digest, seeds)
+        epoch = self.epoch = Epoch.agreed(request, self.registry.digest, seeds)
         self._rounds = {}
-        warn_of_few(len(parties), request.minimum, self._differ_by)
-        return {self.homes[party]: self._epoch_request(party, seeds) for party in parties}
+        if self._differ_by > max(1, len(parties) - epoch.minimum):
+            LOG.warning(
+                "%d SuperNodes, of which %d must be in every sum: once a sum of all was made, "
+                "there is none while one is missing, as it would differ by fewer than %d (%s)",
+                len(parties),
+                epoch.minimum,
+                self._differ_by,
+                DIFFER_BY,
+            )
+        return {self._homes[party]: self._epoch_request(epoch, party, seeds) for party in parties}
 
-    def _epoch_request(self, party: int, seeds: Bytes) -> EpochRequest:
-        epoch = self.epoch
-        assert epoch is not None
+    def _epoch_request(self, epoch: Epoch, party: int, seeds: Bytes) -> EpochRequest:
         row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
         signed = [self.bindings[partner] for partner in row]
         clients = [np.array(binding.clients, np.int64) for binding, _ in signed]
@@ -236,97 +472,97 @@ class PartyServer:
         if reply.digest.tobytes() != self.epoch.digest:
             raise MalformedReplyError(f"party {self._party(node)} has another epoch")
 
-    # Rounds
+    # A round, as ``SumServer`` has it
 
-    def open_round(
-        self, number: int, present: Collection[int] | None = None
-    ) -> dict[int, PrepareRequest]:
-        """Begin a round of the epoch; parties that are not connected or not present are absent."""
-        epoch = self.epoch
-        assert epoch is not None
+    def open_round(self, number: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
+        """Begin a round of the epoch; parties without any of the clients are absent."""
+        epoch, asked = self.epoch, set(clients)
+        if epoch is None:
+            return {}
         if number <= self._last:
             raise ValueError(f"round {number} is not after {self._last}, the last one")
         self._last = number
-        for old in sorted(self._rounds)[: 1 - KEPT_ROUNDS]:
-            del self._rounds[old]
-        present = set(self.parties) & set(self.parties if present is None else present)
-        nodes = [
-            self.homes[party] if party in present else ABSENT - index
-            for index, party in enumerate(epoch.parties.tolist())
-        ]
-        keys = [self.bindings[party][0].channel_key for party in epoch.parties.tolist()]
-        inner = SumRound(
-            epoch.id,
-            number,
-            epoch.parties,
-            nodes,
-            [[party] for party in epoch.parties.tolist()],
-            rows_of(keys, len(keys), -1),
-            epoch.partners,
-            epoch.threshold,
-            epoch.minimum,
-            self._blame,
-        )
-        self._rounds[number] = PartyRound(epoch, inner)
-        return {node: one for node, one in inner.prepare_requests().items() if node >= 0}
+        self._keep_newest()
+        nodes, keys = [], []
+        for index, party in enumerate(epoch.parties.tolist()):
+            is_there = party in self._homes and party not in self._cheating
+            is_there = is_there and not asked.isdisjoint(self.hosted([party]))
+            nodes.append(self._homes[party] if is_there else ABSENT - index)
+            keys.append(self.bindings[party][0].channel_key)
+        rows = rows_of(keys, len(keys), -1)
+        opened = self._rounds[number] = PartyRound(epoch, number, nodes, rows, asked, self._blame)
+        return {node: one for node, one in opened.prepare_requests().items() if node >= 0}
 
-    def take_prepared(self, node: int, reply: PrepareReply, signed: SignedKey) -> None:
-        one, party = self._round(reply.server_round), self._party(node)
-        parts = one.epoch.key_parts(reply.server_round, reply.round_keys.tobytes())
-        self._verify(party, signed.signature, ROUND_KEY, parts)
-        one.inner.take(node, reply)
-        one.keys[one.epoch.index(party)] = signed.signature
+    def take(self, node: int, reply: StageReply, *more: Message) -> None:
+        number = reply.server_round
+        one = self._round(number)
+        if isinstance(reply, PrepareReply):
+            party, (key,) = self._party(node), more
+            assert isinstance(key, SignedKey)  # as ``prepared`` says
+            parts = one.epoch.key_parts(number, reply.round_keys.tobytes())
+            self._verify(party, key.signature, ROUND_KEY, parts)
+            one.take(node, reply)
+            one.keys[one.epoch.index(party)] = key.signature
+        elif isinstance(reply, MaskedReply):
+            party = self._party(node)
+            one.take_masked(node, party, replace(reply, left_out={}))
+            for client in sorted(one.asked.intersection(self.hosted([party]), reply.left_out)):
+                one.left_out.add(client)
+                why = one_line(reply.left_out[client])
+                self._blamed.append(Reason(Cause.LEFT_OUT, why, client, number))
+        else:
+            one.take(node, reply)
 
     def mask_requests(
         self, number: int, length: int, word: int, terms: SumTerms
     ) -> dict[int, tuple[MaskRequest, Ready]]:
+        if number not in self._rounds:
+            return {}
         one = self._round(number)
         epoch = one.epoch
-        requests = one.mask_requests(length, word, terms, self._earlier.get(terms.purpose, ()))
-        ready = one.inner.live.copy()
+        requests = one.ask_masked(length, word, terms, self._earlier.get(terms.purpose, ()))
+        ready = one.live.copy()
         result = {}
         for node, request in requests.items():
-            if self.homes.get(party := self._at[node]) != node:
+            if self._homes.get(party := self._at[node]) != node:
                 continue  # it has gone since it prepared
             row = epoch.partners[epoch.index(party)]
             result[node] = request, Ready(ready, one.keys[row[ready[row]]])
         return result
 
-    def take_masked(self, node: int, reply: MaskedReply) -> None:
-        self._round(reply.server_round).take_masked(node, self._party(node), reply)
+    def sign(self, number: int, server_round: int, send: Send) -> None:
+        lists = self.list_requests(number) if number in self._rounds else {}
+        self._exchange(send, server_round, "sum_list", lists, ListReply, self.take_list)
 
     def list_requests(self, number: int) -> dict[int, ListRequest]:
         one = self._round(number)
-        epoch = one.epoch
         earlier = self._earlier.setdefault(one.purpose, [])
-        if one.inner.skipped is not None or (who := one.settle(earlier)) is None:
+        if one.skipped is not None or (who := one.settle(earlier)) is None:
             return {}
-        listed = one.inner.contributed.copy()
+        listed = one.contributed.copy()
         try:
-            epoch.check_present(listed, "sent their vectors")
+            one.epoch.check_present(listed, "sent their vectors")
         except RefusedError as error:
-            one.inner.skip(f"{error}; nothing is revealed")
+            one.skip(f"{error}; nothing is revealed")
             return {}
         if who not in earlier:
             earlier.append(who)
-        request = ListRequest(epoch.id, number, listed)
-        return {self.homes[party]: request for party in epoch.parties[listed].tolist()}
+        request = ListRequest(one.epoch.id, number, listed)
+        return {self._homes[party]: request for party in one.parties[listed].tolist()}
 
     def take_list(self, node: int, reply: ListReply) -> None:
         one, party = self._round(reply.server_round), self._party(node)
-        inner = one.inner
-        parts = one.epoch.signed_parts(
-            reply.server_round, inner.live, inner.contributed, inner.terms
-        )
+        parts = one.epoch.signed_parts(reply.server_round, one.live, one.contributed, one.terms)
         self._verify(party, reply.signature, LIST, parts)
         index = one.epoch.index(party)
         one.lists[index], one.signed[index] = reply.signature, True
 
     def unmask_requests(self, number: int) -> dict[int, tuple[UnmaskRequest, Signatures]]:
+        if number not in self._rounds:
+            return {}
         one = self._round(number)
-        epoch = one.epoch
-        result = {}
-        for node, request in one.inner.unmask_requests().items():
+        epoch, result = one.epoch, {}
+        for node, request in one.unmask_requests().items():
             if node < 0 or not one.signed[index := epoch.index(self._at[node])]:
                 continue
             columns = np.flatnonzero(one.signed[epoch.partners[index]])[: epoch.threshold]
@@ -336,26 +572,26 @@ class PartyServer:
             result[node] = request, Signatures(columns.astype(np.int64), signatures)
         return result
 
-    def take_shares(self, node: int, reply: UnmaskReply) -> None:
-        self._round(reply.server_round).inner.take(node, reply)
-
     def result(self, number: int) -> SumResult | Skipped:
-        """End a round; contributors are numbers of parties."""
-        result = self._round(number).inner.result()
+        if number not in self._rounds:
+            few = f"{len(self.parties)} parties, a sum needs {self.fewest_nodes}"
+            return Skipped(Reason(Cause.SKIPPED, few, round=number))
+        one = self._round(number)
+        result = one.result()
         del self._rounds[number]
-        return result
-
-    def clients_of(self, parties: Collection[int]) -> list[int]:
-        return sorted(c for party in parties for c in self.bindings[party][0].clients)
+        if isinstance(result, Skipped):
+            return result
+        local = one.asked.intersection(self.hosted(result.contributors.tolist())) - one.left_out
+        return SumResult(result.total, np.array(sorted(local), np.int64))
 
     def _round(self, number: int) -> PartyRound:
-        if number not in self._rounds:
-            raise MalformedReplyError(f"round {number} is not open; open: {sorted(self._rounds)}")
-        return self._rounds[number]
+        one = super()._round(number)
+        assert isinstance(one, PartyRound)
+        return one
 
     def _party(self, node: int) -> int:
         party = self._at.get(node)
-        if party is None or self.homes.get(party) != node:
+        if party is None or self._homes.get(party) != node:
             raise MalformedReplyError(f"node {node} is no party")
         return party
 
@@ -365,14 +601,29 @@ class PartyServer:
         if not self.registry.verify(party, signature.tobytes(), purpose, *parts):
             raise MalformedReplyError(f"party {party}: its signature is not valid")
 
-    def _check(self, run_id: bytes, wanted: bytes, number: int, expected: int) -> None:
-        if run_id != wanted or number != expected:
-            raise MalformedReplyError(
-                f"run {run_id.hex()}, {number}; expected {wanted.hex()}, {expected}"
-            )
-
     def _blame(self, reason: Reason, node: int | None) -> None:
-        # node: where it was proven, so that it is not asked again
-        self.blamed.append(reason)
-        if node is not None and reason.client is not None:
-            self.excluded.add(reason.client)
+        """Record a party's fault for all its clients; if it is proven, exclude them."""
+        party = reason.client
+        assert party is not None  # in the rows of a round parties stand for clients
+        text = f"{reason.text} (party {party})"
+        self._blamed += [replace(reason, client=c, text=text) for c in self.hosted([party])]
+        if node is not None:
+            self._cheating.add(party)
+
+    def _exchange(
+        self,
+        send: Send,
+        server_round: int,
+        action: str,
+        requests: Mapping[int, Message],
+        kind: type[M],
+        take: Callable[[int, M], object],
+    ) -> None:
+        if requests:
+            send(
+                {node: request.to_record() for node, request in requests.items()},
+                server_round,
+                lambda node, content: take(node, kind.read(content)),
+                message_type=f"train.{action}",
+                max_reply_bytes=setup_bytes(),
+            )

@@ -13,7 +13,9 @@ refused, as is a round that is not newer than the last.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -24,16 +26,9 @@ from safetensors.numpy import load, save
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure import channel
 from flower_graph.secure.channel import COMMITMENT_BYTES, KEY_BYTES, pieces, rows_of
+from flower_graph.secure.node_config import LEAST_CLIENTS
 from flower_graph.secure.ring import WORDS, RingArray, add_streams
 from flower_graph.secure.shamir import SHARE_BYTES, split_secrets
-from flower_graph.secure.sum.client_round import (
-    ARRAYS,
-    CHANGING,
-    NUMBERS,
-    ClientRound,
-    check_terms,
-    check_unmask,
-)
 from flower_graph.secure.sum.messages import (
     KEPT_ROUNDS,
     MASK_KEY,
@@ -45,13 +40,94 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    SumTerms,
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.partners import LEAST_CLIENTS
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
 from flower_graph.wire.numpy_client import Config
+
+# What is saved of a round: numbers, arrays, and those that are written into after they were read
+NUMBERS = ("number", "threshold", "minimum", "is_masked")
+ARRAYS = ("partners", "seed", "private", "public", "secrets")
+CHANGING = ("held", "has", "live")
+
+
+@dataclass
+class ClientRound:
+    """A SuperNode's secrets in one round, and its partners' shares."""
+
+    number: int  # As in PrepareRequest
+    threshold: int
+    minimum: int
+    is_masked: bool  # Whether the sum has left, so that no key may be used again
+    partners: Integers  # [k]
+    seed: Bytes = field(repr=False)  # [32] of the self mask, and the mask key
+    private: Bytes = field(repr=False)
+    public: Bytes
+    secrets: Bytes = field(repr=False)  # [k, 32] what the channel keys agree on
+    # [k, 2, 33] shares of the partners' seeds and mask keys, and [k] which are there
+    held: Bytes = field(repr=False)
+    has: NDArray[np.bool_]
+    live: NDArray[np.bool_]  # [k] partners that take part, as the server said with the packets
+
+    @classmethod
+    def begin(cls, request: PrepareRequest, secrets: Bytes) -> ClientRound:
+        """Make the seed and the mask key of a round."""
+        k, (private, public) = request.partners.shape[1], channel.new_key()
+        return cls(
+            request.server_round,
+            request.threshold,
+            request.minimum,
+            False,
+            request.partners[0],
+            np.frombuffer(os.urandom(KEY_BYTES), np.uint8),
+            np.frombuffer(private, np.uint8),
+            np.frombuffer(public, np.uint8),
+            secrets,
+            np.zeros((k, 2, SHARE_BYTES), np.uint8),
+            np.zeros(k, np.bool_),
+            np.zeros(k, np.bool_),
+        )
+
+    def columns(self, request: MaskRequest) -> Integers:
+        """Return the columns of the live partners, in the request's order."""
+        if request.live.shape != self.partners.shape:
+            raise RefusedError(f"live has shape {request.live.shape}, not {self.partners.shape}")
+        column = np.flatnonzero(request.live)
+        if column.size != request.packets.shape[0]:
+            raise RefusedError(f"{request.packets.shape[0]} packets for {column.size} partners")
+        return column
+
+
+def check_terms(request: PrepareRequest) -> None:
+    """Refuse a threshold, a minimum or partners with which too few could open a sum."""
+    # With more than half of the partners, no two groups of holders that were told different things
+    # can give back both secrets of a party. Without partners there are no secrets. The
+    # minimum, which is larger, is more than half of the parties that are known here.
+    k, threshold, minimum = request.partners.shape[1], request.threshold, request.minimum
+    fewest, above = min(k, k // 2 + 1), max(threshold, 1)
+    if not fewest <= threshold <= k or minimum <= above:
+        raise RefusedError(
+            f"threshold is {threshold} and minimum {minimum}, too few for {k} partners"
+        )
+    if np.unique(request.partners).size < k or request.clients[0] in request.partners:
+        raise RefusedError("a client is its own partner, or has one twice")
+
+
+def check_unmask(kept: ClientRound, request: UnmaskRequest) -> None:
+    """Refuse a request for shares that contradicts the known members of the sum."""
+    kinds = request.kinds[0]
+    if ((kinds != NOTHING) & ~kept.live).any():
+        raise RefusedError("a partner that took no part is asked about: nothing is revealed")
+    if (present := int((kinds == SEED).sum())) > request.contributors:
+        raise RefusedError(
+            f"{present} of our partners among {request.contributors} clients: nothing is revealed"
+        )
+    if present < kept.threshold:
+        raise RefusedError(
+            f"{present} of our partners are in the sum, {kept.threshold} must: nothing is revealed"
+        )
 
 
 class Received(NamedTuple):
@@ -130,14 +206,12 @@ class SumClient:
             raise RefusedError(f"present is {brief(present)}, must be some of the request's")
         if not kept.partners.size and len(chosen) < kept.minimum:
             raise RefusedError(
-                f"{len(chosen)} clients would be a sum by themselves, at least {kept.minimum} must "
-                "be: nothing is sent"
+                f"{len(chosen)} clients alone, {kept.minimum} must be in the sum: nothing is sent"
             )
         held, has, refused = self._receive(kept, request)
         if has.sum() < kept.threshold:
             raise RefusedError(
-                f"client {self.party}: fewer than {kept.threshold} of its partners take part in "
-                f"round {kept.number}"
+                f"client {self.party}: fewer than {kept.threshold} of its partners take part"
             )
         return Received(kept, request, chosen, held, has, refused)
 
@@ -171,8 +245,7 @@ class SumClient:
         self._check_party(request.clients)
         if request.contributors < kept.minimum:
             raise RefusedError(
-                f"{request.contributors} clients contributed to round {kept.number}, at least "
-                f"{kept.minimum} must have: nothing is revealed"
+                f"{request.contributors} clients, {kept.minimum} must be: nothing is revealed"
             )
         if request.kinds.shape != (1, kept.partners.size) or (request.kinds > MASK_KEY).any():
             raise RefusedError(f"kinds have shape {request.kinds.shape}, or unknown entries")
@@ -242,14 +315,12 @@ class SumClient:
         check_terms(request)
         if request.minimum < self._least:
             raise RefusedError(
-                f"a sum of {request.minimum} clients may be opened, and here {LEAST_CLIENTS} is "
-                f"{self._least}"
+                f"a sum of {request.minimum} clients, here {LEAST_CLIENTS} is {self._least}"
             )
         self._check_party(request.clients)
         if request.channel_keys.shape[0] != request.partners.shape[1]:
             raise RefusedError(
-                f"{request.channel_keys.shape[0]} channel keys for {request.partners.shape[1]} "
-                "partners"
+                f"{len(request.channel_keys)} channel keys for {request.partners.shape[1]} partners"
             )
 
     def _share(self, kept: ClientRound) -> tuple[Bytes, Bytes]:
@@ -328,6 +399,5 @@ def _check_total(request: MaskRequest, total: RingArray) -> None:
     dtype = WORDS.get(request.word)
     if total.shape != (request.length,) or total.dtype != dtype:
         raise ValueError(
-            f"the sum has shape {total.shape} and type {total.dtype}, "
-            f"but ({request.length},) and {dtype} were asked for"
+            f"the sum is {total.dtype} {total.shape}, asked for were {dtype} ({request.length},)"
         )

@@ -18,13 +18,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-
-from flower_graph.secure.node_config import whole_number
 
 # Chance that the secrets of some party cannot be recovered although no more parties than agreed
 # vanished: the round is skipped. Chance that colluders learn a party's sum.
@@ -32,12 +29,6 @@ LOST, BROKEN = 2.0**-20, 2.0**-40
 # Below this many partners a party takes all others: few partners are no saving, and a threshold
 # of one or two would put a secret into one or two hands.
 FEWEST = 12
-LEAST_CLIENTS = "least-clients"  # of the node config
-
-
-def least_clients(node_config: Mapping[str, object]) -> int:
-    """Return the fewest clients that a SuperNode's node config allows in a sum; 1 by default."""
-    return whole_number(node_config, LEAST_CLIENTS, 1, 1)
 
 
 def check_shares(dropout: float, corrupt: float) -> None:
@@ -48,8 +39,7 @@ def check_shares(dropout: float, corrupt: float) -> None:
     # The parties that are left must be more than half of all, plus half of the colluders.
     if 2 * dropout + corrupt >= 1:
         raise ValueError(
-            f"dropout is {dropout} and corrupt {corrupt}: twice the one plus the other must be "
-            "below 1, or no choice of partners is safe; lower one"
+            f"dropout is {dropout} and corrupt {corrupt}: 2 dropout + corrupt must be below 1"
         )
 
 
@@ -70,8 +60,7 @@ def plan(
         if chosen := _search(num_parties, vanished, colluding, broken):
             return *chosen, vanished
     raise ValueError(
-        f"with {num_parties} SuperNodes no choice of partners stands {colluding} that collude "
-        f"(corrupt {corrupt:g}), even if none vanishes; lower it"
+        f"corrupt is {corrupt:g}: no choice of partners among {num_parties} stands that"
     )
 
 
@@ -138,23 +127,9 @@ def _most(num_parties: int, colluding: int, places: int, broken: float) -> int:
 def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
     """Return the chances of 0 to k marked ones among k drawn of n (hypergeometric law)."""
     # As scipy.stats has it, which takes longer to import than many a run takes.
-    factorials, result = _log_factorials(n), np.arange(max(0, k - (n - marked)), k + 1)
-    result = result[result <= marked]
-    ways = _log_ways(factorials, marked, result) + _log_ways(factorials, n - marked, k - result)
-    chances = np.zeros(k + 1)
-    chances[result] = np.exp(ways - _log_ways(factorials, n, np.array(k)))
-    return chances
-
-
-@lru_cache(maxsize=4)
-def _log_factorials(n: int) -> NDArray[np.float64]:
-    result: NDArray[np.float64] = np.concatenate([[0.0], np.log(np.arange(1, n + 1)).cumsum()])
-    return result
-
-
-def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
-    ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
-    return ways
+    every = math.comb(n, k)
+    ways = (math.comb(marked, i) * math.comb(n - marked, k - i) for i in range(k + 1))
+    return np.array([count / every for count in ways])
 
 
 def _log_cut(m: int, gone: int, k: int) -> float:

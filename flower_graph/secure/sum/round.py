@@ -13,6 +13,8 @@ of its own. A party that is alone has no partners, and no masks.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +32,54 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    SumTerms,
     UnmaskReply,
     UnmaskRequest,
 )
-from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.terms import SumTerms
 from flower_graph.wire.fields import Bytes, Integers
+
+
+class Cause(Enum):
+    """The kind of a reason."""
+
+    LEFT_OUT = "its own SuperNode left the client out of the sum"
+    DISPUTED = "a holder says that the client's packet does not open, which proves nothing"
+    AT_ODDS = "most others are at odds with the client: it is excluded"
+    PROVEN = "the client has cheated, and the server can prove it"
+    SKIPPED = "there is no sum"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a client is blamed or left out, or why there is no sum."""
+
+    kind: Cause
+    text: str  # One line for a person, without the client and the round
+    client: int | None = None  # None if it is about the whole sum
+    round: int | None = None  # Number of the sum, or the caller's own; None to leave it out
+
+    def __str__(self) -> str:
+        text = f"left out: {self.text}" if self.kind is Cause.LEFT_OUT else self.text
+        if self.round is None:
+            return text
+        skipped = " is skipped" if self.kind is Cause.SKIPPED else ""
+        return f"round {self.round}{skipped}: {text}"
+
+
+@dataclass(frozen=True)
+class SumResult:
+    """The sum of a round."""
+
+    total: RingArray  # [L] ring words: the sum of the contributors' encoded vectors, without masks
+    contributors: Integers  # Numbers of the clients in it, ascending
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A round without a sum; nothing of it was or will be revealed."""
+
+    reason: Reason
+
 
 StageReply = PrepareReply | MaskedReply | UnmaskReply
 # Told the reason and, of what is proven, the SuperNode: its clients are asked no more
@@ -78,7 +122,7 @@ class SumRound:
         self.has = np.zeros((m, k), np.bool_)
         # Whose packet a holder cannot open, as it says; by dealer and the holder's column
         self._refused = np.zeros((m, k), np.bool_)
-        self.suspects: Integers = np.zeros(0, np.int64)  # parties that are to sit out, unproven
+        self.suspects: Integers = np.zeros(0, np.int64)  # at odds with most, unproven
         self.total: RingArray = np.zeros(0, WORDS[64])
         self.skipped: Reason | None = None
         self._secrets: dict[int, bytes] = {}  # that were recovered, by row
@@ -165,10 +209,8 @@ class SumRound:
         if not reply.clients.size:
             raise MalformedReplyError(f"round {self.number}: no client is in the sum")
         if reply.total.shape != self.total.shape or reply.total.dtype != self.total.dtype:
-            raise MalformedReplyError(
-                f"round {self.number}: the sum has shape {reply.total.shape} and type "
-                f"{reply.total.dtype}, expected {self.total.shape} and {self.total.dtype}"
-            )
+            came, asked = reply.total, self.total
+            raise MalformedReplyError(f"{came.dtype} {came.shape}, not {asked.dtype} {asked.shape}")
         dealers, columns = self._read_refused(row, reply.refused)
         self.total += reply.total
         self.contributed[row] = True
@@ -191,8 +233,7 @@ class SumRound:
         refused = column[np.isin(self.parties[partners[column]], checked[:, 1])]
         if (checked[:, 0] != self.parties[row]).any() or refused.size != count:
             raise MalformedReplyError(
-                f"round {self.number}: {count} packets do not open, of which only {refused.size} "
-                "were sent, or some are named twice"
+                f"{count} packets do not open, {refused.size} of them were sent"
             )
         return partners[refused], partners.size - 1 - refused
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -30,12 +31,11 @@ from flower_graph.secure.sum.messages import (
     MaskRequest,
     PrepareReply,
     PrepareRequest,
+    SumTerms,
     UnmaskRequest,
 )
 from flower_graph.secure.sum.partners import check_shares, partners, plan
-from flower_graph.secure.sum.results import Cause, Reason, Skipped, SumResult
-from flower_graph.secure.sum.round import StageReply, SumRound
-from flower_graph.secure.sum.terms import SumTerms
+from flower_graph.secure.sum.round import Cause, Reason, Skipped, StageReply, SumResult, SumRound
 from flower_graph.wire.codec import Message
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import RUN_BYTES
@@ -62,32 +62,9 @@ class Send(Protocol):
     ) -> Replies[T]: ...
 
 
-ANYBODY = -1  # in place of a client's number: any new client
+MOST_BEGINNINGS = 8  # times that a client enrols with keys of its own in a run
+MOST_CHEATS = 3  # SuperNodes that are proven to cheat before nobody new is taken any more
 ALONE = 0, 0, 0  # the plan of a SuperNode whose clients are all in the sum
-
-
-class Waits:
-    """How many rounds each client must wait: twice as many each time."""
-
-    def __init__(self, free: int) -> None:
-        self._free = free  # times without a wait
-        self._times: dict[int, int] = {}
-        self._until: dict[int, int] = {}
-
-    def add(self, clients: Iterable[int], number: int) -> None:
-        for client in clients:
-            self._times[client] = times = self._times.get(client, 0) + 1
-            self._until[client] = number + (1 << times - 1 >> self._free)
-
-    def __contains__(self, client: int) -> bool:
-        return client in self._times
-
-    def until(self, client: int) -> int:
-        """Return the last round that a client waits for; -1 for none."""
-        return self._until.get(client, -1)
-
-    def of(self, number: int) -> set[int]:
-        return {client for client, until in self._until.items() if until >= number}
 
 
 class SumServer:
@@ -118,10 +95,8 @@ class SumServer:
         self._blamed: list[Reason] = []
         self._excluded: set[int] = set()
         self._barred: set[int] = set()  # those SuperNodes
-        self._sitting_out = Waits(0)  # clients that seem to have stopped a sum
-        self._begun = Waits(2)  # clients that enrolled with new keys
-        self._strangers = Waits(2)  # newcomers after a SuperNode was proven to cheat
-        self._clock = 0  # rounds that have begun
+        self._beginnings = Counter[int]()  # of each client, with new keys
+        self._cheats = 0  # SuperNodes that were proven to cheat
         self._members: dict[int, tuple[int, bytes]] = {}  # client: SuperNode, channel key
         self._rounds: dict[int, SumRound] = {}
         self._unopened: dict[int, Skipped] = {}  # rounds with too few clients to begin
@@ -139,7 +114,7 @@ class SumServer:
 
     @property
     def excluded(self) -> set[int]:
-        """Clients that are in no sum any more: proven cheats, and all of their SuperNodes."""
+        """Clients that are in no sum any more: all of SuperNodes that stopped a sum by a fault."""
         return self._excluded
 
     @property
@@ -149,8 +124,8 @@ class SumServer:
 
     @property
     def out(self) -> set[int]:
-        """Numbers of clients that are excluded, or sit out the next sum."""
-        return self.excluded | self._sitting_out.of(self._last + 1)
+        """Numbers of clients that are not in the next sum, though they are enrolled."""
+        return self.excluded
 
     @property
     def homes(self) -> dict[int, int]:
@@ -184,21 +159,16 @@ class SumServer:
             raise MalformedReplyError(f"the channel key of client {clients[0]} is of low order")
         if (home := self.node_of(clients[0])) is not None and self.knows(home, reply):
             return  # it goes on
-        begun = [client for client in clients if client in self._begun]
+        times = [self._beginnings[client] for client in clients]
         # Whoever cheated before this run went on is let in once, and has no part in any sum.
-        if node in self._barred or (begun and self.excluded.issuperset(clients)):
+        if node in self._barred or (any(times) and self.excluded.issuperset(clients)):
             raise MalformedReplyError(
                 f"client {clients[0]} is of a SuperNode that has cheated: it does not begin anew"
             )
-        if len(begun) < len(clients) and (rest := self._strangers.until(ANYBODY) - self._clock) > 0:
-            raise MalformedReplyError(
-                "it is new, and a SuperNode that has cheated may be back under another number: not "
-                f"before {rest} more rounds"
-            )
-        if (rest := max(map(self._begun.until, begun), default=-1) - self._clock) > 0:
-            raise MalformedReplyError(
-                f"client {clients[0]} has begun anew too often: not before {rest} more rounds"
-            )
+        if not all(times) and self._cheats >= MOST_CHEATS:
+            raise MalformedReplyError(f"it is new, and {self._cheats} SuperNodes have cheated")
+        if max(times) >= MOST_BEGINNINGS:
+            raise MalformedReplyError(f"client {clients[0]} has begun anew too often")
 
     def enroll(self, node: int, reply: Keys, gone: Collection[int] = ()) -> None:
         """Enrol a SuperNode's clients; if it enrols again, its new keys replace the old."""
@@ -211,7 +181,7 @@ class SumServer:
         for old in gone:
             self.forget(old)
         self._members |= result
-        self._begun.add(result, self._clock)
+        self._beginnings.update(clients)
 
     def exclude(self, clients: Iterable[int]) -> None:
         """Exclude clients whose fault was proven before the run was resumed."""
@@ -238,12 +208,11 @@ class SumServer:
     def open_round(self, server_round: int, clients: Iterable[int]) -> dict[int, PrepareRequest]:
         if server_round <= self._last:
             raise ValueError(f"round {server_round} is not after {self._last}, the last one")
-        chosen = sorted(set(clients) - self.excluded - self._sitting_out.of(server_round))
+        chosen = sorted(set(clients) - self.excluded)
         if strangers := [client for client in chosen if client not in self._members]:
             raise ValueError(f"client {strangers[0]} is not enrolled")
         self._last = server_round
         self._warn_of_differences()
-        self.tick()
         self._keep_newest()
         parties = len({self.node_of(client) for client in chosen})
         if self._honest(len(chosen)) < 2 or self._honest(parties) < min(parties, 2):
@@ -257,9 +226,6 @@ class SumServer:
     def _honest(self, count: int) -> int:
         return count - math.floor(self.corrupt * count)
 
-    def tick(self) -> None:
-        self._clock += 1
-
     def take(self, node: int, reply: StageReply, *more: Message) -> None:
         self._round(reply.server_round).take(node, reply)
 
@@ -269,8 +235,7 @@ class SumServer:
         """Ask every SuperNode that prepared for its masked sum of ``length`` words."""
         if server_round in self._unopened:
             return {}
-        out = self.excluded | self._sitting_out.of(server_round)
-        return self._round(server_round).mask_requests(length, word, terms, out)
+        return self._round(server_round).mask_requests(length, word, terms, self.excluded)
 
     def hosted(self, clients: Iterable[int]) -> list[int]:
         return list(clients)
@@ -288,13 +253,13 @@ class SumServer:
         if server_round in self._unopened:
             return self._unopened.pop(server_round)
         result = self._round(server_round).result()
-        suspects = self._beside(self._rounds.pop(server_round).suspects.tolist())
-        self._sitting_out.add(suspects, server_round)
-        for client in suspects:
-            rest = self._sitting_out.until(client) - server_round
-            why = "most others and its SuperNode cannot open what they seal for each other"
-            text = f"{why}: it sits out {rest} sums"
-            self._blame(Reason(Cause.SITS_OUT, text, client, server_round), None)
+        suspects = self._rounds.pop(server_round).suspects.tolist()
+        nodes = {self.node_of(client) for client in suspects}
+        for client, (node, _) in sorted(self._members.items()):
+            if node in nodes and client not in self.excluded:
+                text = "most others and its SuperNode cannot open what they seal for each other"
+                self._blame(Reason(Cause.AT_ODDS, text, client, server_round), None)
+                self._excluded.add(client)
         return result
 
     def _begin(self, server_round: int, chosen: list[int]) -> SumRound:
@@ -321,11 +286,6 @@ class SumServer:
             max(2, threshold + 1, m - vanished, fewest),
             self._blame,
         )
-
-    def _beside(self, clients: Collection[int]) -> list[int]:
-        """Return all clients of some clients' SuperNodes, ascending."""
-        nodes = {self.node_of(client) for client in clients}
-        return sorted(client for client, (node, _) in self._members.items() if node in nodes)
 
     def _warn_of_differences(self) -> None:
         """Warn, when the first sum begins, that a trusted server keeps no sums apart."""
@@ -359,7 +319,7 @@ class SumServer:
             return
         hosted = {other for other, (at, _) in self._members.items() if at == node} - {client}
         if node not in self._barred:
-            self._strangers.add([ANYBODY], self._clock)
+            self._cheats += 1
         self._barred.add(node)
         if client not in self.excluded:
             self._blamed.append(reason)

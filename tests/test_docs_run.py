@@ -1,4 +1,4 @@
-"""The page on graphs of one's own: its commands run as they stand, on files as it shows them."""
+"""The README, and the pages on graphs of one's own and on using a run: commands and Python run."""
 
 from __future__ import annotations
 
@@ -7,18 +7,123 @@ import json
 import re
 import shlex
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from xml.etree import ElementTree
 
 import networkx as nx
 import pytest
 import torch
-from doc_helpers import DOCS, run_blocks
+from doc_helpers import DOCS, run_blocks, script
 from own_graphs import valued
 from torch_geometric.data import Data
 
 from flower_graph.apps.cli import main as cli
-from flower_graph.data.sources.nodes import IDENTITY, OWN
+from flower_graph.config.common import DataConfig
+from flower_graph.data.sources.datasets import load_graph
 from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.tables import IDENTITY, OWN
+
+# README -------------------------------------------------------------------------------------------
+
+
+README = DOCS.parent / "README.md"
+README_TEXT = README.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def drawing() -> ModuleType:
+    """Import the script that draws the picture."""
+    return script(DOCS / "picture.py")
+
+
+def test_it_is_short_and_says_what_is_not_there() -> None:
+    assert len(README_TEXT.splitlines()) <= 130
+    (block,) = re.findall(r"```python\n(.*?)```", README_TEXT, re.DOTALL)
+    assert len(block.splitlines()) <= 15
+    (out,) = re.findall(r"## What it does not do\n(.*?)\n## ", README_TEXT, re.DOTALL)
+    assert all(what in out for what in ("Whole graphs", "asynchronous", "one GPU"))
+    # Figures stand before the link to the table that they are from.
+    for said, table in re.findall(r"(.*?)\[table\]\(([^)]+)\)", README_TEXT, re.DOTALL):
+        found = (DOCS.parent / table).read_text(encoding="utf-8")
+        figures = re.findall(r"\d\.\d+ ± \d\.\d+", said)
+        assert figures and all(figure in found for figure in figures)
+
+
+def test_its_picture_is_what_the_script_draws(drawing: ModuleType) -> None:
+    """It names the four methods, and no line is wider than its place on the sheet."""
+    drawn = drawing.picture()
+    assert drawing.FILE.read_text(encoding="utf-8") == drawn
+    assert f"](docs/{drawing.FILE.relative_to(DOCS).as_posix()})" in README_TEXT
+    lines = [one for one in ElementTree.fromstring(drawn).iter() if one.tag.endswith("text")]
+    assert {"nFedGNN", "FedSCem", "FedGLS", "PPFL-GNN"} <= {one.text for one in lines}
+    for one in lines:
+        x, width = float(one.attrib["x"]), 0.55 * int(one.attrib["font-size"]) * len(one.text or "")
+        left = x if one.attrib["text-anchor"] == "start" else x - width / 2
+        assert left >= 0 and left + width <= drawing.WIDTH, one.text
+        assert int(one.attrib["font-size"]) >= 14
+
+
+def test_its_methods_and_settings_are_known(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list"]) == 0
+    listed = capsys.readouterr().out
+    (table,) = re.findall(r"## Which method\n\n(.*?)\n\n", README_TEXT, re.DOTALL)
+    named = set(re.findall(r"`([a-z]+)`", table))
+    assert len(named) >= 6
+    assert all(re.search(rf"\b{name}\b", listed) for name in named)
+    for config in re.findall(r"flower-graph (?:run|sweep) ([\w/-]+)", README_TEXT):
+        assert cli.main(["show", config, "--plain"]) == 0
+        if key := re.search(rf"sweep {config} \S+ (\S+)=", README_TEXT):
+            shown = capsys.readouterr().out
+            assert key[1].split(".")[-1] in shown
+
+
+@pytest.mark.slow
+def test_its_python_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_blocks(README, 1)
+    space = run_blocks(README, 1)  # again, in the folders of the first
+    said = capsys.readouterr().out
+    assert "difference" in said and "client 3, test nodes: 0." in said
+    assert space["found"].client.tolist() == [3] * len(space["right"])
+
+
+# docs/using-a-run.md ------------------------------------------------------------------------------
+
+
+USING = DOCS / "using-a-run.md"
+USING_TEXT = USING.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_pages_first_commands_and_python_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    graph = load_graph(DataConfig())
+    new = {"x": (graph.x[:300] > 0).float(), "edge_index": graph.edge_index}
+    inside = (new["edge_index"] < 300).all(0)
+    torch.save(new | {"edge_index": new["edge_index"][:, inside]}, "new-papers.pt")
+    first, *others = re.findall(r"```\n(flower-graph .+?)```", USING_TEXT, re.DOTALL)
+    deployed = next(block for block in others if "--data-folder" in block)
+    for line in first.splitlines():
+        words = shlex.split(line, comments=True)[1:]
+        words = [word.replace("rounds=20", "rounds=2") for word in words]
+        assert cli.main(words) == 0, capsys.readouterr().err
+    assert len(Path("cora.csv").read_text().splitlines()) > 500
+    capsys.readouterr()
+    space = run_blocks(USING, 1, space={"__name__": "page"})
+    assert "right" in capsys.readouterr().out
+    run = space["run"]
+    assert run.config.model.hidden == 32 and run.seeds[0] is run
+    shown = [shlex.split(line)[1:] for line in deployed.splitlines()]
+    assert all(words[:2] == ["predict", "--data-folder"] for words in shown)
+
+
+# docs/own-data.md ---------------------------------------------------------------------------------
+
 
 PAGE = DOCS / "own-data.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -132,11 +237,8 @@ def test_every_command_of_the_page_runs(
 
 
 def test_python_of_the_page_runs(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    space = run_blocks(PAGE, 1)
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("90 nodes, 3 classes: ")
-    assert said[1] == "3 clients, the first knows ('person 0', 'person 1', 'person 2')"
-    assert [len(one.identities) for one in space["clients"]] == [40] * 3
+    run_blocks(PAGE, 1)
+    assert capsys.readouterr().out.startswith("90 nodes, 3 classes: ")
 
 
 def test_the_tables_of_the_page_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,286 @@
+"""Trackers: TensorBoard, MLflow, and Weights & Biases. Their failures do not reach the run."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from flower_graph.errors import OutputError, one_line
+from flower_graph.records.rounds import WAYS, RoundReport
+from flower_graph.storage.files import write_json
+from flower_graph.storage.reading import Tree, read_json, reading
+from flower_graph.storage.writing import make_folder
+
+LOG = logging.getLogger(__name__)
+PROJECT = "flower-graph"  # the experiment or project that runs are listed in
+IDS = "trackers.json"  # in a run's folder: the names that trackers gave to the run
+FOLDER = "tensorboard"  # in a run's folder: TensorBoard's event files
+SECRET = ("data.root", "strategy.registry")  # where files of this machine lie
+PLAIN = ("loss", "cross_entropy", "regulariser", "train_accuracy", "val_accuracy", "test_accuracy")
+COUNTS = ("asked", "answered", "seconds")
+DEFAULTS = {
+    # A server that is away holds up one round by seconds, not each by minutes; files need none.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_ALLOW_FILE_STORE": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "WANDB_ERROR_REPORTING": "false",  # reports of errors have paths
+}
+MOST_PARAMS = 100  # that MLflow takes at once
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The run that a tracker shows."""
+
+    out: Path  # its folder
+    beside: Path  # the folder that holds what its command wrote
+    name: str
+    group: str  # the same for all seeds of a command
+    settings: Mapping[str, object]  # by dotted key, without what others must not see
+    first_round: int  # that will be shown; above 1 in a resumed run
+    known_as: str | None  # the identity that the tracker gave to the run before it was resumed
+
+
+class Tracker(Protocol):
+    """One tracker's record of one run. Its errors end the tracking, not the run."""
+
+    identity: str  # by which the record is continued; may be empty
+
+    def __init__(self, subject: Subject) -> None:
+        """Start the record of a run, or go on in it."""
+
+    def log(self, server_round: int, figures: Mapping[str, float]) -> None: ...
+
+    def finish(self, final: Mapping[str, float] | None) -> None:
+        """End the record, with the run's final figures; None if the run stopped early."""
+
+
+class TensorBoard:
+    """A run in TensorBoard; ``tensorboard --logdir`` shows all runs and seeds below a folder."""
+
+    identity = ""  # the run's folder says which it is
+
+    def __init__(self, subject: Subject) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # Rounds that a resumed run does again replace those that were shown.
+        again = subject.first_round if subject.first_round > 1 else None
+        make_folder(subject.out / FOLDER)  # a link is refused
+        self._writer = SummaryWriter(str(subject.out / FOLDER), purge_step=again)
+        self._settings = {key: str(value) for key, value in subject.settings.items()}
+
+    def log(self, server_round: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, server_round)
+        self._writer.flush()
+
+    def finish(self, final: Mapping[str, float] | None) -> None:
+        """End the record; the tab HPARAMS compares settings and final figures of runs."""
+        if final is not None:
+            self._writer.add_hparams(self._settings, _as_final(final), run_name=".")
+        self._writer.close()
+
+
+class MLflow:
+    """A run in MLflow, in the experiment ``flower-graph``; its tag ``group`` is common to seeds.
+
+    The server is that of ``MLFLOW_TRACKING_URI``, else the folder ``mlruns`` beside the run.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        address = os.environ.get("MLFLOW_TRACKING_URI") or (subject.beside / "mlruns").as_uri()
+        self._client = MlflowClient(address)
+        if subject.known_as is not None:
+            self.identity = subject.known_as
+            self._client.update_run(self.identity, "RUNNING")
+            return
+        named = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        experiment = self._client.get_experiment_by_name(named)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(named)
+        tags = {"group": subject.group}
+        self.identity = self._client.create_run(
+            number, tags=tags, run_name=subject.name
+        ).info.run_id
+        params = [Param(key, str(value)) for key, value in subject.settings.items()]
+        for first in range(0, len(params), MOST_PARAMS):
+            self._client.log_batch(self.identity, params=params[first : first + MOST_PARAMS])
+
+    def log(self, server_round: int, figures: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        metrics = [
+            Metric(re.sub(r"[^\w\-. /]", "_", name), value, now, server_round)
+            for name, value in figures.items()
+        ]
+        self._client.log_batch(self.identity, metrics=metrics)
+
+    def finish(self, final: Mapping[str, float] | None) -> None:
+        if final is not None:
+            self.log(0, _as_final(final))
+        self._client.set_terminated(self.identity, "KILLED" if final is None else "FINISHED")
+
+
+class WeightsAndBiases:
+    """A run in Weights & Biases, in the project ``flower-graph``; seeds are one group.
+
+    The library's environment variables hold; without a network ``WANDB_MODE=offline``.
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        import wandb
+
+        self.identity = subject.known_as or secrets.token_hex(4)
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT") or PROJECT,
+            id=self.identity,
+            name=subject.name,
+            group=subject.group,
+            config=dict(subject.settings),
+            dir=str(subject.out),
+            resume="allow",
+            reinit="create_new",
+            # By default it sends the command, the machine's name and figures, code and output.
+            settings=wandb.Settings(
+                console="off",
+                disable_code=True,
+                disable_git=True,
+                save_code=False,
+                silent=True,
+                x_disable_meta=True,
+                x_disable_stats=True,
+            ),
+        )
+        # Its own steps only grow, and a resumed run does some rounds again.
+        self._run.define_metric("*", step_metric="round")
+
+    def log(self, server_round: int, figures: Mapping[str, float]) -> None:
+        self._run.log({"round": server_round, **figures})
+
+    def finish(self, final: Mapping[str, float] | None) -> None:
+        if final is not None:
+            self._run.summary.update(_as_final(final))
+        self._run.finish(exit_code=int(final is None))
+
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "wandb": WeightsAndBiases,
+}
+
+
+class Trackers:
+    """The trackers of one run, started with its first round."""
+
+    def __init__(self, names: Sequence[str], out: Path, config: Tree, title: str = "") -> None:
+        self._names, self._out, self._config, self._title = names, out, config, title
+        self._active: dict[str, Tracker] = {}
+        self._is_started = False
+
+    def see(self, report: RoundReport) -> None:
+        # Not earlier: a run that fails before its first round leaves nothing, anywhere.
+        if self._names and not self._is_started:
+            self._is_started = True
+            self._start(report.round)
+        shown = figures_of(report)
+        for name, tracker in list(self._active.items()):
+            self._guarded(name, partial(tracker.log, report.round, shown))
+
+    def finish(self, result: Mapping[str, object] | None) -> None:
+        final = None if result is None else _finite(result)
+        for name, tracker in list(self._active.items()):
+            self._guarded(name, partial(tracker.finish, final))
+        self._active = {}
+
+    def _start(self, first_round: int) -> None:
+        for name, value in DEFAULTS.items():
+            os.environ.setdefault(name, value)
+        known = _read_identities(self._out / IDS) if first_round > 1 else {}
+        # `flower-graph run --seeds` makes a folder `seed-N` for each seed.
+        is_one_of_several = self._out.name == f"seed-{self._config.get('seed')}"
+        top = self._out.parent if is_one_of_several else self._out
+        label = f"{top.name}/{self._out.name}" if is_one_of_several else top.name
+        settings = visible({"config": self._title, **self._config})
+
+        def start(name: str) -> None:
+            about = label, top.name, settings, first_round, known.get(name)
+            self._active[name] = TRACKERS[name](Subject(self._out, top.parent, *about))
+
+        for name in self._names:
+            self._guarded(name, partial(start, name))
+        identities = {name: one.identity for name, one in self._active.items() if one.identity}
+        if identities:
+            write_json(self._out / IDS, {**known, **identities})
+
+    def _guarded(self, name: str, action: Callable[[], None]) -> None:
+        """Call a tracker; if it fails, warn and drop it for this run."""
+        try:
+            action()
+        except Exception as error:
+            LOG.warning("track: %s failed and is left out from here on: %s", name, _said(error))
+            self._active.pop(name, None)
+
+
+def _said(error: Exception) -> str:
+    """Return an error's words, unless they may hold an address with a password."""
+    words = one_line(str(error))
+    return type(error).__name__ + (f": {words}" if words and "@" not in words else "")
+
+
+def _read_identities(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        return {}
+    with reading(path, OutputError, "not the identities of trackers"):
+        return {str(name): str(identity) for name, identity in read_json(path).items()}
+
+
+def figures_of(report: RoundReport) -> dict[str, float]:
+    """Return the measured figures of a round by name, without clients' names and errors."""
+    names = {name.replace("_", "-"): getattr(report, name) for name in (*PLAIN, *COUNTS)}
+    names["rejected"] = len(report.rejected)
+    names |= {f"bytes/{way}": sum(report.bytes.get(way, {}).values()) for way in WAYS}
+    for group in ("structure", "alignment", "privacy"):
+        names |= {f"{group}/{name}": value for name, value in getattr(report, group).items()}
+    for metric, by_role in report.scores.items():
+        names |= {f"{metric}/{role}": value for role, value in by_role.items()}
+    return _finite(names)
+
+
+def _as_final(figures: Mapping[str, float]) -> dict[str, float]:
+    return {f"final/{name}": value for name, value in figures.items()}
+
+
+def _finite(figures: Mapping[str, object]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in figures.items()
+        if isinstance(value, (int, float)) and type(value) is not bool and math.isfinite(value)
+    }
+
+
+def visible(settings: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Return settings by dotted key; of paths only the last name, and no paths of keys or files."""
+    result: dict[str, object] = {}
+    for name, value in settings.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            result |= visible(value, f"{key}.")
+        elif key not in SECRET:
+            if isinstance(value, str) and value.startswith(("/", "~", ".")):
+                value = Path(value).name
+            result[key] = value
+    return result
