@@ -186,7 +186,7 @@ def _of(rows: Sequence[Row], wanted: Mapping[str, object]) -> list[Row]:
 def _chosen(line: Line, row: Row) -> list[str]:
     """Return what was chosen for a line whose method may try several settings."""
     laid: list[str] = row["settings"]["overrides"][len(line.settings) :]
-    return laid if len(line.choices) > 1 else []
+    return laid if line.has_choice else []
 
 
 def label_of(figure: Figure) -> str:
@@ -298,7 +298,7 @@ def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
         for row in choices
     )
     metrics = dict.fromkeys(row["metric"].removeprefix(BEST) for row in choices)
-    tried = {line.method: len(line.choices) for line in lines if line.choosers}
+    tried = {line.method: len(line.choices) for line in lines if line.has_choice}
     few = min(tried.values())
     more = [f"{method} {count}" for method, count in tried.items() if count > few]
     unequal = (

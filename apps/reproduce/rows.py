@@ -23,7 +23,7 @@ from flower_graph.apps.reproduce.table import (
 from flower_graph.errors import ConfigError
 from flower_graph.method.load import load_config
 from flower_graph.privacy.accountant import spent
-from flower_graph.report.significance import differences, holm, paired
+from flower_graph.report.significance import correct, differences, paired
 from flower_graph.storage.reading import Tree
 from flower_graph.wire.keys import SCORES
 
@@ -43,25 +43,13 @@ def make_rows(lines: Sequence[Line], store: Store) -> list[Row]:
         for figure in map(as_figure, line.figures if runs else ()):
             made = _row_of(line, figure, runs, lines, store)
             rows += [made] if made else []
-    return corrected(rows)
+    correct(rows)
+    return rows
 
 
 def as_figure(figure: str | Figure) -> Figure:
     """Return a figure that a line names."""
     return Figure(figure) if isinstance(figure, str) else figure
-
-
-def corrected(rows: list[Row]) -> list[Row]:
-    """Add ``holm`` to each tested row: p, corrected for all tests of its table and metric."""
-    # One family: a reader looks for a gain among all data sets and methods of a table.
-    families: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        if "p" in row:
-            families.setdefault((row["table"], row["metric"]), []).append(row)
-    for family in families.values():
-        for row, chance in zip(family, holm([row["p"] for row in family]), strict=True):
-            row["holm"] = chance
-    return rows
 
 
 def _row_of(

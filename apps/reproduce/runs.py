@@ -12,7 +12,7 @@ from functools import cache, cached_property, partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left
 from flower_graph.apps.reproduce.table import Line, function
@@ -59,19 +59,6 @@ def _with_seed(config: str, overrides: tuple[str, ...], seed: int, rounds: int |
     settings = replace(settings, seed=seed, rounds=rounds or settings.rounds)
     settings.validate()
     return settings
-
-
-class Measured(Protocol):
-    """A round of a method or of a baseline, as far as both have it."""
-
-    @property
-    def cross_entropy(self) -> float: ...
-
-    @property
-    def val_accuracy(self) -> float: ...
-
-    @property
-    def test_accuracy(self) -> float: ...
 
 
 @dataclass
@@ -168,7 +155,7 @@ def thinned(curves: Curves) -> Curves:
     return replace(curves, scores=scores, cross_entropy=loss, val_accuracy=val, test_accuracy=test)
 
 
-def plain_curves(reports: Sequence[Measured]) -> Curves:
+def plain_curves(reports: Sequence[RoundReport | Epoch]) -> Curves:
     """Make curves of loss and accuracies only."""
     losses = [report.cross_entropy for report in reports]
     val, test = zip(*((one.val_accuracy, one.test_accuracy) for one in reports), strict=True)
@@ -327,7 +314,7 @@ def tried(line: Line) -> dict[tuple[str, ...], list[Run]]:
             Run(line.config, (*on, *choice), seed, line.rounds, line.trained)
             for seed in line.choosers
         ]
-        for choice in (line.choices if line.choosers else ())
+        for choice in (line.choices if line.has_choice else ())
     }
 
 
@@ -359,7 +346,9 @@ def stages(groups: Iterable[Sequence[Line]], store: Store) -> Iterator[list[Run]
     """List the runs by group and seed, so that an early stop leaves whole seeds; choices first."""
     for lines in groups:
         trained = [line for line in lines if not line.measure]
-        for seed in dict.fromkeys(seed for line in trained for seed in line.choosers):
+        for seed in dict.fromkeys(
+            seed for line in trained for seed in line.choosers if line.has_choice
+        ):
             among = [run for line in trained for runs in tried(line).values() for run in runs]
             yield [run for run in among if run.seed == seed]
         for seed in dict.fromkeys(seed for line in trained for seed in line.seeds):

@@ -6,7 +6,7 @@ A file in ``papers`` has one paper's tables as ``PAPER``; a user's own file has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -102,7 +102,7 @@ class Line:
     keys: Mapping[str, Any] = field(default_factory=dict)
     tries: Sequence[Settings] = ((),)
     alone: Sequence[Settings] = ((),)
-    choosers: Sequence[int] = ()
+    choosers: Sequence[int] = (10, 11)
     tried_on: Settings = ()
     trained: str = ""
     measure: str = ""
@@ -122,11 +122,22 @@ class Line:
         return [(*shared, *own) for shared in self.tries for own in self.alone]
 
     @property
+    def has_choice(self) -> bool:
+        """Whether validation chooses the settings."""
+        return len(self.choices) > 1
+
+    @property
     def words(self) -> str:
         """The place of the line in words."""
         data, model, method = self.names
         keys = [f"{key} {value}" for key, value in self.keys.items()]
         return ", ".join(filter(None, [self.table, data, model, *keys, method]))
+
+
+def baselines(line: Line) -> list[Line]:
+    """List the lines beside another that nobody needs to train a GNN for."""
+    how: dict[str, Any] = {"figures": [TEST], "paper": {}, "also": {}, "tries": [()], "alone": [()]}
+    return [replace(line, method=name, trained=one, **how) for name, one in BASELINES.items()]
 
 
 @dataclass(frozen=True)
@@ -204,7 +215,9 @@ def read_paper(name: str) -> Paper:
 def check(paper: Paper) -> None:
     """Refuse lines whose seed chooses, and methods that try more settings than others."""
     for name, lines in paper.tables.items():
-        chosen = [] if name in paper.on_request else [line for line in lines if line.choosers]
+        chosen = (
+            [] if name in paper.on_request else [line for line in lines if line.choices != [()]]
+        )
         for line in chosen:
             if {*line.choosers} & {*line.seeds}:
                 raise ConfigError(

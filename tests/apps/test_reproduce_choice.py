@@ -13,12 +13,12 @@ from table_helpers import K3, K7, K9, grid_lines, own_lines, report, run_lines, 
 from flower_graph.apps.reproduce import runs
 from flower_graph.apps.reproduce.page import form_of, marks, winner
 from flower_graph.apps.reproduce.page import written as written_as
-from flower_graph.apps.reproduce.rows import FIGURES, corrected, to_the_end
+from flower_graph.apps.reproduce.rows import FIGURES, to_the_end
 from flower_graph.apps.reproduce.runs import Curves, curves_of
 from flower_graph.apps.reproduce.table import TEST, WITHIN, Figure
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError
-from flower_graph.report.significance import holm, paired
+from flower_graph.report.significance import correct, holm, paired
 
 
 def test_other_seeds_choose_and_all_that_was_tried_is_named(
@@ -224,7 +224,8 @@ def test_a_family_is_the_tests_of_one_table_and_metric() -> None:
     places = [("A", "Cora", "gain"), ("A", "CiteSeer", "gain"), ("B", "Cora", "gain")]
     rows = [{"table": t, "data": d, "metric": m, "p": 0.03} for t, d, m in places]
     rows += [{**rows[0], "metric": "other", "p": None}, {"table": "A", "metric": "gain"}]
-    assert [row.get("holm", "none") for row in corrected(rows)] == [0.06, 0.06, 0.03, None, "none"]
+    correct(rows)
+    assert [row.get("holm", "none") for row in rows] == [0.06, 0.06, 0.03, None, "none"]
 
 
 def test_the_best_is_told_apart_by_corrected_tests() -> None:

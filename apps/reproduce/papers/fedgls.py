@@ -2,7 +2,6 @@
 
 from flower_graph.apps.reproduce.rows import STRUCTURE
 from flower_graph.apps.reproduce.table import (
-    BASELINES,
     LAST,
     REGRESSION,
     TEST,
@@ -11,6 +10,7 @@ from flower_graph.apps.reproduce.table import (
     Line,
     Paper,
     Picture,
+    baselines,
     within,
 )
 
@@ -109,16 +109,11 @@ TABLE_1 = [
         *("Table 1", data, method, ""),
         figures=[*PLAIN, *COSTS, *(GAINS if method == "FedGLS" else []), *BUDGETS],
         tries=TRIES[method][:tried],
-        choosers=(10, 11),
         paper={TEST: PAPER_1[method][number]} if method in PAPER_1 else {},
     )
     for number, (data, tried) in enumerate(DATA.items())
     for method in METHODS
-] + [
-    line("Table 1", data, name, "", figures=[TEST], trained=trained)
-    for data in DATA
-    for name, trained in BASELINES.items()
-]
+] + [one for data in DATA for one in baselines(line("Table 1", data, "", ""))]
 TABLE_2 = [
     line(
         *("Table 2", data, method, epochs, f"strategy.local_epochs={epochs}"),

@@ -80,7 +80,7 @@ def line(table: str, data: str, method: str) -> Line:
         trained=UNTRAINED.get(method, ""),
         # What each method may try: the same two for all
         tries=[["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]] if trained else [()],
-        choosers=(10,) if trained else (),
+        choosers=(10,),
     )
 
 

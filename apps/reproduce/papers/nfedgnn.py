@@ -209,17 +209,20 @@ nothing. Table 1: MiB of all users in 200 rounds. How to read this: [README.md](
     },
     on_request=["privacy"],
     pictures=[
-        Picture("figure-4.png", "curves", "comparison", {"Figure 4": METHODS}, CITATION),
-        Picture("figure-5.png", "curves", "lambda", {"Figure 5": [NFEDGNN]}, CITATION),
-        Picture("figure-6.png", "curves", "comparison", {"Figure 6": METHODS}, WIKIPEDIA),
-        Picture("figure-7.png", "curves", "comparison", {"Figure 7": METHODS}, CITATION),
-        Picture("figure-8.png", "curves", "comparison", {"Figure 8": METHODS}, WIKIPEDIA),
-        Picture("figure-9.png", "curves", "lambda", {"Figure 9": [NFEDGNN]}, CITATION),
-        Picture(
-            "axes-gcn-{data}.png", "axes", "comparison", {"Figure 4": METHODS, "Figure 6": METHODS}
+        *(
+            Picture(f"figure-{number}.png", "curves", group, {f"Figure {number}": names}, data)
+            for number, group, names, data in (
+                *((4, "comparison", METHODS, CITATION), (5, "lambda", [NFEDGNN], CITATION)),
+                *((6, "comparison", METHODS, WIKIPEDIA), (7, "comparison", METHODS, CITATION)),
+                *((8, "comparison", METHODS, WIKIPEDIA), (9, "lambda", [NFEDGNN], CITATION)),
+            )
         ),
-        Picture(
-            "axes-gat-{data}.png", "axes", "comparison", {"Figure 7": METHODS, "Figure 8": METHODS}
+        *(
+            Picture(f"axes-{model}-{{data}}.png", "axes", "comparison", dict.fromkeys(of, METHODS))
+            for model, of in {
+                "gcn": ("Figure 4", "Figure 6"),
+                "gat": ("Figure 7", "Figure 8"),
+            }.items()
         ),
         Picture(
             "privacy.png",

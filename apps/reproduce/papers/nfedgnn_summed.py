@@ -63,7 +63,6 @@ what one user sends, sums of its SuperNode's gradients with it, of one SuperNode
                 figures=figures,
                 trained=trained,
                 tries=TRIES[:tried] if method in (SUMMED, CENTRAL) else [()],
-                choosers=(10, 11) if method in (SUMMED, CENTRAL) else (),
             )
             for data, tried in DATA.items()
             for method, (settings, figures, trained) in METHODS.items()

@@ -77,7 +77,6 @@ def lines(table: str, methods: list[str], cut: list[str]) -> list[Line]:
             else [*PLAIN, *(Figure(n, TEST, over) for n, over, ours in GAINS if method in ours)],
             tries=[()] if method in BASELINES else DECAYS,
             alone=ALONE.get(method, [()]),
-            choosers=() if method in BASELINES else (10, 11),
             tried_on=LOUVAIN,
         )
         for data in ("Cora", "CiteSeer", "PubMed")

@@ -58,7 +58,7 @@ def line(table: str, method: str, app: str) -> Line:
         trained=UNTRAINED.get(method, ""),
         tries=FOUR if trained else [()],
         alone=ALONE.get(method, [()]),
-        choosers=(10,) if trained else (),
+        choosers=(10,),
     )
 
 
