@@ -9,7 +9,7 @@ import pytest
 import torch
 from federation import ALL, METHODS, tried
 
-from flower_graph.apps.reproduce.experiments import curves_of, steps_of
+from flower_graph.apps.reproduce.runs import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.engine.stacked_weights import StackedWeights
 from flower_graph.method.registry import known_apps, method_of
