@@ -112,8 +112,7 @@ class Clients(list[T]):
             for graph in self:
                 for part, mask in masks.items():
                     mask[graph.nodes[getattr(graph, part)]] = True
-            train, val, test = masks.values()
-            return replace(self.whole, train_mask=train, val_mask=val, test_mask=test)
+            return with_masks(self.whole, Masks(*masks.values()))
         ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
         for graph in self:
             if graph.edge_index is not None:
