@@ -90,12 +90,7 @@ from flower_graph.strategies.nfedgnn.messages import (
     SumReply,
 )
 from flower_graph.strategies.nfedgnn.server_model import Losses, ServerData
-from flower_graph.strategies.nfedgnn.server_state import (
-    NEVER,
-    CommonMembership,
-    CommonTable,
-    NoSum,
-)
+from flower_graph.strategies.nfedgnn.server_state import NEVER, CommonMembership, CommonTable, NoSum
 from flower_graph.strategies.nfedgnn.strategy import DEFAULTS, RelayStrategy
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray

@@ -29,18 +29,11 @@ from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.sum.service import SecureSum
 from flower_graph.simulation import InProcessGrid
-from flower_graph.strategies.fedscem.baselines import (
-    EgoFedProx,
-    EgoModelClient,
-    SelfTraining,
-)
+from flower_graph.strategies.fedscem.baselines import EgoFedProx, EgoModelClient, SelfTraining
 from flower_graph.strategies.nfedgnn.common_client import MaskedLayerClient
 from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
 from flower_graph.strategies.ppfl.secure_consensus import SecureConsensus
-from flower_graph.strategies.ppfl.strategy import (
-    LocalEmbedding,
-    ProcrustesAlignment,
-)
+from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 from flower_graph.wire.exchange import Exchange
 
 

@@ -16,12 +16,7 @@ from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
-from flower_graph.outputs.files import (
-    read_embeddings,
-    read_models,
-    read_predictions,
-    write_outputs,
-)
+from flower_graph.outputs.files import read_embeddings, read_models, read_predictions, write_outputs
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.kept import server_models, user_models
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
