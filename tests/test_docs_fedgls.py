@@ -44,18 +44,6 @@ def test_the_example_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert first < 0.7 < 0.85 < last
 
 
-def test_the_models_have_the_shapes_that_the_page_says() -> None:
-    f, h, k = 36, 16, 3
-    shapes = {name: array.shape for name, array in initial_arrays(defined()["settings"]).items()}
-    rest = (h + h * k + k,)
-    assert shapes == {
-        "gnn-first": (f, h),
-        "gnn-rest": rest,
-        "encoder-first": (f, h),
-        "encoder-rest": rest,
-    }
-
-
 @pytest.mark.slow
 def test_other_strategies_of_flower_take_its_place(capsys: pytest.CaptureFixture[str]) -> None:
     space = {**defined(), "InProcessGrid": InProcessGrid}

@@ -20,7 +20,7 @@ from flower_graph.engine.graph_batch import GraphBatch, take_graphs
 from flower_graph.ops.adam import adam_rows_
 
 Tensors = dict[str, Tensor]
-MOMENTS = ("weight", "exp-avg", "exp-avg-sq")  # of ``first`` and ``rest`` each
+PARTS, MOMENTS = ("first", "rest"), ("weight", "exp-avg", "exp-avg-sq")  # each part has each
 
 
 @dataclass
@@ -36,14 +36,8 @@ def stacked_state(
 ) -> Tensors:
     """Return the state of networks that have not trained yet."""
     kind = _kinds(kinds, batch)
-    first, rest = _spread(models, kind, _sources(kind, batch))
-    return untrained({"first": first, "rest": rest}, batch.size)
-
-
-def untrained(weights: Tensors, networks: int) -> Tensors:
-    """Return weights together with Adam's moments before its first step."""
-    state: Tensors = {"step": torch.zeros(networks, dtype=torch.int32)}
-    for name, value in weights.items():
+    state: Tensors = {"step": torch.zeros(batch.size, dtype=torch.int32)}
+    for name, value in zip(PARTS, _spread(models, kind, _sources(kind, batch)), strict=True):
         for moment in MOMENTS:
             state[f"{moment}.{name}"] = value if moment == "weight" else torch.zeros_like(value)
     return state
@@ -126,7 +120,7 @@ class StackedWeights:
         # moves [c]
         parts = self.leaves()
         value = loss(*parts)
-        grads = torch.autograd.grad(value, parts)
+        grads = torch.autograd.grad(value, parts, materialize_grads=True)  # some have no rest
         self._leaves = None  # a gradient can be taken once
         steps = self._state["step"]
         steps[self._place] += 1 if moves is None else moves.int()

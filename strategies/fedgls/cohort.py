@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flower_graph.data.partition.client_graphs import check_neighbours
 from flower_graph.engine.graph_batch import (
     DropoutMask,
     GraphBatch,
@@ -210,7 +211,7 @@ class StructureCohort:
             result.append(nt_xent(h, z, every, ptr, ptr, self.settings.tau) / sizes)
             return result[0].sum()
 
-        self.learners.step(loss)
+        self.learners.learn(loss)
         self._graph = None
         return result[0].detach().cpu()
 
@@ -322,6 +323,7 @@ class StructureCohort:
     def _learners(self, tensors: Tensors | None) -> GraphLearners | None:
         if self.settings.graphs not in (LEARNED, KNN) or self.with_edges == self.size:
             return None
+        check_neighbours(self.graphs, self.settings.learner.neighbours)
         held = None
         if tensors is not None:
             cut = len(LEARNER)

@@ -160,7 +160,15 @@ class FedSCemConfig(RunConfig):
             least = FEWEST_PARTIES if self.strategy.distrusts else 2
             allowed = f"at least {least} for a masked sum"
             require(clients >= least, "partition.clients", clients, allowed)
-        self._validate_privacy()
+        how = self.strategy
+        self.privacy.require_averaging(how.name, AVERAGING)
+        how.refuse_noise(self.privacy)
+        if how.name not in (FEDSCEM, *AVERAGING):
+            why = "noise is for embeddings or weights, and it sends neither, or more than these"
+            self.privacy.refuse_with(f"strategy.name={how.name}", why)
+        if how.name == FEDSCEM and how.model_sharing != "none":
+            why = "the weights that are shared get no noise"
+            self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)
 
     @property
     def masks_sums(self) -> bool:
@@ -170,14 +178,3 @@ class FedSCemConfig(RunConfig):
     def sends_singly(self) -> bool:
         """Whether the server reads a SuperNode's vectors, or its clients' identities."""
         return not self.masks_sums or self.strategy.alignment != "psi"
-
-    def _validate_privacy(self) -> None:
-        how = self.strategy
-        self.privacy.require_averaging(how.name, AVERAGING)
-        self.strategy.refuse_noise(self.privacy)
-        if how.name not in (FEDSCEM, *AVERAGING):
-            why = "noise is for embeddings or weights, and it sends neither, or more than these"
-            self.privacy.refuse_with(f"strategy.name={how.name}", why)
-        if how.name == FEDSCEM and how.model_sharing != "none":
-            why = "the weights that are shared get no noise"
-            self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.client.state import CohortState, Makers, Tensors
-from flower_graph.data.checked import check_rows
+from flower_graph.data.description import check_rows
 from flower_graph.data.graph import row_entries
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError

@@ -87,7 +87,7 @@ def graph_with(label: int) -> ClientGraph:
 
 
 def test_a_label_that_is_no_class_is_named() -> None:
-    from flower_graph.data.checked import check_clients, server_graph
+    from flower_graph.data.description import check_clients, server_graph
 
     with pytest.raises(DataError, match=r"client 0.*\[2\]"):
         check_clients([graph_with(10**12)])
