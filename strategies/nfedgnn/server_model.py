@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
 from flower_graph.config.rules import BELOW_ONE, NOT_NEGATIVE, at_least
-from flower_graph.data.checked import server_graph
+from flower_graph.data.description import server_graph
 from flower_graph.errors import DataError, DivergedError
 from flower_graph.models import PairModel
 from flower_graph.ops.adam import Adam

@@ -110,7 +110,7 @@ def test_a_proven_cheat_is_out_of_a_resumed_run_too(
     honest = kind.state
 
     def state(strategy: Any) -> Any:
-        sums = getattr(strategy, "sums", None) or strategy.session.sums
+        sums = getattr(strategy.session, "sums", None) or strategy.sums
         sums.server.exclude([1])
         return honest(strategy)
 

@@ -206,17 +206,6 @@ def check_one_layer(prepared: Prepared) -> None:
     assert load_file(latent)["latent"].numpy() == pytest.approx(expected.numpy(), abs=1e-5)
 
 
-def check_embeddings(prepared: Prepared) -> None:
-    """Hold the embeddings that clients keep, where they live, against the simulation's."""
-    simulated = prepared.folder / "simulated" / "embeddings"
-    for kept in [latest_in(folder) for folder in prepared.clients()]:
-        found = kept.embeddings()
-        (client,) = set(found.client.tolist())
-        with np.load(simulated / f"client-{client}.npz") as arrays:
-            assert found.number.tolist() == arrays["nodes"].tolist()
-            assert found.embeddings == pytest.approx(arrays["embeddings"], rel=1e-3, abs=1e-4)
-
-
 def _near(key: str, value: float | None, expected: float | None, **tolerance: float) -> None:
     """Hold a figure against another; what one run does not measure the other does not either."""
     if expected is None:

@@ -23,7 +23,6 @@ from deployment_helpers import (
     TIMEOUT,
     Case,
     Prepared,
-    check_embeddings,
     check_equal,
     check_kept,
     check_one_layer,
@@ -73,8 +72,6 @@ def test_each_method_gives_what_the_simulation_gives(
     assert result["rejected"] == 0
     if app == "fedgta":
         check_kept(prepared)
-    if app == "ppfl":
-        check_embeddings(prepared)
 
 
 # Parties that are restarted or killed in mid-run -------------------------------------------------
