@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G")  # a client's graph
 
-DataSettings = DataConfig  # the name that `flower_graph.data` has for it
 DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
 FOLDS = 10  # splits that geom-gcn published for each set
 SPLIT_FOLDER = "geom-gcn-splits"
