@@ -83,11 +83,9 @@ def _keep_settings(
     outputs = own_outputs(context, asked.run) if asked.action == FINISH else None
     if outputs is not None:
         folder = client_folder(config, context)
+        form = None if folder is None else DataForm.from_json(folder.detail(DATA_FORM, dict))
         write_config(outputs, to_dict(config))
-        if folder is None:
-            write_data_form(outputs, method_of(config).data_form(config))
-        else:
-            write_data_form(outputs, DataForm.from_json(folder.detail(DATA_FORM, dict)))
+        write_data_form(outputs, form or method_of(config).data_form(config))
     return reply
 
 
@@ -260,11 +258,13 @@ def simulate(config: RunConfig, *, supernodes: int | None = None) -> list[RoundR
 
 
 def simulate_whole(
-    config: RunConfig, *, supernodes: int | None = None
+    config: RunConfig,
+    *,
+    supernodes: int | None = None,
+    on_round: Callable[[RoundReport], None] | None = None,
 ) -> tuple[list[RoundReport], dict[str, object]]:
     """Run a config as ``simulate`` does; also return the final figures of the method."""
     reports: list[RoundReport] = []
-    method = method_of(config)
     with _grid(config, supernodes, None) as grid:
         strategy = _server(config, grid)
         strategy.start(
@@ -272,9 +272,9 @@ def simulate_whole(
             num_rounds=config.rounds,
             patience=config.patience,
             metrics=config.metrics,
-            on_round=reports.append,
+            on_round=on_round or reports.append,
         )
-        return reports, method.final_figures(config, strategy)
+        return reports, method_of(config).final_figures(config, strategy)
 
 
 class _EnoughError(Exception):
@@ -294,9 +294,8 @@ def first_rounds(config: RunConfig) -> list[RoundReport]:
         if len(reports) == TRIED or later > TRIED_SECONDS:
             raise _EnoughError
 
-    with _grid(config, None, None) as grid, suppress(_EnoughError):
-        strategy = _server(config, grid)
-        strategy.start(grid, num_rounds=config.rounds, on_round=on_round)
+    with suppress(_EnoughError):
+        simulate_whole(config, on_round=on_round)
     return reports
 
 

@@ -5,21 +5,9 @@ from typing import TYPE_CHECKING
 from flower_graph.lazy import attach
 
 if TYPE_CHECKING:
-    from flower_graph.strategies.fed_gta import (
-        FedGTA,
-        FedGTAClient,
-        FedGTASection,
-    )
-    from flower_graph.strategies.fed_pub import (
-        FedPUB,
-        FedPUBClient,
-        FedPUBSection,
-    )
-    from flower_graph.strategies.fed_sage import (
-        FedSage,
-        LocalSage,
-        SageClient,
-    )
+    from flower_graph.strategies.fed_gta import FedGTA, FedGTAClient, FedGTASection
+    from flower_graph.strategies.fed_pub import FedPUB, FedPUBClient, FedPUBSection
+    from flower_graph.strategies.fed_sage import FedSage, LocalSage, SageClient
     from flower_graph.strategies.fedgls import (
         FedProto,
         LearnerSettings,

@@ -278,27 +278,6 @@ def test_every_test_that_is_named_is_there() -> None:
         assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 
-def test_a_page_without_marks_is_refused(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("no marks")
-    with pytest.raises(ValueError, match="marks"):
-        reliability.write_page(page, FAULTS)
-
-
-def test_methods_to_which_the_same_happened_share_a_row_in_their_order() -> None:
-    one = {"happened": "nothing", "test": "tests/contracts/test_x.py::test_y"}
-    other = {"happened": "something", "test": "tests/contracts/test_x.py::test_y"}
-    text = reliability.table({"a fault": {"PPFL-GNN": one, "FedSCem": other, "nFedGNN": one}})
-    assert text.splitlines() == [
-        "## A fault",
-        "",
-        "| methods | what happened | test |",
-        "| --- | --- | --- |",
-        "| nFedGNN; PPFL-GNN | nothing | `test_x.py::test_y` |",
-        "| FedSCem | something | `test_x.py::test_y` |",
-    ]
-
-
 # docs/security.md ---------------------------------------------------------------------------------
 
 

@@ -202,17 +202,6 @@ def test_a_superlink_that_does_not_start_is_tried_again_and_old_results_are_not_
         launch.flwr_run("quickstart", [], tmp_path)
 
 
-def test_output_is_passed_on_and_kept_without_colours(tmp_path: Path) -> None:
-    code = "print('\\x1b[92mINFO\\x1b[0m a\\n\\nb')"
-    lines: list[str] = []
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-    ) as process:
-        tail = launch._follow(process, lines.append, tmp_path / "log")
-    kept = (tmp_path / "log").read_text(encoding="utf-8").splitlines()
-    assert tail == lines == kept == ["INFO a", "b"]
-
-
 def test_environment_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
     first, second = (

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from flower_graph.apps.cli.run import default_folder
-from flower_graph.apps.cli.say import say
+from flower_graph.apps.cli.say import say, withheld
 from flower_graph.apps.run import check_run, client_app, with_registry
 from flower_graph.audit.attacks import Audit, RecordingGrid
 from flower_graph.audit.deviating import DeviatingGrid, Deviation, all_notes
@@ -31,8 +32,9 @@ from flower_graph.method.load import load_config, to_dict
 from flower_graph.method.registry import method_named, method_of
 from flower_graph.report.result import versions
 from flower_graph.server.round_loop import RoundLoop
+from flower_graph.simulation import InProcessGrid
 from flower_graph.storage.files import new_folder, write_json, write_text
-from flower_graph.storage.reading import MOST_RECORD, Tree, read_json, read_text, reading
+from flower_graph.storage.reading import Tree, read_json, reading
 
 JSON, PAGE, PICTURE = "audit.json", "audit.md", "audit.png"
 INDEX = "README.md"
@@ -76,8 +78,7 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
     nodes = audit.supernodes(method.num_clients(config))
     grid = RecordingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
     try:
-        strategy = method.build_strategy(with_registry(config, grid), None)
-        strategy.start(grid, num_rounds=config.rounds)
+        _server(config, grid).start(grid, num_rounds=config.rounds)
         findings = audit.attack(config, grid, method)
     finally:
         forget_run(grid.run.run_id)
@@ -89,18 +90,21 @@ def audit_run(config: RunConfig) -> tuple[list[Finding], float]:
 def _deviating_run(config: RunConfig, deviation: Deviation, nodes: int) -> list[Finding]:
     """Run a config with a server that deviates in one way; clients that refuse may end it."""
     grid = DeviatingGrid(client_app(config, None), num_supernodes=nodes, seed=config.seed)
-    strategy = method_of(config).build_strategy(with_registry(config, grid), None)
+    strategy = _server(config, grid)
     grid.patch = partial(deviation.patch, strategy)
-    log, level = logging.getLogger("flower_graph"), logging.getLogger("flower_graph").level
-    log.setLevel(logging.ERROR)  # that clients refuse is the result, not news
     try:
-        with suppress(AlignmentError, NoClientsError):
+        # That clients refuse is the result, not news
+        refusals = suppress(AlignmentError, NoClientsError)
+        with withheld("flower_graph", logging.ERROR), refusals:
             strategy.start(grid, num_rounds=2)
     finally:
-        log.setLevel(level)
         forget_run(grid.run.run_id)
     assert deviation.told, f"{deviation.name}: the run ended before the server could lie"
     return deviation.findings()
+
+
+def _server(config: RunConfig, grid: InProcessGrid) -> RoundLoop:
+    return method_of(config).build_strategy(with_registry(config, grid), None)
 
 
 def _audit_of(config: RunConfig) -> Audit[RunConfig, Method[RunConfig, RoundLoop]]:
@@ -127,12 +131,21 @@ def audit_command(args: argparse.Namespace) -> int:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
     if args.rounds is not None and args.rounds < 2:
         raise ConfigError(f"--rounds {args.rounds}: at least 2 are needed")
-    plans = _plans(args)
+    how = {"rounds": args.rounds, "epsilons": parse_epsilons(args.epsilon), "alone": args.alone}
+    more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
+    plans = [settings_of(args.config, [*args.overrides, *local], **how) for local in more]
     for one in plans[0]:
         check_run(one.config)
     with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
-        _write(out, _audit(args, plans))
-        say(read_text(out / PAGE, MOST_RECORD), f"written to {out}")
+        record = _audit(args, plans)
+        shown = page(record, _notes(record))
+        from flower_graph.report.plots.compared import save_audit  # slow to import
+
+        write_json(out / JSON, record)
+        write_text(out / PAGE, f"{shown}\n{EVERYWHERE}\n")
+        title = f"{record['config']}: what the server learns"
+        save_audit(out / PICTURE, record["findings"], title=title)
+        say(shown, EVERYWHERE, f"\nwritten to {out}")
     return 0
 
 
@@ -168,34 +181,18 @@ def _notes(record: Tree) -> Sequence[str]:
     return all_notes(() if audit is None else audit.notes, tried)
 
 
-def _plans(args: argparse.Namespace) -> list[list[Setting]]:
-    more = [[f"seed={seed}"] for seed in args.seeds] if args.seeds else [[]]
-    return [
-        settings_of(
-            args.config,
-            [*args.overrides, *local],
-            rounds=args.rounds,
-            epsilons=parse_epsilons(args.epsilon),
-            alone=args.alone,
-        )
-        for local in more
-    ]
-
-
-def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> dict[str, object]:
+def _audit(args: argparse.Namespace, plans: Sequence[Sequence[Setting]]) -> Tree:
     joined, settings = [], []
-    for same in zip(*plans, strict=True):
-        result: list[list[Finding]] = []
-        seconds = []
+    for same in zip(*plans, strict=True):  # one setting, with each seed
+        results, seconds = [], []
         for one in same:
             findings, spent = audit_run(one.config)
-            result.append(findings)
+            results.append(findings)
             seconds.append(spent)
-            seed = one.config.seed
-            say(f"{one.name}, seed {seed}: {spent:.0f} s", to=sys.stderr)
-        joined += findings_of(same[0].name, result)
-        mean = sum(seconds) / len(seconds)
-        settings.append({"name": same[0].name, "seconds": mean, "config": to_dict(same[0].config)})
+            say(f"{one.name}, seed {one.config.seed}: {spent:.0f} s", to=sys.stderr)
+        name, config = same[0]
+        joined += findings_of(name, results)
+        settings.append({"name": name, "seconds": fmean(seconds), "config": to_dict(config)})
     first = plans[0][0].config
     return {
         "config": args.config,
@@ -215,13 +212,3 @@ def _command(args: argparse.Namespace) -> str:
     words += ["--rounds", str(args.rounds)] if args.rounds is not None else []
     words += ["--alone"] if args.alone else ["--epsilon", args.epsilon]
     return shlex.join(words)
-
-
-def _write(out: Path, record: Tree) -> None:
-    from flower_graph.report.plots.compared import save_audit  # slow to import
-
-    write_json(out / JSON, record)
-    write_text(out / PAGE, f"{page(record, _notes(record))}\n{EVERYWHERE}\n")
-    save_audit(
-        out / PICTURE, record["findings"], title=f"{record['config']}: what the server learns"
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import threading
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,7 +30,6 @@ from flower_graph.storage.reading import Tree
 
 OWN = "own-graph"  # the config of each method that fits any data
 JSON, PICTURE = "check.json", "check.png"
-LOOK = 0.02  # seconds between two looks at this process's memory
 
 
 def check_command(args: argparse.Namespace) -> int:
@@ -127,8 +125,7 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
         check_run(config)
         notes = [note for note in method.as_graph(config).notes if note not in description.notes]
         cut = method.partition(config)
-        memory = _Memory()
-        with memory, withheld("flower_graph", logging.WARNING) as warnings:
+        with withheld("flower_graph", logging.WARNING) as warnings:
             seconds = [report.seconds for report in first_rounds(config)]
     except (ConfigError, DataError) as error:
         return {"refused": str(error)}
@@ -146,7 +143,8 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,
         "seconds": {"first-round": seconds[0], "per-round": median(seconds[1:] or seconds)},
-        "memory-bytes": memory.peak,
+        # What is freed stays with a process that has run rounds, so this is what they took at most
+        "memory-bytes": psutil.Process().memory_info().rss,
     }
     say(name, *_lines(config, result))
     return result
@@ -192,22 +190,3 @@ def _write(
     plot_counts(out / PICTURE, panels, title=target)
     methods = {name: {"config": to_dict(configs[name]), **tried[name]} for name in configs}
     write_json(out / JSON, {"target": target, **description._asdict(), "methods": methods})
-
-
-class _Memory:
-    """Measures the memory that this process has at most while a block runs."""
-
-    def __enter__(self) -> None:
-        self.peak, self._is_over = 0, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-
-    def _look(self) -> None:
-        process, is_over = psutil.Process(), False
-        while not is_over:
-            self.peak = max(self.peak, process.memory_info().rss)
-            is_over = self._is_over.wait(LOOK)
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join()

@@ -262,7 +262,7 @@ def _add_partition(parser: argparse.ArgumentParser) -> None:
 
 def _add_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "paper", metavar="PAPER", help="such as nfedgnn, or a YAML file with tables of your own"
+        "paper", metavar="PAPER", help="such as nfedgnn, or a Python file with tables of your own"
     )
     _add_out(parser, "reproduce-PAPER")
     parser.add_argument(

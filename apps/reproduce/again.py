@@ -13,17 +13,13 @@ from pathlib import Path
 from statistics import stdev
 from unittest.mock import patch
 
+import pandas as pd
+
 from flower_graph.apps.parallel import worker_pool, workers_for
-from flower_graph.apps.reproduce.experiments import (
-    RUNS,
-    Curves,
-    Experiment,
-    Run,
-    config_of,
-    curves_of,
-    steps_of,
-)
-from flower_graph.apps.reproduce.rows import FIGURES, TEST, Row
+from flower_graph.apps.reproduce.page import markdown
+from flower_graph.apps.reproduce.rows import FIGURES, Row
+from flower_graph.apps.reproduce.runs import RUNS, Run, curves_of, steps_of
+from flower_graph.apps.reproduce.table import TEST
 from flower_graph.apps.run import simulate_whole
 from flower_graph.engine.machine import processor
 from flower_graph.errors import ConfigError, DataError
@@ -33,7 +29,7 @@ from flower_graph.storage.reading import read_packed, reading
 from flower_graph.storage.writing import make_folder, named
 
 SIZE = 1e-7  # of a change of the initial weights: about one rounding of a number near 1
-DRAWS = 3  # changed runs of each cell
+DRAWS = 3  # changed runs of each run
 LEAST = 0.001  # that is tolerated of a row whose changed runs agree
 METRICS = (TEST, "micro-f1")
 
@@ -46,41 +42,39 @@ def main(
     if not path.is_file():
         raise DataError(f"{path}: there is no such file: name a folder that `reproduce` wrote")
     with reading(path, DataError, "not the table of a `reproduce`"):
-        cells = cells_of(read_packed(path)["rows"], only, seeds)
-    if not cells:
+        again = runs_of_rows(read_packed(path)["rows"], only, seeds)
+    if not again:
         raise ConfigError(f"--only, --seeds: no such row of {path} can be run again")
     results: list[Row] = []
-    runs = [(run, draw) for run in cells for draw in range(DRAWS + 1)]
-    print(f"{len(cells)} runs, each also with {DRAWS} changes of its initial weights", flush=True)
+    runs = [(run, draw) for run in again for draw in range(DRAWS + 1)]
+    print(f"{len(again)} runs, each also with {DRAWS} changes of its initial weights", flush=True)
     with worker_pool(workers_for(runs)) as pool:
-        tasks = {one: pool.submit(_figures, *one, cells[one[0]]) for one in runs}
-        for run, rows in cells.items():
+        tasks = {one: pool.submit(_figures, *one, again[one[0]]) for one in runs}
+        for run, rows in again.items():
             given = [tasks[run, draw].result() for draw in range(DRAWS + 1)]
             for row, *values in zip(rows, *given, strict=True):
                 results.append(compared(row, run.seed, values))
-                print(_line(results[-1]), flush=True)
+                print(" | ".join(_shown(results[-1]).values()), flush=True)
             write(out, paper, results)
     print(f"table in {out}")
     return all(one["near"] for one in results)
 
 
-def cells_of(
+def runs_of_rows(
     rows: Sequence[Row], only: Mapping[str, Sequence[str]], seeds: Sequence[int]
 ) -> dict[Run, list[Row]]:
     """Return the runs behind the selected rows, each with its rows."""
-    cells: dict[Run, list[Row]] = {}
+    result: dict[Run, list[Row]] = {}
     for row in rows:
         how = row["settings"]
         asked = all(str(row.get(key, "")) in values for key, values in only.items())
         if row["metric"] not in METRICS or how["centralised"] or "client" in row or not asked:
             continue
-        one = Experiment(
-            row["data"], row["model"], row["method"], how["config"], tuple(how["overrides"])
-        )
         for seed in seeds or row["seeds"][:1]:
             if seed in row["seeds"]:
-                cells.setdefault(Run(one, seed, how["rounds"]), []).append(row)
-    return cells
+                run = Run(how["config"], (*how["overrides"],), seed, how["rounds"])
+                result.setdefault(run, []).append(row)
+    return result
 
 
 def compared(row: Row, seed: int, values: Sequence[float | None]) -> Row:
@@ -91,8 +85,8 @@ def compared(row: Row, seed: int, values: Sequence[float | None]) -> Row:
     """
     committed, again = row["values"][row["seeds"].index(seed)], values[0]
     assert again is not None
-    changed = [one for one in values[1:] if one is not None]
-    spread = max((abs(one - again) for one in changed), default=None)
+    changed = [value for value in values[1:] if value is not None]
+    spread = max((abs(value - again) for value in changed), default=None)
     tolerance = LEAST + 2 * (spread or 0.0)
     keys = ("table", "data", "model", "method", "metric", "classifier", "iteration")
     return {key: row[key] for key in keys if key in row} | {
@@ -110,11 +104,12 @@ def compared(row: Row, seed: int, values: Sequence[float | None]) -> Row:
 
 def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
     """Do a run, with changed weights if ``draw`` is above 0, and return the figure of each row."""
-    config = config_of(run)
     with perturbed(run.seed, draw) as count:
-        curves: Curves = curves_of(*simulate_whole(config), *steps_of(config))
+        curves = curves_of(*simulate_whole(run.settings), *steps_of(run.settings))
         is_changed = draw == 0 or count() > 0
-    return [FIGURES[row["metric"]](curves, row, config) if is_changed else None for row in rows]
+    return [
+        FIGURES[row["metric"]](curves, row, run.settings) if is_changed else None for row in rows
+    ]
 
 
 @contextmanager
@@ -152,16 +147,23 @@ def write(out: Path, paper: str, results: Sequence[Row]) -> None:
     make_folder(out)
     machine = {"machine": platform.machine(), "processor": processor()}
     write_json(out / "again.json", {"paper": paper, **machine, "rows": list(results)})
-    head = "| table | data | method | metric | seed | committed | again | changed by 1e-7: apart "
-    head += "by at most | tolerance | deviation over seeds | |\n|" + "---|" * 11
-    write_text(out / "again.md", "\n".join([head, *map(_line, results)]) + "\n")
+    write_text(out / "again.md", markdown(pd.DataFrame(map(_shown, results))) + "\n")
 
 
-def _line(one: Row) -> str:
-    method = f"{one['method']} ({one['model']})"
+def _shown(one: Row) -> dict[str, str]:
+    figures = {
+        "committed": "committed",
+        "again": "again",
+        "changed by 1e-7: apart by at most": "spread",
+        "tolerance": "tolerance",
+        "deviation over seeds": "seeds_deviate",
+    }
+    shown = {
+        name: "no weights drawn" if one[key] is None else f"{one[key]:.4f}"
+        for name, key in figures.items()
+    }
     metric = ", ".join([one["metric"], *([one["classifier"]] if "classifier" in one else [])])
-    figures = (one[key] for key in ("committed", "again", "spread", "tolerance", "seeds_deviate"))
-    shown = ["no weights drawn" if value is None else f"{value:.4f}" for value in figures]
+    place = {"table": one["table"], "data": one["data"]}
+    place |= {"method": f"{one['method']} ({one['model']})", "metric": metric}
     verdict = "near" if one["near"] else "**not near**"
-    words = (one["table"], one["data"], method, metric, str(one["seed"]), *shown, verdict)
-    return f"| {' | '.join(words)} |"
+    return {**place, "seed": str(one["seed"]), **shown, "": verdict}

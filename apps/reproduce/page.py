@@ -1,356 +1,250 @@
-"""``table.md``: the rows of a table for reading, laid out as the YAML's ``page`` says."""
+"""``table.md`` and ``choices.md``: the rows of a paper's tables for reading."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from collections.abc import Mapping, Sequence
 from math import isfinite
-from string import Formatter
-from typing import Any
+from typing import NamedTuple
 
-from flower_graph.apps.reproduce.asked import Asked
-from flower_graph.apps.reproduce.experiments import Runs
-from flower_graph.apps.reproduce.marks import cut_off, marks, measure_of
-from flower_graph.apps.reproduce.rows import Row, by_seed, find, shown_runs
-from flower_graph.apps.reproduce.templates import Values, fill, function, one_of
+import pandas as pd
+
+from flower_graph.apps.parallel import loaded
+from flower_graph.apps.reproduce.rows import BEST, Row, as_figure
+from flower_graph.apps.reproduce.table import LAST, TEST, VALIDATION, WITHIN, Figure, Line, Paper
 from flower_graph.records.rounds import merit
 from flower_graph.report.significance import MOST_CHANCE, differences, holm, paired
+from flower_graph.wire.keys import SCORES, VALUE_SCORES
 
-Cell = tuple[str, bool]  # What a table's field says, and whether there was a figure for it
 NONE = "–"  # stands for a figure that is not there
+HOW = """\
+Mean ± sample deviation over the n seeds that were run; each seed draws other splits, clients and
+weights, the same for all methods. *Test* is of the round with the best validation, *last* of the
+last round; an accuracy is the mean over the clients. Settings are those of the configs and those
+that stand in the line; of several that a method may try, validation on seeds that no line has
+chose them ([choices.md](choices.md)). Behind a difference: p of a paired t test; *Holm*, p
+corrected for all tests of its table of the same difference, whichever data set and method; and
+how many seeds have its sign. A line that still improved at its limit has its rounds in its name;
+with a run that ended in its best round it has the seed. Rounds, local steps and MiB sent are
+means over the seeds, the last two of one client. Seconds are of one thread with other runs beside
+it."""
+BUDGETS = """\
+Within so many rounds, local steps of a client or MiB that a client sends, at the best validation
+until then. *Best*: the best mean, and the methods that paired t tests, with Holm's correction, do
+not tell from it (p at least 0.05)."""
+CHOICES = """# How settings were chosen
+
+Of each row's settings that with the best mean validation {metric}, in the round where that is best,
+is taken (**bold**); no choice looked at a test {metric}. *Rounds* are those run, for each seed;
+*ended*: validation had stopped improving in all of them. All figures: `choices` in `runs.json.xz`.
+"""
+
+
+class Form(NamedTuple):
+    """How a figure is written: heading, factor, format, and whether its deviation stands behind."""
+
+    label: str
+    scale: float
+    spec: str
+    spread: bool = True
+
+
+FORMS = {
+    TEST: Form("test", 1, ".3f"),
+    LAST: Form("last", 1, ".3f"),
+    VALIDATION: Form("best validation", 1, ".3f"),
+    "rounds": Form("rounds", 1, ".0f", spread=False),
+    "steps-a-client": Form("steps", 1, ".0f", spread=False),
+    "MiB-a-client": Form("MiB up", 1, ",.3f", spread=False),
+    "uplink-mib": Form("MiB of all users", 1, ",.2f", spread=False),
+    "seconds-per-round": Form("s a round", 1, ".3g", spread=False),
+    "run-seconds": Form("s a run", 1, ".1f", spread=False),
+    "peak-mib": Form("memory, MiB", 1, ",.4g", spread=False),
+    **{name: Form(name, 1, ".1f", spread=False) for name in ("nodes", "edges")},
+    **{name: Form(name.replace("-", " "), 1, ".1f") for name in ("degree", "true-degree")},
+    "epsilon-of-a-round": Form("epsilon of a round", 1, ",.4g", spread=False),
+    "noise-multiplier": Form("noise / sensitivity", 1, ".3g", spread=False),
+    **{f"test-{one}-at-best-val": Form(one.upper(), 1, ".3f") for one in SCORES[1:]},
+    **{f"test-{one}-at-best-val": Form(one.upper(), 1, ".2f") for one in VALUE_SCORES},
+    **{f"{BEST}{one}": Form("best validation", 1, ".2f") for one in VALUE_SCORES},
+}
+
+
+def form_of(figure: Figure, scale: float) -> Form:
+    """Return how a figure is written; accuracies are shares or, at scale 100, percent."""
+    if figure.over and any(one in figure.of for one in VALUE_SCORES):
+        return Form(figure.name.replace("-", " "), 1, "+.2f")
+    if figure.over:
+        return Form(figure.name.replace("-", " "), 100, "+.1f")
+    form = FORMS.get(figure.name, Form(figure.name.replace("-", " "), 1, ".3f"))
+    in_percent = scale > 1 and form.spec == ".3f" and "precision" not in figure.name
+    return form._replace(scale=scale, spec=".1f") if in_percent else form
 
 
 def make_page(
-    asked: Asked,
-    runs: Runs,
+    paper: Paper,
+    lines: Sequence[Line],
     rows: Sequence[Row],
     missing: Sequence[str] = (),
     pictures: Sequence[str] = (),
 ) -> str:
     """Write the whole page; a table without rows is not on it."""
-    parts = [f"# {asked.table.title}"]
-    for block in asked.table.page:
-        parts += _block(block, asked, runs, rows)
-    parts += show_pictures(pictures)
+    parts = [f"# {paper.title}", *filter(None, [paper.notes.strip()]), HOW]
+    parts += settings_shown(paper, lines)
+    several = len({line.names[0] for line in lines}) > 1
+    for table, data in dict.fromkeys((line.table, line.names[0]) for line in lines):
+        here = [line for line in lines if (line.table, line.names[0]) == (table, data)]
+        of_rows = [row for row in rows if (row["table"], row["data"]) == (table, data)]
+        if of_rows:
+            parts.append(f"## {table}, {data}" if several else f"## {table}")
+            parts += _section(here, of_rows, paper.scale)
+    if pictures:
+        drawn = ", ".join(f"`{name}`" for name in pictures)
+        parts += ["## Pictures", f"`flower-graph reproduce` draws {drawn}."]
     if missing:
         parts += ["## Not run", "\n".join(f"- {reason}" for reason in missing)]
     return "\n\n".join(parts) + "\n"
 
 
-def _block(block: Values, asked: Asked, runs: Runs, rows: Sequence[Row]) -> list[str]:
-    """Write one block: text, the settings of the configs, or tables."""
-    if "blocks" in block:
-        return [
-            part
-            for keys in _each(block["for"], rows, asked)
-            for inner in block["blocks"]
-            for part in _block({**inner, "rows": {**inner["rows"], **keys}}, asked, runs, rows)
-        ]
-    if "values" in block:  # of the text, from a function of some runs
-        values = function(block["values"])(shown_runs(block["tables"], asked.data, asked, runs))
-        return [] if values is None else _prose(block, asked, values, [])
-    if "settings" in block:
-        return _settings(block, asked)
-    if "own" in block:
-        return _own(block, asked)
-    parts: list[str] = []
-    for keys in _each(block.get("for", ()), matching(rows, block.get("rows", {})), asked):
-        here = matching(rows, {**block.get("rows", {}), **keys})
-        if here or "rows" not in block:
-            parts += _prose(block, asked, keys, here) + _table(block, asked, keys, here)
+def settings_shown(paper: Paper, lines: Sequence[Line]) -> list[str]:
+    """Write a table of settings for each model, as the configs have them now."""
+    parts = []
+    for model, names in paper.settings.items():
+        of_model = [line for line in lines if line.model == model and not line.trained]
+        found = []
+        for data, config in dict.fromkeys((line.data, line.config) for line in of_model):
+            value: object = loaded(config)
+            found.append([data, f"`{config}`", *(_setting(value, name) for name in names)])
+        if found:
+            parts.append(markdown(pd.DataFrame(found, columns=["data", "config", *names])))
     return parts
 
 
-def _prose(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> list[str]:
-    is_whole = "rows" not in block or not here
-    seeds = (asked.seeds or asked.table.seeds) if is_whole else here[0]["seeds"]
-    values = {"seeds": ", ".join(map(str, seeds)), "seeds_comma": ",".join(map(str, seeds)), **keys}
-    values["rounds"] = asked.rounds or asked.table.rounds
-    if not is_whole:
-        values["rounds"] = here[0]["settings"]["rounds"]
-    heading = [f"## {fill(block['heading'], values)}"] if "heading" in block else []
-    text = block.get("text", [])
-    return heading + [
-        fill(one, values).strip() for one in ([text] if isinstance(text, str) else text)
-    ]
-
-
-# Settings ----------------------------------------------------------------------------------------
-
-
-def _settings(block: Values, asked: Asked) -> list[str]:
-    """Write a table of settings, as the configs have them now."""
-    models = [model for model in block.get("models", asked.models) if model in asked.models]
-    if not models:
-        return []
-    lines = []
-    for data, model in product(asked.data, models):
-        config = asked.common(data, model)
-        values = {"data": data, "model": model, "rounds": asked.rounds_of(data, model)}
-        lines.append([_setting(config, values, *column[1:]) for column in block["settings"]])
-    return ["\n".join(markdown([column[0] for column in block["settings"]], lines))]
-
-
-def _setting(config: Any, values: Values, name: Any, words: Values | None = None) -> str:
-    if isinstance(name, str) and "{" in name:
-        return fill(name, values)
-    result = ", ".join(_value(config, one) for one in ([name] if isinstance(name, str) else name))
-    return result if words is None else words.get(result, words.get("else", result))
-
-
-def _value(config: object, name: str) -> str:
-    """Format the value of a setting, given its dotted name."""
+def _setting(value: object, name: str) -> str:
     for part in name.split("."):
-        config = getattr(config, part)
-    each = config if isinstance(config, list) else [config]
-    return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in each)
-
-
-def _own(block: Values, asked: Asked) -> list[str]:
-    """List the settings that only single methods have."""
-    asked_for = {"data": asked.data, "model": asked.models, "method": asked.methods}
-    result = [
-        one
-        for one in asked.table.own
-        if all(one.get(k, v[0]) in v for k, v in asked_for.items() if v)
-    ]
-    if not result:
-        return []
-    lines = [fill(block["own"], {**one, "settings": " ".join(one["settings"])}) for one in result]
-    return [block["text"], "\n".join(lines)]
+        value = getattr(value, part)
+    values = value if isinstance(value, list) else [value]
+    return ", ".join(f"{one:g}" if isinstance(one, float) else str(one) for one in values)
 
 
 # Tables ------------------------------------------------------------------------------------------
 
 
-def _table(block: Values, asked: Asked, keys: Values, here: Sequence[Row]) -> list[str]:
-    if "columns" not in block and "lines" not in block:
-        return []
-    heads = block.get("heads", [_part(one, 0) for one in block.get("columns", [])])
-    first = {"cells": [_part(one, 1) for one in block.get("columns", [])]}
-    local = [line for line in block.get("lines", []) if "each" in line]
-    shared = [first] if "columns" in block else []
-    shared += [line for line in block.get("lines", []) if "each" not in line]
-    lines = [
-        _line(_in_order(line["cells"], heads), asked, _with_values({**keys, **one}, asked), here)
-        for each, group in [(block.get("each", ()), shared), *((o["each"], [o]) for o in local)]
-        for one in _each(each, here, asked)
-        for line in group
-    ]
-    lines = [cells for cells in lines if any(has_figure for _, has_figure in cells)]
-    if not lines:
-        return []
-    names = [
-        (fill(name, _with_values(values, asked)), grouped)
-        for name, values, grouped in _flat(heads, asked, keys, here)
-    ]
-    # Of columns that are one for each of some methods, empty ones are left out.
-    shown = [
-        number
-        for number, (_, grouped) in enumerate(names)
-        if not grouped or any(cells[number][0] != NONE for cells in lines)
-    ]
-    texts = [[cells[number][0] for number in shown] for cells in lines]
-    return ["\n".join(markdown([names[number][0] for number in shown], texts))]
-
-
-def _in_order(cells: Any, heads: Sequence[object]) -> Sequence[object]:
-    """Return a line's cells in the order of the columns; a mapping may leave some out."""
-    return [cells.get(head, NONE) for head in heads] if isinstance(cells, Mapping) else cells
-
-
-def _with_values(keys: Values, asked: Asked) -> Values:
-    """Add the values of a line's method, for templates."""
-    method = asked.table.methods.get(keys.get("method", ""))
-    return {**method.values, **keys} if method else keys
-
-
-def _part(column: Any, index: int) -> object:
-    """Return the head of a column (index 0), or its cells (index 1)."""
-    if isinstance(column, Mapping):
-        return {**column, "is": [_part(one, index) for one in column["is"]]}
-    if index == 0:
-        return column[0]
-    return column[1] if len(column) == 2 else column[1:]
-
-
-def _line(cells: Sequence[object], asked: Asked, keys: Values, here: Sequence[Row]) -> list[Cell]:
-    result = []
-    for cell, values, _ in _flat(cells, asked, keys, here):
-        text, has_figure = _cell(cell, asked, values, here)
-        # A column's method may have ended in one line and not in the next.
-        is_a_columns = has_figure and "method" in values and "method" not in keys
-        if is_a_columns and cell[0] in SPREADS:
-            text += marks(_under(values, here))
-        result.append((text, has_figure))
-    return result
-
-
-def _cell(cell: Any, asked: Asked, keys: Values, here: Sequence[Row]) -> Cell:
-    """Fill in one cell: a template, or a format with the rows that it applies to."""
-    if isinstance(cell, str):
-        return _named(cell, asked, keys, here), False
-    how, *wanted = cell
-    several = [one for some in wanted for one in (some if isinstance(some, list) else [some])]
-    of_rows = {key: value for key, value in keys.items() if any(key in r for r in here)}
-    result = [
-        find(here, **{**of_rows, **match})
-        for one in several
-        for match in _matches({"metric": one} if isinstance(one, str) else one, asked, keys, here)
-    ]
-    return formatted(how, result), any(r is not None for r in result)
-
-
-def _named(template: str, asked: Asked, keys: Values, here: Sequence[Row]) -> str:
-    """Fill in a template, and append remarks to the name of a method."""
-    text = fill(template, _with_values(keys, asked))
-    method = asked.table.methods.get(keys.get("method", ""))
-    words = {"method", *(method.values if method else ())}
-    if not words & {field for _, field, _, _ in Formatter().parse(template)}:
-        return text
-    return text + marks(_under(keys, here))
-
-
-def _under(keys: Values, here: Sequence[Row]) -> list[Row]:
-    """Return the rows that agree with the keys; keys that no row has are ignored."""
-    of_rows = {key: value for key, value in keys.items() if any(key in r for r in here)}
-    return matching(here, of_rows)
-
-
-def _matches(
-    wanted: Values, asked: Asked, keys: Values, here: Sequence[Row]
-) -> Iterator[dict[str, object]]:
-    """List the keys of the wanted rows: lists are expanded, and ``all`` to all present values."""
-    values: list[Sequence[object]] = []
-    # Runs of one row may have other iterations than those of the next
-    same_keys = _under(keys, here)
-    for key, value in wanted.items():
-        present = (
-            sorted({r[key] for r in same_keys if key in r}) if value in ("all", "last") else []
-        )
-        if isinstance(value, str) and value not in ("all", "last"):
-            values.append([fill(value, keys)])
-        elif isinstance(value, list):
-            values.append(_only_asked(key, value, asked))
-        else:
-            values.append(
-                present if value == "all" else present[-1:] if value == "last" else [value]
-            )
-    return (dict(zip(wanted, one, strict=True)) for one in product(*values))
-
-
-def _flat(
-    items: Sequence[object], asked: Asked, keys: Values, here: Sequence[Row]
-) -> Iterator[tuple[Any, Values, bool]]:
-    """List cells with their keys, and whether they come from a repeated column."""
-    for item in items:
-        if isinstance(item, Mapping) and "is" in item:
-            for more in _each(item["for"], here, asked):
-                for inner in item["is"]:
-                    yield inner, {**keys, **more}, True
-        else:
-            yield item, keys, False
-
-
-def _each(keys: Any, here: Sequence[Row], asked: Asked) -> list[dict[str, object]]:
-    """List the combinations of some keys' values, present in rows or given by the YAML."""
-    if isinstance(keys, Mapping):
-        lists = [
-            _only_asked(key, values, asked) if values else _order(key, here, asked)
-            for key, values in keys.items()
-        ]
-        return [dict(zip(keys, one, strict=True)) for one in product(*lists)]
-    present = {tuple(r.get(key) for key in keys) for r in here} if keys else {()}
-    orders = [_order(key, here, asked) for key in keys]
-    return [dict(zip(keys, one, strict=True)) for one in product(*orders) if one in present]
-
-
-def _order(key: str, here: Sequence[Row], asked: Asked) -> list[object]:
-    """List the values of a key in the selected order, others in the order of the rows."""
-    present = list(dict.fromkeys(r[key] for r in here if r.get(key) is not None))
-    order = _asked(asked, key) if key in ("data", "method") else []
-
-    def rank(value: object) -> int:
-        begins = [number for number, one in enumerate(order) if str(value).startswith(one)]
-        exact = [number for number, one in enumerate(order) if value == one]
-        return (exact or begins or [len(order)])[0]
-
-    return sorted(present, key=rank)
-
-
-def _only_asked(key: str, values: Sequence[object], asked: Asked) -> list[object]:
-    """Leave out methods that are not selected."""
-    choices = asked.table.methods if key == "method" else {}
-    return [value for value in values if value not in choices or value in asked.methods]
-
-
-def _asked(asked: Asked, key: str) -> Sequence[str]:
-    return {
-        "data": asked.data,
-        "model": asked.models,
-        "method": asked.methods,
-        "table": asked.tables,
-    }[key]
-
-
-def matching(rows: Sequence[Row], wanted: Values) -> list[Row]:
-    """Return the rows that have these entries."""
+def _section(lines: Sequence[Line], rows: Sequence[Row], scale: float) -> list[str]:
+    """Write the tables of one data set: of plain figures, and one for each kind of their keys."""
+    figures = [as_figure(figure) for line in lines for figure in line.figures]
+    names = {figure.name for figure in figures}
+    figures += [Figure(r["metric"]) for r in rows if r["metric"] not in names]  # measured
+    kinds: dict[str, dict[tuple[str, str], Figure]] = {}
+    for figure in figures:
+        kind = next(iter(figure.keys), "")
+        kinds.setdefault(kind, {}).setdefault((figure.name, str(figure.keys)), figure)
+    tables = {kind: _table(lines, [*some.values()], rows, scale) for kind, some in kinds.items()}
     return [
-        r
-        for r in rows
-        if all(
-            r.get(key) in value if isinstance(value, list) else r.get(key) == value
-            for key, value in wanted.items()
-        )
+        part
+        for kind, table in tables.items()
+        for part in ([BUDGETS] if kind == "within" and table else []) + table
     ]
 
 
-# Figures as text ----------------------------------------------------------------------------------
+def _table(
+    lines: Sequence[Line], figures: Sequence[Figure], rows: Sequence[Row], scale: float
+) -> list[str]:
+    """Write a table with a row for each line, or for each group that was measured of it."""
+    records, columns = list[dict[str, str]](), list[str]()
+    for line in lines:
+        of_line = _of(rows, {**dict(zip(PLACE, line.names, strict=True)), **line.keys})
+        for group in dict.fromkeys(r.get("group") for r in of_line):
+            here = [r for r in of_line if r.get("group") == group]
+            cells = _cells(figures, here, scale)
+            if cells:
+                about = {**line.keys, **{key: here[0][key] for key in GROUP if key in here[0]}}
+                about = {"method": line.names[2] + marks(here), "model": line.model, **about}
+                tried = [s[s.rfind(".", 0, s.find("=")) + 1 :] for s in _chosen(line, here[0])]
+                end = {"settings": " ".join(tried), "n": str(len(here[0]["seeds"]))}
+                records.append({**about, **cells, **(end if not line.measure else {})})
+                columns = [*dict.fromkeys([*columns, *about])]
+    labels = [label for one in figures for label in (label_of(one), _paper_label(one))]
+    if any(figure.name == WITHIN for figure in figures) and records:
+        best = {label_of(one): winner(_of(rows, {"metric": WITHIN, **one.keys})) for one in figures}
+        records.append({"method": "*Best*", **best})
+    others = [name for record in records for name in record]
+    order = [*dict.fromkeys([*columns, *(name for name in labels if name in others), *others])]
+    order = [*(one for one in order if one not in END), *(one for one in END if one in others)]
+    frame = pd.DataFrame(records, columns=order).replace("", None).dropna(axis=1, how="all")
+    if frame.get("model", pd.Series()).nunique() < 2:
+        frame = frame.drop(columns="model", errors="ignore")
+    return [markdown(frame)] if len(frame) else []
 
 
-def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:
-    """Write a Markdown table, line by line."""
-    head = [columns, ["---"] * len(columns)]
-    return ["| " + " | ".join(cells) + " |" for cells in [*head, *lines]]
+PLACE, GROUP, END = ("data", "model", "method"), ("group", "clients"), ("settings", "n")
 
 
-def show_pictures(names: Sequence[str]) -> list[str]:
-    """Name the pictures, if there are any: a table may be passed on without them."""
-    shown = ", ".join(f"`{name}`" for name in names)
-    return ["## Pictures", f"`flower-graph reproduce` draws {shown}."] if names else []
+def _of(rows: Sequence[Row], wanted: Mapping[str, object]) -> list[Row]:
+    return [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
 
 
-# Means with their deviations: scale, and format
-SPREADS = {"accuracy": (1, ".3f"), "percent": (100, ".1f"), "points": (100, "+.1f")}
-SPREADS |= {"number": (1, ".2f"), "change": (1, "+.2f")}  # in the unit of the data
-ALONE = ("paired", "winner", "paper-deviation", "reached", "positive", "above", "setting", "seeds")
-FORMATS = (*SPREADS, "mean", "paper", "key", *ALONE)
+def _chosen(line: Line, row: Row) -> list[str]:
+    """Return what was chosen for a line whose method may try several settings."""
+    laid: list[str] = row["settings"]["overrides"][len(line.settings) :]
+    return laid if line.has_choice else []
 
 
-def formatted(how: str, rows: Sequence[Row | None]) -> str:
-    """Format figures as the page says, such as ``accuracy``, ``mean:.3f``, ``paper:.1f:100``."""
-    name, _, detail = how.partition(":")
-    if name.endswith("→"):
-        return " → ".join(formatted(name[:-1], [r]) for r in rows)
-    one_of("format", name, FORMATS)
-    if name == "seeds":  # one number, or one for each where they differ
-        counts = [0 if r is None else len(r["seeds"]) for r in rows]
-        return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
-    if name == "winner":
-        return _winner([r for r in rows if r is not None])
-    first = next((r for r in rows if r is not None), None)
-    return NONE if first is None else _written(name, detail, first)
+def label_of(figure: Figure) -> str:
+    """Return the heading of a figure's column."""
+    if figure.name == WITHIN:
+        return str(figure.keys["within"])
+    return ", ".join([form_of(figure, 1).label, *map(str, figure.keys.values())])
 
 
-def _winner(rows: Sequence[Row]) -> str:
+def _paper_label(figure: Figure) -> str:
+    return f"paper's {label_of(figure)}"
+
+
+def _cells(figures: Sequence[Figure], rows: Sequence[Row], scale: float) -> dict[str, str]:
+    """Write the figures of one line, and the paper's beside."""
+    cells = {}
+    for figure in figures:
+        form = form_of(figure, scale)
+        for row in _of(rows, {"metric": figure.name, **figure.keys})[:1]:
+            if isfinite(row["mean"]) and not (figure.keys == {} and {*row} & {*KEYED}):
+                cells[label_of(figure)] = written(row, form)
+                if row["paper"] is not None:
+                    cells[_paper_label(figure)] = _of_paper(row, form)
+                if row.get("paper-gpu-memory-percent"):
+                    cells["paper, % of GPU memory"] = f"{row['paper-gpu-memory-percent']:.2f}"
+    return cells
+
+
+KEYED = ("within", "iteration", "classifier")
+
+
+def written(row: Row, form: Form) -> str:
+    """Write a row's mean, with the deviation where there are several seeds, and the test."""
+    text = format(form.scale * row["mean"], form.spec)
+    if form.spread and len(row["seeds"]) > 1:
+        text += f" ± {format(form.scale * row['std'], form.spec.lstrip('+'))}"
+    if "p" not in row:
+        return text
+    chance, corrected = (NONE if row[key] is None else f"{row[key]:.2g}" for key in ("p", "holm"))
+    return f"{text} (p {chance}, Holm {corrected}, {row['agree']} of {len(row['values'])})"
+
+
+def _of_paper(row: Row, form: Form) -> str:
+    # A paper prints one digit more than a share of the nodes needs
+    spec = ".4f" if form.spec == ".3f" else form.spec
+    text = format(form.scale * row["paper"], spec)
+    return text + (f" ± {row['paper-std']:.4f}" if "paper-std" in row else "")
+
+
+def winner(rows: Sequence[Row]) -> str:
     """Name the method with the best mean, and those that do not differ from it significantly."""
-    best = max(rows, key=lambda r: merit(measure_of(r), r["mean"]), default=None)
+    best = max(rows, key=lambda row: merit(measure_of(row), row["mean"]), default=None)
     if best is None:
         return NONE
-    others = [r for r in rows if r is not best]
+    others = [row for row in rows if row is not best]
     near = [
-        r["method"] + cut_off([r])
-        for r, p in zip(others, holm([_chance(best, r) for r in others]), strict=True)
+        row["method"] + cut_off([row])
+        for row, p in zip(others, holm([_chance(best, row) for row in others]), strict=True)
         if p is None or p >= MOST_CHANCE
     ]
     beside = f" (not apart: {', '.join(near)})" if near else ""
@@ -359,38 +253,57 @@ def _winner(rows: Sequence[Row]) -> str:
 
 def _chance(best: Row, other: Row) -> float | None:
     """Return the p value of the difference of two rows, paired by seed."""
-    ours, theirs = by_seed(best), by_seed(other)
+    ours, theirs = (dict(zip(r["seeds"], r["values"], strict=True)) for r in (best, other))
     chance: float | None = paired([*differences(ours, theirs).values()] or [0.0])["p"]
     return chance
 
 
-def _written(name: str, detail: str, r: Row) -> str:
-    """Format one row's figure."""
-    if name in ("mean", "paper", "key"):
-        key, form = (name, detail) if name != "key" else detail.split(":", 1)
-        form, _, scale = form.partition(":")
-        value = r.get(key)
-        if value is None or not isfinite(value):
-            return NONE
-        return format(float(scale or 1) * value, form)
-    if name in SPREADS:
-        times, form = SPREADS[name]
-        # One seed alone has no deviation.
-        spread = f" ± {format(times * r['std'], form.lstrip('+'))}" if len(r["seeds"]) > 1 else ""
-        return format(times * r["mean"], form) + spread
-    if name == "paired":  # the difference, p as it is and by Holm, how many seeds agree in sign
-        chance, holms = (NONE if r[key] is None else f"{r[key]:.2g}" for key in ("p", "holm"))
-        agree = f"{r['agree']} of {len(r['values'])}"
-        return f"{_written(detail or 'points', '', r)} (p {chance}, Holm {holms}, {agree})"
-    if name == "setting":  # laid over the config, of rows that something was trained for
-        laid = [one for one in r["settings"]["overrides"] if one.startswith(f"{detail}=")]
-        return str(laid[-1].partition("=")[2]) if laid and "rounds" in r else NONE
-    if name == "above":
-        return "yes" if r["mean"] > float(detail) else "no"
-    if name == "positive":
-        return f"{sum(v > 0 for v in r['values'])} of {len(r['values'])}"
-    if r["paper"] is None:
-        return NONE
-    if name == "reached":
-        return "yes" if r["mean"] >= r["paper"] else "no"
-    return f"{r['paper']:.4f} ± {r['paper-std']:.4f}"
+def measure_of(row: Row) -> str:
+    """Return the metric that a row is a figure of: `mse` of `test-mse-at-best-val`."""
+    return str(row.get("metric", "")).removeprefix("test-").removesuffix("-at-best-val")
+
+
+def marks(rows: Sequence[Row]) -> str:
+    """Return remarks behind a method's name about how its rows were run."""
+    seeds = sorted({seed for row in rows for seed in row.get("best_last", ())})
+    last = f", best in the last round with seed {', '.join(map(str, seeds))}" if seeds else ""
+    left_out = max((row.get("left_out", 0) for row in rows), default=0)
+    return cut_off(rows) + last + (f", at most {left_out} left out" if left_out else "")
+
+
+def cut_off(rows: Sequence[Row]) -> str:
+    """Name the number of rounds if some run had not stopped improving."""
+    rounds = [row["settings"]["rounds"] for row in rows if row.get("ended") is False]
+    return f", {max(rounds)} rounds" if rounds else ""
+
+
+def markdown(frame: pd.DataFrame) -> str:
+    """Write a frame as a Markdown table; what is missing is a dash."""
+    lines = [[*frame.columns], ["---"] * len(frame.columns), *frame.fillna(NONE).values.tolist()]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in lines)
+
+
+def choices_page(choices: Sequence[Row], lines: Sequence[Line]) -> str:
+    """Write the page about how settings were chosen."""
+    frame = pd.DataFrame(
+        {
+            "row": row["where"],
+            "settings": f"{'**' * row['taken']}{' '.join(row['tried']) or 'as it ships'}"
+            + "**" * row["taken"],
+            "best validation": written(row, form_of(Figure(row["metric"]), 1)),
+            "seeds": ", ".join(map(str, row["seeds"])),
+            "rounds": ", ".join(map(str, row["rounds"])),
+            "ended": "yes" if row["ended"] else "no",
+        }
+        for row in choices
+    )
+    metrics = dict.fromkeys(row["metric"].removeprefix(BEST) for row in choices)
+    tried = {line.method: len(line.choices) for line in lines if line.has_choice}
+    few = min(tried.values())
+    more = [f"{method} {count}" for method, count in tried.items() if count > few]
+    unequal = (
+        f"Not all choose among equally many: {', '.join(more)}, the others {few}. Among more "
+        "settings the best validation is higher by chance alone.\n\n"
+    )
+    text = CHOICES.format(metric=" or ".join(metrics))
+    return f"{text}\n{unequal if more else ''}{markdown(frame)}\n"

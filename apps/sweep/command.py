@@ -1,30 +1,243 @@
-"""``flower-graph sweep``: tries settings on several seeds, and chooses the best by validation."""
+"""``flower-graph sweep``: tries settings on several seeds, and chooses the best by validation.
+
+Each run has a folder named by its settings, and is done once. ``--optuna N`` has Optuna propose
+settings instead of a grid.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
 import math
 import os
+import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
 from omegaconf import OmegaConf
 
+from flower_graph.apps.cli.run import Job, Options, check_all
 from flower_graph.apps.cli.say import say
-from flower_graph.apps.parallel import loaded
-from flower_graph.apps.sweep.optuna_search import search
-from flower_graph.apps.sweep.trials import Sweep, Trial
-from flower_graph.errors import ConfigError, OutputError
+from flower_graph.apps.parallel import in_parallel, loaded, settings_of, time_left, workers_for
+from flower_graph.apps.run import first_rounds, run
+from flower_graph.config.common import CHECKPOINTS, RunConfig
+from flower_graph.errors import ConfigError, DivergedError, OutputError
 from flower_graph.method.compare import compare
-from flower_graph.method.load import PARENT, is_file_name, read_override
-from flower_graph.report.result import summarise
+from flower_graph.method.load import PARENT, is_file_name, read_override, title_of
+from flower_graph.method.run import RESULT, load_run
+from flower_graph.records.rounds import merit
+from flower_graph.report.result import metrics_of, summarise
 from flower_graph.storage.files import FolderLock, new_folder, write_text
-from flower_graph.storage.writing import named
+from flower_graph.storage.reading import Tree
+from flower_graph.storage.writing import named, remove_folder
 
 BEST = "best.yaml"
 PATHS = ("data.name", "data.root", "data.add")
+MOST_NAME = 80  # letters of a folder's name
+# Trials proposed at a time: the same number on any machine, so that a sweep that was stopped
+# proposes the same ones again, and finds their runs
+BATCH = 4
+LOGARITHMIC = 100  # ranges whose ends are this many times apart are searched by their logarithm
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One choice of the varied settings, on all seeds."""
+
+    config: str
+    fixed: tuple[str, ...]  # settings that do not vary
+    varied: tuple[str, ...]
+    out: Path  # of the sweep
+
+    def loaded(self, seed: int) -> RunConfig:
+        return loaded(self.config, (*self.fixed, *self.varied, f"seed={seed}"))
+
+    @cached_property
+    def folder(self) -> Path:
+        """The folder of the trial's runs; its name depends on all settings."""
+        settings = settings_of(self.loaded(0))
+        settings = {key: value for key, value in settings.items() if key not in ("seed", "track")}
+        text = json.dumps(settings, sort_keys=True)
+        words = re.sub(r"[^\w.,=+-]", "-", self.words.replace(" ", ","))[:MOST_NAME] or "as-it-is"
+        return self.out / f"{words}-{hashlib.blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+    @property
+    def words(self) -> str:
+        pairs = (one.partition("=") for one in self.varied)
+        return " ".join(f"{key.rpartition('.')[2]}={value}" for key, _, value in pairs)
+
+    def run_folder(self, seed: int) -> Path:
+        return self.folder / f"seed-{seed}"
+
+    def result(self, seed: int) -> Tree:
+        folder = self.run_folder(seed)
+        return load_run(folder).result if (folder / RESULT).is_file() else {}
+
+    def merit(self, seeds: Sequence[int]) -> float:
+        """Return the mean validation, with the sign that makes larger values better."""
+        return merit(self.loaded(0).metrics[0], self.validation(seeds))
+
+    def validation(self, seeds: Sequence[int]) -> float:
+        """Return the mean over seeds of the best validation; NaN if a run has none."""
+        values = []
+        for seed in seeds:
+            result = self.result(seed)
+            value = result.get(f"best-val-{metrics_of(result.get('config', {}))[0]}")
+            values.append(math.nan if value is None else float(value))
+        return fmean(values)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What all trials of a sweep have in common."""
+
+    config: str
+    fixed: tuple[str, ...]
+    out: Path
+    seeds: tuple[int, ...]
+    apps: tuple[Path, ...] = ()  # files with methods of the user's own
+
+    def trial(self, varied: Sequence[str]) -> Trial:
+        trial = Trial(self.config, self.fixed, tuple(varied), self.out)
+        for seed in self.seeds:
+            trial.loaded(seed)
+        return trial
+
+    def announce(self, trials: Sequence[Trial], count: int) -> None:
+        jobs = [Job(self.config, [], trial.loaded(self.seeds[0]), trial.folder) for trial in trials]
+        check_all(jobs, Options())
+        runs, missing = count * len(self.seeds), self.missing(trials)
+        done = len({trial.folder for trial in trials}) * len(self.seeds) - len(missing)
+        seeds = f"{len(self.seeds)} seed" + "s" * (len(self.seeds) > 1)
+        say(f"{runs} runs ({count} settings × {seeds}), {done} done before", to=sys.stderr)
+        if missing:
+            workers = workers_for(missing)
+            start, each = self._seconds(trials, missing)
+            seconds = time_left(start + each * (runs - done) / workers)
+            ends = "at most about" if missing[0][0].loaded(missing[0][1]).patience else "about"
+            say(f"{ends} {seconds}, {workers} runs at a time, in {self.out}", to=sys.stderr)
+
+    def missing(self, trials: Sequence[Trial]) -> list[tuple[Trial, int]]:
+        runs = {one.run_folder(seed): (one, seed) for seed in self.seeds for one in trials}
+        return [(one, seed) for one, seed in runs.values() if not one.result(seed)]
+
+    def do(self, trials: Sequence[Trial]) -> None:
+        missing = self.missing(trials)
+        done = in_parallel(do_run, missing, self.apps)
+        for number, ((trial, seed), words, left) in enumerate(done, 1):
+            end = f"; {time_left(left)} left" if number < len(missing) else ""
+            say(f"{number}/{len(missing)}  {trial.words}, seed {seed}: {words}{end}", to=sys.stderr)
+
+    def _seconds(
+        self, trials: Sequence[Trial], missing: Sequence[tuple[Trial, int]]
+    ) -> tuple[float, float]:
+        results = [one.result(seed) for one in trials for seed in self.seeds]
+        if done := [float(one["seconds"]["total"]) for one in results if one]:
+            return 0.0, fmean(done)
+        tried = [missing[0], missing[-1]][: len(missing)]
+        found = [result for _, result, _ in in_parallel(try_run, tried, self.apps)]
+        starts, runs = zip(*found, strict=True)
+        return max(starts), fmean(runs)
+
+
+def try_run(trial: Trial, seed: int) -> tuple[float, float]:
+    """Return the seconds of a process's start and of a run, by the first rounds of two runs.
+
+    Data and modules that the first run loads are there for the second and all later runs.
+    """
+    config = trial.loaded(seed)
+    (cold, _), (warm, each) = tried(config), tried(config)
+    return max(0.0, cold - warm), warm + (config.rounds - 1) * each
+
+
+def tried(config: RunConfig) -> tuple[float, float]:
+    """Return the seconds of a run's start, including its first round, and of a later round."""
+    started = time.perf_counter()
+    later = [report.seconds for report in first_rounds(config)][1:]
+    start = time.perf_counter() - started - sum(later)
+    return start, median(later) if later else 0.0
+
+
+def do_run(trial: Trial, seed: int) -> str:
+    """Do one run, and return a line about its result."""
+    out, config = trial.run_folder(seed), trial.loaded(seed)
+    # Of a run that was killed only checkpoints are of use
+    resume = any((out / CHECKPOINTS).glob("round-*/server.safetensors"))
+    if not resume:
+        remove_folder(out)
+    try:
+        result: Tree = run(config, out, resume=resume, title=title_of(trial.config))
+    except DivergedError as error:
+        remove_folder(out)
+        return f"diverged ({error})"
+    value = result.get(f"best-val-{config.metrics[0]}")
+    what = f"validation {config.metrics[0]}"
+    return f"no {what}" if value is None else f"{what} {value:.3f}"
+
+
+# Optuna
+
+
+def search(sweep: Sweep, varied: Mapping[str, Sequence[str]], count: int) -> list[Trial]:
+    """Try this many proposals of Optuna, each informed by the trials before it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise ConfigError("--optuna: needs pip install 'flower-graph[optuna]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=0)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    trials = list[Trial]()
+    while len(trials) < count:
+        asked = [study.ask() for _ in range(min(BATCH, count - len(trials)))]
+        batch = [
+            sweep.trial([propose(one, key, values) for key, values in varied.items()])
+            for one in asked
+        ]
+        if not trials:
+            sweep.announce(batch, count)
+        sweep.do(batch)
+        for one, trial in zip(asked, batch, strict=True):
+            value = trial.merit(sweep.seeds)
+            failed = optuna.trial.TrialState.FAIL
+            study.tell(one, *((value,) if math.isfinite(value) else (None, failed)))
+        trials += batch
+    return trials
+
+
+# Any: optuna's trial, whose package may not be there
+def propose(trial: Any, key: str, values: Sequence[str]) -> str:
+    """Choose one of the values of a setting, or a number in its range LOW..HIGH."""
+    if len(values) > 1 or ".." not in values[0]:
+        return str(trial.suggest_categorical(key, values))
+    low, high, is_whole = ends(values[0])
+    by_logarithm = low > 0 and high >= LOGARITHMIC * low
+    if is_whole:
+        return f"{key}={trial.suggest_int(key, int(low), int(high), log=by_logarithm)}"
+    return f"{key}={trial.suggest_float(key, low, high, log=by_logarithm):.4g}"
+
+
+def ends(text: str) -> tuple[float, float, bool]:
+    """Read a range, such as ``model.hidden=8..64``, and whether its numbers are whole."""
+    words = text.partition("=")[2].split("..")
+    try:
+        low, high = map(float, words)
+        if not low < high < math.inf:
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"{text}: a range is LOW..HIGH, two numbers, such as 0.001..1") from None
+    return low, high, all(word.strip().lstrip("-").isdigit() for word in words)
+
+
+# The command
 
 
 def sweep_command(args: argparse.Namespace) -> int:

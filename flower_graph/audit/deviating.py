@@ -188,20 +188,19 @@ class SumDeviation(Deviation):
         return sent[:1] if self.story is only_one_survived else sent
 
 
-def stories_of() -> list[tuple[str, Story, int | None]]:
-    """Return the lies about dropouts: name, story, threshold."""
-    name = "deviating server: {}: vectors opened".format
-    return [
-        (name("only one client survived"), only_one_survived, None),
-        (name("different stories about who dropped out"), two_stories, None),
-        (name("a threshold of 1, and different stories"), two_stories, 1),
-    ]
+# Lies about dropouts: what is told, the story, the threshold
+STORIES: tuple[tuple[str, Story, int | None], ...] = (
+    ("only one client survived", only_one_survived, None),
+    ("different stories about who dropped out", two_stories, None),
+    ("a threshold of 1, and different stories", two_stories, 1),
+)
 
 
-def of_sums(server_of: ServerOf) -> list[Deviation]:
+def of_sums(server_of: ServerOf, kind: type[SumDeviation] = SumDeviation) -> list[Deviation]:
     """Return the lies to clients of a secure sum."""
     return [
-        SumDeviation(name, server_of, story, threshold=least) for name, story, least in stories_of()
+        kind(f"deviating server: {what}: vectors opened", server_of, story, threshold=least)
+        for what, story, least in STORIES
     ]
 
 
@@ -421,10 +420,7 @@ class ChosenParties(ChosenHolders):
 
 def of_parties(server_of: ServerOf) -> list[Deviation]:
     """Return the lies to parties of a secure sum."""
-    return [
-        PartyDeviation(name, server_of, story, threshold=least)
-        for name, story, least in stories_of()
-    ]
+    return of_sums(server_of, PartyDeviation)
 
 
 def of_proved_alignment(parts_of: Parts, held: Sequence[Sequence[object]]) -> list[Deviation]:

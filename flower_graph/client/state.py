@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from flower_graph.data.checked import check_clients
+from flower_graph.data.description import check_clients
 from flower_graph.errors import CheckpointError, StateLostError, brief, told
 from flower_graph.storage import checkpoint
 from flower_graph.storage.files import default_folder, own_folder

@@ -13,11 +13,14 @@ from flower_graph.config.common import (
     AUTO,
     AUTO_DENSE,
     FEATURES,
+    MEAN,
     PRESENCE,
     PRESENCE_ROW,
+    REFUSE,
     ROW,
     STANDARDISE,
 )
+from flower_graph.data.gaps import Columns, fill_gaps, missing_means
 from flower_graph.data.graph import Treatment
 from flower_graph.errors import DataError
 from flower_graph.ops.graph import csr_tensor, pointers
@@ -47,26 +50,40 @@ class Prepared(NamedTuple):
     treatment: Treatment  # the treatment, for features of other nodes
 
 
-def prepare_features(features: Sequence[Tensor], how: str) -> Prepared:
-    """Transform the features of a graph, or of all clients together, as ``data.features`` says."""
+def prepare_features(
+    features: Sequence[Tensor],
+    how: str,
+    missing: str = REFUSE,
+    columns: Columns | None = None,
+    moved: tuple[float, torch.Generator] | None = None,
+) -> Prepared:
+    """Transform the features of a graph, or of all clients together, as ``data.features`` says.
+
+    ``missing`` says what stands for missing numbers, ``moved`` the arguments of ``move_features``.
+    """
     if how not in FEATURES:
         raise DataError(f"data.features = {how!r}: must be one of {', '.join(FEATURES)}")
-    if how == AS_IS:
-        plain = Treatment(how, features[0].size(1))
-        return Prepared([plain.apply(x) for x in features], (), plain)
-    look = _Look(features)
-    notes = []
-    if how in (AUTO, AUTO_DENSE):
+    features, notes, fill, constant = list(features), list[str](), None, 0
+    if missing == MEAN and all(x.layout == torch.strided for x in features):
+        fill, count = missing_means(features, columns)
+        features = [fill_gaps(x, fill) for x in features]
+        notes += [f"{count} missing numbers: each feature's mean stands for them"] * bool(count)
+    if moved is not None:
+        features = [move_features(x, *moved) for x in features]
+        notes.append(f"{moved[0]:.0%} of the features moved (data.feature_noise)")
+    look = None if how == AS_IS else _Look(features)
+    if look is not None and how in (AUTO, AUTO_DENSE):
         given, (how, why) = how, look.choice(is_dense=how == AUTO_DENSE)
         notes.append(f"data.features={given} chose {how}: {why}")
-    treatment, constant = Treatment(how, features[0].size(1)), 0
-    if how in (PRESENCE, PRESENCE_ROW):
+    treatment = Treatment(how, features[0].size(1), columns=columns)
+    if look is not None and how in (PRESENCE, PRESENCE_ROW):
         look.check_presence()
     if how == STANDARDISE:
         treatment, constant = _standardised(treatment, features)
     also = f"; {constant} constant" if constant else ""
     notes += [f"features {change}; before: {look}{also}" for change in CHANGES.get(how, ())]
-    return Prepared([treatment.apply(x) for x in features], tuple(notes), treatment)
+    prepared = [treatment.apply(x) for x in features]
+    return Prepared(prepared, tuple(notes), treatment._replace(fill=fill))
 
 
 def move_features(x: Tensor, chance: float, generator: torch.Generator) -> Tensor:

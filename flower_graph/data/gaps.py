@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import COMMA, MEAN, POINT, REFUSE, DataConfig, RunConfig
+from flower_graph.config.common import COMMA, POINT, REFUSE, DataConfig, RunConfig
 from flower_graph.config.metrics import learns_values
 from flower_graph.errors import DataError
 
@@ -88,14 +88,6 @@ class Columns(NamedTuple):
         return [word for one, word in pairs if one == name and word is not None]
 
 
-class Filled(NamedTuple):
-    """Features without gaps."""
-
-    features: list[Tensor]
-    fill: Tensor | None  # float64 [f], what stands for a missing number; None: nothing may
-    notes: tuple[str, ...]
-
-
 def encode_words(numbers: Tensor, words: Mapping[int, str]) -> tuple[Tensor, list[str]]:
     """Make a feature of each word of a column ``[n]`` of ``numbers``, NaN for a word.
 
@@ -152,10 +144,11 @@ def align(x: Tensor, own: Columns, common: Columns) -> Tensor:
     return torch.stack(found, 1)
 
 
-def fill_missing(features: Sequence[Tensor], missing: str, columns: Columns | None) -> Filled:
-    """Replace missing values by the feature's mean over all nodes of all clients."""
-    if missing != MEAN or any(x.layout != torch.strided for x in features):
-        return Filled(list(features), None, ())
+def missing_means(features: Sequence[Tensor], columns: Columns | None) -> tuple[Tensor, int]:
+    """Return each feature's mean over all nodes of all clients, ``[f]``, and how many are missing.
+
+    The means are float64, and stand for missing values.
+    """
     nothing = [torch.isnan(x) for x in features]
     total = sum((x.double().nansum(0) for x in features), torch.zeros(1).double())
     known = sum(((~each).sum(0) for each in nothing), torch.zeros(1, dtype=torch.int64))
@@ -163,10 +156,7 @@ def fill_missing(features: Sequence[Tensor], missing: str, columns: Columns | No
         column = int((known == 0).nonzero()[0])
         name = f"x[:, {column}]" if columns is None else columns.names[column]
         raise DataError(f"{name}: no node has a number there; leave it out")
-    fill = total / known
-    count = sum(int(each.sum()) for each in nothing)
-    notes = (f"{count} missing numbers: each feature's mean stands for them",) if count else ()
-    return Filled([fill_gaps(x, fill) for x in features], fill, notes)
+    return total / known, sum(int(each.sum()) for each in nothing)
 
 
 def fill_gaps(x: Tensor, fill: Tensor) -> Tensor:

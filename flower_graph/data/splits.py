@@ -69,33 +69,24 @@ def random_split(
     return masks_of(y.numel(), [chosen, rest[:num_val], rest[num_val : num_val + num_test]])
 
 
-def ratio_split(num_nodes: int, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
-    """Draw three shares of all nodes, whatever their class: ``round(share * num_nodes)`` each.
-
-    Shares are above 0, in sum at most 1. ``DataError`` if not, or if a share is less than one node.
-    """
-    shares = [float(share) for share in ratios]
-    # `not > 0` rather than `<= 0`, so that NaN is refused too.
-    if len(shares) != 3 or any(not share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
-        raise DataError(
-            f"data.ratios = {shares}: must be three numbers above 0 whose sum is at most 1"
-        )
-    parts = cut_by_shares(torch.randperm(num_nodes, generator=generator), shares)
-    if not all(map(len, parts)):
-        raise DataError(f"data.ratios = {shares} leaves a part of {num_nodes} nodes empty")
-    return masks_of(num_nodes, parts)
-
-
 def can_be_split(y: Tensor, ratios: Sequence[float]) -> bool:
     """Whether there are enough labels for ``labelled_split`` to fill each share."""
     return all(map(len, cut_by_shares((y >= 0).nonzero(), ratios)))
 
 
 def labelled_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:
-    """Draw three shares of the nodes with a label, whatever their class."""
-    labelled = (y >= 0).nonzero().flatten()
-    places = ratio_split(labelled.numel(), ratios, generator=generator)
-    return masks_of(y.numel(), [labelled[chosen] for chosen in places])
+    """Draw three shares of the nodes with a label, whatever their class: ``round(share * n)`` each.
+
+    Shares are above 0, in sum at most 1. ``DataError`` if not, or if a share is less than one node.
+    """
+    shares, labelled = [float(share) for share in ratios], (y >= 0).nonzero().flatten()
+    # `not > 0` rather than `<= 0`, so that NaN is refused too.
+    if len(shares) != 3 or any(not share > 0 for share in shares) or sum(shares) > 1 + 1e-9:
+        raise DataError(f"data.ratios = {shares}: must be three above 0, in sum at most 1")
+    parts = cut_by_shares(labelled[torch.randperm(len(labelled), generator=generator)], shares)
+    if not all(map(len, parts)):
+        raise DataError(f"data.ratios = {shares} leaves a part of {len(labelled)} nodes empty")
+    return masks_of(y.numel(), parts)
 
 
 def stratified_split(y: Tensor, ratios: Sequence[float], *, generator: torch.Generator) -> Masks:

@@ -20,7 +20,7 @@ from flower_graph.engine.graph_batch import GraphBatch, take_graphs
 from flower_graph.ops.adam import adam_rows_
 
 Tensors = dict[str, Tensor]
-MOMENTS = ("weight", "exp-avg", "exp-avg-sq")  # of ``first`` and ``rest`` each
+PARTS, MOMENTS = ("first", "rest"), ("weight", "exp-avg", "exp-avg-sq")  # each part has each
 
 
 @dataclass
@@ -36,14 +36,8 @@ def stacked_state(
 ) -> Tensors:
     """Return the state of networks that have not trained yet."""
     kind = _kinds(kinds, batch)
-    first, rest = _spread(models, kind, _sources(kind, batch))
-    return untrained({"first": first, "rest": rest}, batch.size)
-
-
-def untrained(weights: Tensors, networks: int) -> Tensors:
-    """Return weights together with Adam's moments before its first step."""
-    state: Tensors = {"step": torch.zeros(networks, dtype=torch.int32)}
-    for name, value in weights.items():
+    state: Tensors = {"step": torch.zeros(batch.size, dtype=torch.int32)}
+    for name, value in zip(PARTS, _spread(models, kind, _sources(kind, batch)), strict=True):
         for moment in MOMENTS:
             state[f"{moment}.{name}"] = value if moment == "weight" else torch.zeros_like(value)
     return state
@@ -80,6 +74,14 @@ class StackedWeights:
     def weights(self) -> tuple[Tensor, Tensor]:
         """Return the networks' weights: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
         return self._get("weight.first"), self._get("weight.rest")
+
+    def indices(self, places: Sequence[int]) -> Tensors:
+        """Return where some networks lie in each tensor of the state."""
+        rows, at = rows_of(self.batch, places), torch.tensor(places)
+        found = {
+            f"{one}.{part}": rows if part == "first" else at for one in MOMENTS for part in PARTS
+        }
+        return {key: i.to(self._state[key].device) for key, i in (found | {"step": at}).items()}
 
     def leaves(self) -> list[Tensor]:
         """Return the weights as tensors with gradients: the same ones until the weights change."""
@@ -126,7 +128,7 @@ class StackedWeights:
         # moves [c]
         parts = self.leaves()
         value = loss(*parts)
-        grads = torch.autograd.grad(value, parts)
+        grads = torch.autograd.grad(value, parts, materialize_grads=True)  # some have no rest
         self._leaves = None  # a gradient can be taken once
         steps = self._state["step"]
         steps[self._place] += 1 if moves is None else moves.int()

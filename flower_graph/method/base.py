@@ -123,7 +123,7 @@ class Method(Generic[C, S]):
         A warning about graphs whose neighbours are mostly of other classes, printed if a run has
         such a graph.
     tables : sequence of str
-        Names of the method's tables in ``conf/reproduce``, or paths of such files.
+        Names of the method's tables in ``apps/reproduce/papers``, or paths of such files.
     """
 
     name: str

@@ -9,8 +9,7 @@ from flwr.app import Context
 
 from flower_graph.config.common import CutRunConfig
 from flower_graph.data.baselines import Figures, client_baselines, own_baselines
-from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import Clients, load_folder
+from flower_graph.data.folders.client_folder import Clients, clients_path, load_folder
 from flower_graph.data.folders.party import RunFolder, client_folder, graph_data, graphs_of, share
 from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.graph import Graph

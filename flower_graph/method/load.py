@@ -46,7 +46,6 @@ from flower_graph.storage.reading import (
 PARENT = "defaults"
 # A reference to another setting only
 _REFERENCE = re.compile(r"\$\{\.*\w+(\.\w+)*\}", re.ASCII)
-TABLES = "reproduce/"  # Folder of the papers' tables, which `flower-graph reproduce` reads
 
 
 def load_config(
@@ -215,9 +214,8 @@ def _lay_over(
 
 
 def list_configs() -> list[str]:
-    """List the configs of this package, sorted, without the papers' tables."""
-    names = _yaml_names(resources.files("flower_graph.conf"), "")
-    return sorted(name for name in names if not name.startswith(TABLES))
+    """List the configs of this package, sorted."""
+    return sorted(_yaml_names(resources.files("flower_graph.conf"), ""))
 
 
 def describe_config(name: str) -> str:

@@ -78,10 +78,11 @@ class ClientOutputs:
             ``[c]`` numbers of nodes.
         """
         if self._said("run"):
+            count = len(np.asarray(accuracy))
+            traffic = self._count(UP) / count, self._count(DOWN) / count
+            self._context.state.config_records[NAME].update({UP: 0, DOWN: 0})
             figures = {"loss": loss, "accuracy": accuracy, "nodes": nodes}
-            local = {name: np.asarray(value, np.float64) for name, value in figures.items()}
-            traffic = self._traffic(len(local["accuracy"]))
-            self._kept.log.add(server_round, np.asarray(clients), **local, traffic=traffic)
+            self._kept.log.add(server_round, clients, **figures, traffic=traffic)
 
     def candidate(self, server_round: int, snapshot: Callable[[], Snapshot]) -> None:
         """Keep a snapshot of the round that was just measured, if the run keeps its best round.
@@ -130,26 +131,14 @@ class ClientOutputs:
     def _count(self, way: str) -> int:
         return int(self._context.state.config_records[NAME][way])  # type: ignore[arg-type]
 
-    def _traffic(self, clients: int) -> tuple[float, float]:
-        shares = self._count(UP) / clients, self._count(DOWN) / clients
-        self._context.state.config_records[NAME].update({UP: 0, DOWN: 0})
-        return shares
-
     @property
     def _kept(self) -> KeptFolder:
-        return KeptFolder(self._folder, self._said("save"))
-
-    @property
-    def _folder(self) -> Path:
-        own = own_outputs(self._context, self._said("run"))
-        if own is not None:
-            return own
-        if self._shared is None:
-            raise OutputError(
-                "there is no folder for outputs: neither data-folder nor state-dir in the node's "
-                "config, and no output folder in the run's"
-            )
-        return self._shared / IN_RUN / node_name(self._context)
+        folder = own_outputs(self._context, self._said("run"))
+        if folder is None:
+            if self._shared is None:
+                raise OutputError("no data-folder, no state-dir and no output folder for outputs")
+            folder = self._shared / IN_RUN / node_name(self._context)
+        return KeptFolder(folder, self._said("save"))
 
 
 def own_outputs(context: Context, run: str) -> Path | None:

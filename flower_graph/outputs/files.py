@@ -98,14 +98,13 @@ def write_outputs(
     with saying(folder):
         private_folder(folder)
         if predictions is not None:
-            _write_rows(folder / PREDICTIONS, predictions)
             write_lines(folder / TABLE, *table_of(predictions))
         if models:
             _write_models(folder, models)
-        if embeddings is not None:
-            _write_rows(folder / EMBEDDINGS, embeddings)
-        if links is not None:
-            _write_rows(folder / LINK_ROWS, links)
+        files = {PREDICTIONS: predictions, EMBEDDINGS: embeddings, LINK_ROWS: links}
+        for name, rows in files.items():
+            if rows is not None:
+                _write_rows(folder / name, rows)
 
 
 def _write_rows(path: Path, rows: Rows) -> None:

@@ -44,12 +44,6 @@ def spent(privacy: PrivacyConfig, rounds: int) -> dict[str, object]:
     return result | ({"not-covered": ACCURACIES} if privacy.measurements == REPORT else {})
 
 
-def spent_until(privacy: PrivacyConfig, rounds: int, last: int) -> dict[str, float]:
-    """Return the budget that the first rounds of a run spend."""
-    multiplier = multiplier_of(privacy, rounds)
-    return {"epsilon": accounted(multiplier, privacy.delta, last), "delta": privacy.delta}
-
-
 def multiplier_of(privacy: PrivacyConfig, rounds: int) -> float:
     """Return noise over sensitivity for a budget; raises as ``noise_multiplier``."""
     assert privacy.epsilon is not None
@@ -126,7 +120,9 @@ def announce_privacy(config: RunConfig, *, measures: bool = True) -> None:
 def note_privacy(config: RunConfig, report: RoundReport) -> None:
     """Add the budget spent so far to a report, if there is a budget."""
     if config.privacy.is_on:
-        report.privacy = spent_until(config.privacy, config.rounds, report.round)
+        delta, multiplier = config.privacy.delta, multiplier_of(config.privacy, config.rounds)
+        epsilon = accounted(multiplier, delta, report.round)
+        report.privacy = {"epsilon": epsilon, "delta": delta}
 
 
 def final_privacy(config: RunConfig) -> dict[str, object]:

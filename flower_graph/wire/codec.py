@@ -166,18 +166,6 @@ class Shaped(Field[T]):
     """A field with a shape."""
 
     shape: str = "n"
-    # Sizes that are sent as entries, since the reader cannot know them otherwise, by their letters
-    sent: tuple[tuple[str, Field[int]], ...] = ()
-
-    def write(self, value: T, to: Writing) -> None:
-        for letter, size in self.sent:
-            size.write(np.asarray(value).shape[axes(self.shape).index(letter)], to)
-        super().write(value, to)
-
-    def read(self, name: str, reading: Reading) -> object:
-        for letter, size in self.sent:
-            reading.sizes[letter] = size.required(letter, reading)
-        return super().read(name, reading)
 
     @property
     def described(self) -> str:

@@ -61,12 +61,15 @@ def attack(
 ) -> list[Finding]:
     """Guess the properties of the clients' data."""
     order = sorted(sent)
-    moved = np.stack([_rows_moved(sent[client]) for client in order])
+    # How far each feature's row of the first layer moved, over all rounds, [c, f]; and how far the
+    # last layer's bias moved towards each class, [c, k]
+    steps = [_steps([one.first for one in sent[client]]) for client in order]
+    moved = np.stack([np.linalg.norm(of_client, axis=2).sum(0) for of_client in steps])
+    steps = [_steps([one.rest for one in sent[client]]) for client in order]
+    pulls = np.stack([of_client[:, -classes:].sum(0) for of_client in steps])
     present = np.stack([(truth[client].x != 0).any(0) for client in order])
-    pulls = np.stack([_class_pull(sent[client], classes) for client in order])
-    counts = np.stack(
-        [np.bincount(_training_classes(truth[client]), minlength=classes) for client in order]
-    )
+    train = [truth[client].y[truth[client].train & (truth[client].y >= 0)] for client in order]
+    counts = np.stack([np.bincount(y, minlength=classes) for y in train])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     result = [
         ranking("which features a client's nodes have", moved, present),
@@ -78,28 +81,14 @@ def attack(
         ),
     ]
     scores = [_confidence(sent[client][-1], truth[client], classes) for client in order]
-    labelled = [truth[client].y >= 0 for client in order]
-    train = [truth[client].train[mask] for client, mask in zip(order, labelled, strict=True)]
+    trained = [truth[client].train[truth[client].y >= 0] for client in order]
     name = "whether a node whose features and class are known was trained on"
-    return [*result, ranking(name, np.concatenate(scores), np.concatenate(train))]
+    return [*result, ranking(name, np.concatenate(scores), np.concatenate(trained))]
 
 
-def _rows_moved(sent: Sequence[Sent]) -> NDArray[np.float64]:
-    """Return how far each feature's row moved, over all rounds, ``[f]``."""
-    steps = np.stack([one.first[1] - one.first[0] for one in sent]).astype(float)
-    moved: NDArray[np.float64] = np.linalg.norm(steps, axis=2).sum(0)
-    return moved
-
-
-def _class_pull(sent: Sequence[Sent], classes: int) -> NDArray[np.float64]:
-    """Return how far the last layer's bias moved towards each class, ``[k]``."""
-    steps = np.stack([(one.rest[1] - one.rest[0])[-classes:] for one in sent]).astype(float)
-    pull: NDArray[np.float64] = steps.sum(0)
-    return pull
-
-
-def _training_classes(truth: Truth) -> NDArray[np.int64]:
-    return truth.y[truth.train & (truth.y >= 0)]
+def _steps(parts: Sequence[tuple[Floats, Floats]]) -> NDArray[np.float64]:
+    """Return by how much a part of the model changed in each round."""
+    return np.stack([after - before for before, after in parts]).astype(float)
 
 
 def _confidence(sent: Sent, truth: Truth, classes: int) -> NDArray[np.float64]:

@@ -23,10 +23,9 @@ from flower_graph.strategies.fedgls.networks import (
     KNN,
     LEARNED,
     NONE,
-    OWN,
     TRUE,
     StructureSettings,
-    initial_matrices,
+    initial_learner,
 )
 
 MODULES = "flower_graph.strategies.fedgls.modules."
@@ -37,6 +36,7 @@ PARTS = {
     MLP: ("lin1.weight", "lin1.bias", "lin2.weight", "lin2.bias"),
 }
 NOBODY = -1  # the number of a client outside the run
+NO_EDGES = "the graph has no edges, which the client's model needs"
 
 
 def snapshot_of(
@@ -67,7 +67,12 @@ def _form(cohort: StructureCohort, places: slice, *, shared: bool) -> SavedModel
     learned = settings.graphs == LEARNED
     has_learner = places.start >= cohort.with_edges and settings.graphs in (LEARNED, KNN)
     network = MLP if settings.graphs == NONE or kind == ENCODER else GCN
-    arguments: dict[str, object] = {**_sizes(settings), "dropout": settings.dropout}
+    arguments: dict[str, object] = {
+        "features": settings.num_features,
+        "hidden": settings.hidden,
+        "classes": settings.num_classes,
+        "dropout": settings.dropout,
+    }
     module, prefix = network, ""
     if learned or has_learner:
         module, prefix, arguments["encoder"] = MODEL, "gnn.", learned
@@ -92,11 +97,6 @@ def _form(cohort: StructureCohort, places: slice, *, shared: bool) -> SavedModel
         if has_learner:
             _put_learner(cohort, places, result)
     return result
-
-
-def _sizes(settings: StructureSettings) -> dict[str, int]:
-    sizes = settings.num_features, settings.hidden, settings.num_classes
-    return dict(zip(("features", "hidden", "classes"), sizes, strict=True))
 
 
 def _names(network: str, prefix: str = "") -> list[str]:
@@ -134,15 +134,12 @@ def _put_learner(cohort: StructureCohort, places: slice, into: SavedModels) -> N
     state, how = cohort.learners.tensors(), cohort.settings.learner
     first, features = state["weight.first"], cohort.settings.num_features
     name = "learner.weight" if how.encoder == "attentive" else "learner.linears.0.weight"
-    if how.encoder == "attentive":
-        into.shared[name] = first.new_ones(how.layers, features)
-    else:
-        learner = how._replace(seed=cohort.settings.seed)
-        into.shared[name] = initial_matrices(features, learner)[0].T.to(first)
-        if how.layers > 1:
-            deep = state["weight.rest"].unflatten(1, (how.layers - 1, how.width, how.width))
-            deeper = enumerate(deep.unbind(1), start=1)
-            into.own |= {f"learner.linears.{n}.weight": one.mT for n, one in deeper}
+    learner = initial_learner(features, how._replace(seed=cohort.settings.seed))
+    into.shared[name] = learner.first.T.to(first)
+    if how.encoder == "mlp" and how.layers > 1:
+        deep = state["weight.rest"].unflatten(1, (how.layers - 1, how.width, how.width))
+        deeper = enumerate(deep.unbind(1), start=1)
+        into.own |= {f"learner.linears.{n}.weight": one.mT for n, one in deeper}
     into.rows = _active_rows(cohort, places, name, first)
 
 
@@ -152,7 +149,7 @@ def _put_learner(cohort: StructureCohort, places: slice, into: SavedModels) -> N
 def newcomers_logits(
     forms: Sequence[SavedModels], settings: StructureSettings, graph: NewGraph, steps: int
 ) -> Tensor:
-    """Classify a newcomer's nodes, ``[n, k]``, by the models that all clients share.
+    """Classify a newcomer's nodes, ``[n, k]``: a cohort of its own starts from the run's models.
 
     A client without edges first learns a graph, as graphless clients of the run did: φ takes steps
     on ``L_c`` (equations 8 and 9), between the run's θ and ω, without labels or messages.
@@ -166,23 +163,30 @@ def newcomers_logits(
         hidden=arguments["hidden"],
         graphs=graphs,
     )
+    has_edges, n = _has_edges(graph), graph.x.shape[0]
+    if graphs == TRUE and not has_edges:
+        raise DataError(NO_EDGES)
+    if graphs in (LEARNED, KNN) and not has_edges:
+        _check_size(graph, settings.learner.neighbours)
+    nobody, unknown = torch.zeros(n, dtype=torch.bool), torch.full((n,), -1)
+    edges, masks = graph.edge_index if has_edges else None, (nobody, nobody, nobody)
+    local = ClientGraph(NOBODY, torch.arange(n), graph.x, unknown, edges, None, *masks)
+    cohort = StructureCohort([local], settings)
+    names = [_names(MLP if graphs == NONE else GCN)]
+    if settings.num_models > 1:
+        names.append(_names(MLP, "encoder." if graphs == LEARNED else ""))
     shared = {name.removeprefix("gnn."): v for form in forms for name, v in form.shared.items()}
-    if graphs == NONE or (graphs == OWN and not _has_edges(graph)):
-        kind = MLP
-    elif _has_edges(graph) or graphs == TRUE:
-        kind = GCN
-    elif graphs == LEARNED:
-        return _learnt(shared, settings, graph, steps)
-    else:
-        kind = MODEL
-    names, prefix = _names(MLP if kind == MLP else GCN), "gnn." if kind == MODEL else ""
-    if names[0] not in shared:
+    own = names[int(cohort.kinds[0])]
+    if own[0] not in shared:
         raise OutputError("no client of the run has a model for such a graph")
-    state = {f"{prefix}{name}": shared[name] for name in names}
-    own: dict[str, object] = {**_sizes(settings)}
-    if kind == MODEL:
-        own |= {"encoder": False, "learner": _learner_arguments(settings)}
-    return called(SavedModels(kind, own, [NOBODY], state, {}), NOBODY, graph)
+    models = []
+    for one in names:  # a model that no client has is not the newcomer's, so any will do
+        first, bias, second, last = (shared[name] for name in (one if one[0] in shared else own))
+        models.append(ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last])))
+    cohort.start_from(models)
+    for _ in range(0 if has_edges or graphs != LEARNED else steps):
+        cohort.learn_structure()
+    return cohort.logits()
 
 
 def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:
@@ -191,7 +195,7 @@ def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:
     if learner is not None:
         _check_size(graph, learner["neighbours"])
     elif models.module != MLP and not _has_edges(graph):
-        raise DataError("the graph has no edges, which the client's model needs")
+        raise DataError(NO_EDGES)
     if edges is None:
         edges = torch.zeros((2, 0), dtype=torch.int64)
     with torch.no_grad():
@@ -200,25 +204,6 @@ def called(models: SavedModels, client: int, graph: NewGraph) -> Tensor:
 
 def _has_edges(graph: NewGraph) -> bool:
     return graph.edge_index is not None and graph.edge_index.numel() > 0
-
-
-def _learnt(
-    shared: dict[str, Tensor], settings: StructureSettings, graph: NewGraph, steps: int
-) -> Tensor:
-    n = graph.x.shape[0]
-    _check_size(graph, settings.learner.neighbours)
-    nobody, unknown = torch.zeros(n, dtype=torch.bool), torch.full((n,), -1)
-    masks = nobody, nobody, nobody
-    local = ClientGraph(NOBODY, torch.arange(n), graph.x, unknown, None, None, *masks)
-    cohort = StructureCohort([local], settings)
-    models = []
-    for names in (_names(GCN), _names(MLP, "encoder.")):
-        first, bias, second, last = (shared[name] for name in names)
-        models.append(ModelWeights(first.T, torch.cat([bias, second.T.reshape(-1), last])))
-    cohort.start_from(models)
-    for _ in range(steps):
-        cohort.learn_structure()
-    return cohort.logits()
 
 
 def _check_size(graph: NewGraph, neighbours: int) -> None:

@@ -13,8 +13,7 @@ from flwr.app import Context
 
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
 from flower_graph.data.baselines import Figures, client_baselines, says_one_class
-from flower_graph.data.folders.client_files import clients_path, is_one_graph
-from flower_graph.data.folders.client_folder import Clients
+from flower_graph.data.folders.client_folder import Clients, clients_path, is_one_graph
 from flower_graph.data.folders.party import RunData, RunFolder, graph_data
 from flower_graph.data.partition.client_graphs import ClientGraph, check_neighbours
 from flower_graph.data.sources.datasets import cached_clients

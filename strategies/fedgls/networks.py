@@ -10,7 +10,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -19,9 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
-from flower_graph.engine.stacked_weights import MOMENTS, ModelWeights, Tensors, rows_of, untrained
-from flower_graph.errors import DataError
-from flower_graph.ops.adam import adam_rows_
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.graph_learner import (
     Pattern,
     attentive_encode,
@@ -171,15 +169,16 @@ def network_of(graph: ClientGraph, graphs: str) -> Graph:
 class Learned(NamedTuple):
     """The graph that given weights make, with its gradient; made only once."""
 
-    steps: list[int]  # Steps that each client's weights had taken
-    weights: Tensors  # The weights, which get gradients
+    first: Tensor  # The weights of the first layers, which get gradients
     pattern: Pattern  # The entries of all clients' graphs
     similarities: Tensor  # [n, k] kept similarities
     entries: Tensor  # [2nk + n] the normalised entries
 
 
-class GraphLearners:
+class GraphLearners(StackedWeights):
     """One graph learner for each of some clients."""
+
+    # φ of an attentive encoder is a first layer alone, whose columns are the encoder's layers.
 
     def __init__(
         self,
@@ -189,50 +188,43 @@ class GraphLearners:
         tensors: Tensors | None = None,
     ) -> None:
         local = take_graphs(batch, range(places.start, places.stop))
-        for client, n in zip(local.clients, group_sizes(local.ptr), strict=True):
-            if n <= settings.neighbours:
-                raise DataError(
-                    f"client {client} has {n} nodes: {settings.neighbours} neighbours each need "
-                    f"at least {settings.neighbours + 1}"
-                )
-        self.settings, self._own, self._x = settings, local, _sparse_rows(local.x.matrix)
+        if tensors is None:
+            tensors = stacked_state(local, [initial_learner(batch.num_features, settings)])
+        super().__init__(tensors, local)
+        self.settings, self._x = settings, _sparse_rows(local.x.matrix)
         starts = torch.tensor(local.ptr, device=self._x.row.device)
         self._entry_ptr = torch.searchsorted(self._x.row, starts).tolist()
         self._together = _few_numbers(local.ptr, local.row_ptr)
-        self._state = _initial(local, settings) if tensors is None else tensors
         self._last: Learned | None = None
-        self._rows: Tensor | None = None
+        self._rows_to_compare: Tensor | None = None
 
     def compare(self, rows: Tensor) -> None:
         """Compare these rows ``[n, h]`` from now on, instead of encoded features."""
-        self._rows, self._last = rows, None
+        self._rows_to_compare, self._last = rows, None
 
     def tensors(self) -> Tensors:
         """Return everything that lasts between rounds; changing a tensor changes the learners."""
         return self._state
 
-    def rows(self, places: Sequence[int]) -> Tensor:
-        return rows_of(self._own, places)
-
     def edges(self) -> tuple[Pattern, Tensor]:
         learned = self._learned()
         return learned.pattern, learned.entries.detach()
 
-    def step(self, loss: Callable[[Pattern, Tensor], Tensor]) -> Tensor:
+    def learn(self, loss: Callable[[Pattern, Tensor], Tensor]) -> Tensor:
         """Take one Adam step at every client (FedGLS, equation 9)."""
-        # A client whose weights become NaN is reset.
-        learned = self._learned()
-        value = loss(learned.pattern, learned.entries)
-        self._last = None  # a gradient can be taken once
-        grads = torch.autograd.grad(value, list(learned.weights.values()))
-        steps, rate = self._state["step"], self.settings.learning_rate
-        steps += 1
-        for name, grad in zip(learned.weights, grads, strict=True):
-            ptr = self._own.row_ptr if name == "first" else list(range(steps.numel() + 1))
-            w, mean, square = (self._state[f"{moment}.{name}"] for moment in MOMENTS)
-            adam_rows_(w, mean, square, grad, steps, ptr, learning_rate=rate, weight_decay=0.0)
-        self._restart_diverged()
-        return value.detach()
+
+        def of_weights(first: Tensor, rest: Tensor) -> Tensor:
+            learned = self._learned()
+            self._last = None  # a gradient can be taken once
+            return loss(learned.pattern, learned.entries)
+
+        how = self.settings
+        value = self.step(of_weights, learning_rate=how.learning_rate, weight_decay=0.0)
+        first, rest = self.weights()
+        sums = group_sum(first.sum(1), self.batch.row_ptr) + rest.sum(1)
+        if places := (~sums.isfinite()).nonzero().flatten().tolist():
+            self.restart(places, initial_learner(self.batch.num_features, how))
+        return value
 
     def neighbours(self) -> Tensor:
         """Return the edges of the learned graphs, ``[2, e]``: both directions, sorted."""
@@ -240,48 +232,30 @@ class GraphLearners:
         weight = entries_of(learned.similarities.detach(), learned.pattern, loops=0)
         return distinct_edges(learned.pattern.edge_index, weight)
 
-    def _restart_diverged(self) -> None:
-        sums = [w.sum(1) for w in self._weights().values()]
-        sums[0] = group_sum(sums[0], self._own.row_ptr)
-        gone = ~torch.stack(sums).isfinite().all(0)
-        if not gone.any():
-            return
-        for key, first in _initial(self._own, self.settings).items():
-            chosen = gone[self._own.row_client] if key.endswith(".first") else gone
-            chosen = chosen.to(first.device)
-            self._state[key][chosen] = first[chosen]
-
-    def _weights(self) -> Tensors:
-        """Return φ: ``first`` ``[r, w]`` and, if there are more layers, ``rest`` ``[c, D]``."""
-        return {name: self._state[f"weight.{name}"] for name in _names(self.settings)}
-
-    def _encode(self, weights: Tensors) -> Rows:
-        if self._rows is not None:
-            return self._rows
+    def _encode(self, first: Tensor, rest: Tensor) -> Rows:
+        if self._rows_to_compare is not None:
+            return self._rows_to_compare
         # Nodes of two clients are never compared, so columns of different clients share numbers:
         # there are only as many as the client with the most has.
-        first = weights["first"]
         if self.settings.encoder == "mlp":
-            w, clients = self.settings.width, self._state["step"].numel()
-            rest = weights.get("rest", first.new_zeros(clients, 0))
-            rest = rest.view(clients, self.settings.layers - 1, w, w)
-            return mlp_encode(self._own.x, first, rest, self._own.ptr)
+            w = self.settings.width
+            rest = rest.view(self.batch.size, self.settings.layers - 1, w, w)
+            return mlp_encode(self.batch.x, first, rest, self.batch.ptr)
         e = attentive_encode(self._x, first.T)
         counts = torch.tensor(group_sizes(self._entry_ptr), device=e.col.device)
-        starts = torch.tensor(self._own.row_ptr[:-1], device=e.col.device)
+        starts = torch.tensor(self.batch.row_ptr[:-1], device=e.col.device)
         column = e.col - starts.repeat_interleave(counts)
-        return e._replace(col=column, shape=(e.shape[0], max(group_sizes(self._own.row_ptr))))
+        return e._replace(col=column, shape=(e.shape[0], max(group_sizes(self.batch.row_ptr))))
 
     @torch.enable_grad()  # the first caller may need no gradient, but a later step does
     def _learned(self) -> Learned:
-        steps: list[int] = self._state["step"].tolist()
-        if self._last is None or self._last.steps != steps:
-            weights = {name: w.detach().requires_grad_() for name, w in self._weights().items()}
-            e, k = self._encode(weights), self.settings.neighbours
+        first, rest = self.leaves()
+        if self._last is None or self._last.first is not first:
+            e, k = self._encode(first, rest), self.settings.neighbours
             similarity = self.settings.similarity
             if similarity == "cosine":  # the inner product of unit vectors, made for all at once
                 e, similarity = comparable(e, similarity), "inner"
-            clients = self._pieces(e, list(range(len(self._own.ptr))))
+            clients = self._pieces(e, list(range(len(self.batch.ptr))))
             result = [nearest(local, k, similarity) for _, local in clients]
             products = torch.cat([one.products for one in result])
             near = torch.cat(
@@ -293,12 +267,12 @@ class GraphLearners:
                 parts.append(kept_similarity(local, near[rows] - begin, similarity, products[rows]))
             pattern, similarities = symmetric_pattern(near), torch.cat(parts)
             entries = learned_adjacency(similarities, pattern)
-            self._last = Learned(steps, weights, pattern, similarities, entries)
+            self._last = Learned(first, pattern, similarities, entries)
         return self._last
 
     def _pieces(self, e: Rows, places: list[int]) -> list[tuple[int, Rows]]:
         """Split the result of ``_encode`` by groups of clients, each with its first node."""
-        nodes = [self._own.ptr[index] for index in places]
+        nodes = [self.batch.ptr[index] for index in places]
         if not isinstance(e, SparseRows):
             return list(zip(nodes, e.split(group_sizes(nodes)), strict=False))
         counts = group_sizes([self._entry_ptr[index] for index in places])
@@ -311,33 +285,18 @@ class GraphLearners:
         ]
 
 
-def _names(settings: LearnerSettings) -> tuple[str, ...]:
-    """Name the parts of φ: an attentive encoder's layers are the columns of ``first``."""
-    deep = settings.encoder == "mlp" and settings.layers > 1
-    return ("first", "rest") if deep else ("first",)
-
-
-def _initial(batch: GraphBatch, settings: LearnerSettings) -> Tensors:
+def initial_learner(features: int, settings: LearnerSettings) -> ModelWeights:
+    """Draw an encoder for all features: ``[f, w]`` and, of an MLP, ``[(L - 1) w w]``."""
     # An attentive encoder starts with ones: its first graph joins the nodes that are most alike. An
     # MLP's matrices are drawn as a GCN's are, the first one for all features: clients that have
     # the same feature begin with the same row, in any cohort.
-    feature, clients, device = batch.feature, batch.size, batch.feature.device
-    parts = {"first": torch.ones(feature.numel(), settings.layers, device=device)}
-    if settings.encoder == "mlp":
-        first, rest = initial_matrices(batch.num_features, settings)
-        parts = {"first": first.to(device)[feature]}
-        if rest.numel():
-            parts["rest"] = rest.reshape(1, -1).to(device).repeat(clients, 1)
-    return untrained(parts, clients)
-
-
-def initial_matrices(features: int, settings: LearnerSettings) -> tuple[Tensor, Tensor]:
-    """Draw an MLP encoder: ``[f, w]`` for all features, and ``[L - 1, w, w]``."""
+    if settings.encoder == "attentive":
+        return ModelWeights(torch.ones(features, settings.layers), torch.zeros(0))
     rng, w = generator(settings.seed, "graph-learner"), settings.width
     first, rest = torch.empty(features, w), torch.empty(settings.layers - 1, w, w)
     for matrix in (first, *rest):
         nn.init.xavier_uniform_(matrix, generator=rng)
-    return first, rest
+    return ModelWeights(first, rest.reshape(-1))
 
 
 def _few_numbers(ptr: list[int], row_ptr: list[int]) -> list[int]:

@@ -47,7 +47,7 @@ from flower_graph.strategies.fedscem.messages import (
     write_settings,
 )
 from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
-from flower_graph.strategies.fedscem.vector import mean_metrics, mean_weights, measure
+from flower_graph.strategies.fedscem.vector import mean_metrics, measure
 from flower_graph.wire.averaging import Enrolment
 from flower_graph.wire.counts import CountReply
 from flower_graph.wire.fields import Resume
@@ -145,10 +145,12 @@ class EgoModelClient(EgoCohortClient):
 
 
 def _answer(clients: ChosenEgos, shares: Tensor) -> Answer:
+    # shares [c], 0 or 1
     count = int(shares.sum())
+    (mean,) = clients.weighted_sums(shares, divisor=float(count))
     # a list is no Scalar
     entries: dict[str, Any] = {ARRAY_NAMES: [FIRST, REST], CLIENTS: count}
-    return [*mean_weights(clients, shares)], count, entries
+    return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()], count, entries
 
 
 # Server of FedAvg and FedProx --------------------------------------------------------------------

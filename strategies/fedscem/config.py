@@ -105,6 +105,7 @@ class StrategyConfig(RobustSection, OpenedSums):
         0.3, BORNE, help="share of the clients, and of the SuperNodes, that may vanish in a round"
     )
     GONE: ClassVar[dict[str, str]] = {
+        "alignment=polynomial": "take plain: the server sees as much of its clients",
         "block_cap": f"a client has at most {MOST_BLOCK} points; leave the key out",
         "most_points": "key-holders set it, in the node config (most-points); leave the key out",
     }
@@ -160,7 +161,15 @@ class FedSCemConfig(RunConfig):
             least = FEWEST_PARTIES if self.strategy.distrusts else 2
             allowed = f"at least {least} for a masked sum"
             require(clients >= least, "partition.clients", clients, allowed)
-        self._validate_privacy()
+        how = self.strategy
+        self.privacy.require_averaging(how.name, AVERAGING)
+        how.refuse_noise(self.privacy)
+        if how.name not in (FEDSCEM, *AVERAGING):
+            why = "noise is for embeddings or weights, and it sends neither, or more than these"
+            self.privacy.refuse_with(f"strategy.name={how.name}", why)
+        if how.name == FEDSCEM and how.model_sharing != "none":
+            why = "the weights that are shared get no noise"
+            self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)
 
     @property
     def masks_sums(self) -> bool:
@@ -170,14 +179,3 @@ class FedSCemConfig(RunConfig):
     def sends_singly(self) -> bool:
         """Whether the server reads a SuperNode's vectors, or its clients' identities."""
         return not self.masks_sums or self.strategy.alignment != "psi"
-
-    def _validate_privacy(self) -> None:
-        how = self.strategy
-        self.privacy.require_averaging(how.name, AVERAGING)
-        self.strategy.refuse_noise(self.privacy)
-        if how.name not in (FEDSCEM, *AVERAGING):
-            why = "noise is for embeddings or weights, and it sends neither, or more than these"
-            self.privacy.refuse_with(f"strategy.name={how.name}", why)
-        if how.name == FEDSCEM and how.model_sharing != "none":
-            why = "the weights that are shared get no noise"
-            self.privacy.refuse_with(f"strategy.model_sharing={how.model_sharing}", why)

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import Clients, load_ego_folder
+from flower_graph.data.folders.client_folder import Clients, clients_path, load_ego_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.new_graph import NewGraph

@@ -1,4 +1,4 @@
-"""Figures of FedSCem's tables: a central reference, clients' costs, and the effect of masks.
+"""Figures of FedSCem's tables: a central reference, and clients' costs.
 
 The central reference is the same model, trained on the whole graph in one place. Costs are a
 client's time and memory in a round, by the size of its ego-network (FedSCem, Figure 8).
@@ -11,10 +11,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -138,21 +136,7 @@ def _peak(profiler: profile) -> int:
     return int(max(totals) - before)
 
 
-# Any, here and below: rows and pictures of ``reproduce``, which no method imports
-def masked_gap(shown: Sequence[Any]) -> dict[str, object] | None:
-    """Return the largest gap in test accuracy between masked and plain runs, by data set."""
-    masked = {one.data: one.runs for one in shown if one.method.endswith("masked")}
-    plain = {one.data: one.runs for one in shown if not one.method.endswith("masked")}
-    gaps, seed = [], None
-    for data in masked:
-        for seed in masked[data].keys() & plain.get(data, {}).keys():
-            both = masked[data][seed].test_accuracy, plain[data][seed].test_accuracy
-            far = [abs(a - b) for a, b in zip(*both, strict=True) if isfinite(a) and isfinite(b)]
-            rounds = f"{len(far)} of {len(both[0])} rounds"
-            gaps.append(f"{max(far, default=nan):.4f} on {data} ({rounds})")
-    return {"gaps": ", ".join(gaps), "seed": seed} if gaps else None
-
-
+# Any: rows and options of ``reproduce``, which no method imports
 def plot_costs(path: Path, _: object, rows: Sequence[Tree], picture: Tree) -> bool:
     """Draw Figure 8: costs by size, a panel for each pair of them, a line for each data set."""
     from flower_graph.report.plots.compared import plot_points  # slow to import

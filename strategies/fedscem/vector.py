@@ -177,13 +177,6 @@ def _encode(ring: Ring | None, values: NDArray[np.floating]) -> NDArray[np.numbe
     return ring.encode(values).view(f"<i{ring.word // 8}").astype(np.int64)
 
 
-def mean_weights(chosen: ChosenEgos, shares: Tensor) -> list[NDArray[np.float32]]:
-    """Return the mean weights of the clients that have a share: ``[f, h]`` and ``[D]``."""
-    # shares [c], 0 or 1
-    (mean,) = chosen.weighted_sums(shares, divisor=float(shares.sum()))
-    return [mean.first.cpu().numpy(), mean.rest.cpu().numpy()]
-
-
 def _weights(chosen: ChosenEgos, good: list[bool], ring: Ring | None) -> NDArray[np.generic]:
     """Add up the clients' weights: active rows, and for the others the row without a feature."""
     first, rest = (weight.cpu() for weight in chosen.weights())

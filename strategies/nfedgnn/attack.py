@@ -39,7 +39,7 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.scores import Finding, Floats, cosines, guesses, ranking, top
 from flower_graph.data.sources.datasets import cached_data
-from flower_graph.ops.adam import BETAS, EPS, Adam
+from flower_graph.ops.adam import Adam
 from flower_graph.strategies.nfedgnn.config import AVERAGED, OWN, SUMMED, NFedGNNConfig
 from flower_graph.strategies.nfedgnn.messages import COMMON_SETTINGS, SETTINGS
 from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
@@ -123,7 +123,11 @@ def attack(
         scores, latents = scores_of(seen, drawn, x.shape[1]), list(seen.latents.values())
     else:
         scores = own_scores(exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
-        latents = [_first_latents(exchanges, x.shape[0])]
+        first = next(iter(of_kind(exchanges, "train")))
+        sent = array_of(first.reply, keys.ARRAYS, "relay")
+        numbers = unpack_integers(config_of(first.request)[keys.USERS], keys.USERS)
+        latents = [np.zeros((len(x), sent.shape[1]))]
+        latents[0][numbers] = sent
     found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
     return [*found, compare(latents, x, rng)]
 
@@ -147,14 +151,6 @@ def own_scores(
             user: sparse_from_sequence(known, local, values)[0] for user, local in steps.items()
         },
     }
-
-
-def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
-    one = next(iter(of_kind(exchanges, "train")))
-    latent = array_of(one.reply, keys.ARRAYS, "relay")
-    result = np.zeros((users, latent.shape[1]))
-    result[unpack_integers(config_of(one.request)[keys.USERS], keys.USERS)] = latent
-    return result
 
 
 def _measure(name: str, x: Floats, scores: dict[int, Floats], rng: np.random.Generator) -> Finding:
@@ -238,21 +234,17 @@ def bias_course(known: Known, steps: Sequence[Step]) -> Floats:
 
 def row_course(start: Floats, value: float, known: Known, steps: Sequence[Step]) -> Floats:
     """Return the weights of features of size ``value`` in every round, ``[T, f, h]``."""
-    weight = start.astype(float).copy()
-    first, second, count, course = np.zeros_like(weight), np.zeros_like(weight), 0, []
+    weight, course = torch.from_numpy(start.astype(float).copy()), []
+    adam = Adam([weight], weight_decay=known.weight_decay)
     for step in steps:
         if step.average is not None:
-            new = step.average[: weight.shape[0]]
-            weight = np.where(np.isnan(new), weight, new)
+            new = torch.from_numpy(step.average[: len(weight)]).to(weight)
+            weight.copy_(torch.where(new.isnan(), weight, new))
         if step.gradient is not None:
-            count += 1
-            slope = value * step.gradient.astype(float) + known.weight_decay * weight
-            first += (1 - BETAS[0]) * (slope - first)
-            second += (1 - BETAS[1]) * (slope * slope - second)
-            size = step.learning_rate / (1 - BETAS[0] ** count)
-            root = np.sqrt(second / (1 - BETAS[1] ** count)) + EPS
-            weight = weight - size * first / root
-        course.append(weight)
+            slope = value * torch.from_numpy(step.gradient).to(weight)
+            weight.grad, adam.lr = slope.expand_as(weight).clone(), step.learning_rate
+            adam.step()
+        course.append(weight.numpy().copy())
     return np.stack(course)
 
 
@@ -352,9 +344,10 @@ class RelayAudit(Audit[NFedGNNConfig, object]):
         return [[], [NO_NOISE]] if config.strategy.share != OWN else [[], [NO_NOISE], *noisy]
 
     def label(self, config: NFedGNNConfig) -> str:
-        share, aggregation = config.strategy.share, config.strategy.aggregation
-        form = f"{share}, {aggregation} sums" if share == SUMMED else share
-        return super().label(config) if share == OWN else f"{form}, {super().label(config)}"
+        share, label = config.strategy.share, super().label(config)
+        if share == SUMMED:
+            share = f"{share}, {config.strategy.aggregation} sums"
+        return label if share == OWN else f"{share}, {label}"
 
     def supernodes(self, clients: int) -> int:
         """Put all users on one SuperNode: messages have a row for each user in any case."""

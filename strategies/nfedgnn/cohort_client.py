@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flower_graph.client.state import CohortState, Makers, Tensors
-from flower_graph.data.checked import check_rows
+from flower_graph.data.description import check_rows
 from flower_graph.data.graph import row_entries
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError
@@ -57,7 +57,8 @@ class UsersClient(NumPyClient):
     actions: tuple[str, ...] = ("finish",)
     settings_key = "user-settings"  # in Context.state, where the run keeps something
     question: type[EnrolmentRequest] = EnrolmentRequest
-    _state: CohortState[Any]
+    state_name = "node-client"  # in Context.state, for what users have learnt
+    copies = False  # whether a message that fails costs nothing
 
     def __init__(
         self,
@@ -67,6 +68,7 @@ class UsersClient(NumPyClient):
         *,
         user_model: nn.Module | None = None,
         device: str = "cpu",
+        checkpoint_dir: Path | None = None,
         output_dir: Path | None = None,
     ) -> None:
         if x.shape[0] != users.numel() or users.numel() == 0:
@@ -75,6 +77,10 @@ class UsersClient(NumPyClient):
         self.users, self._context = users.long().cpu(), context
         self.outputs = ClientOutputs(context, output_dir)
         self._x, self._model, self._device = x, user_model, resolve_device(device)
+        how: dict[str, Any] = {"key": "users", "copies": self.copies, "beside": ROWS}
+        self._state: CohortState[Any] = CohortState(
+            context, self.state_name, self.users, checkpoint_dir, **how
+        )
 
     def get_properties(self, config: Config) -> Config:
         question = self.question.from_config(config)
@@ -182,33 +188,19 @@ class NodeClient(UsersClient):
         x: Tensor,
         users: Tensor,
         *,
-        user_model: nn.Module | None = None,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
         rows_dir: Path | None = None,
+        **more: Any,  # the other parameters
     ) -> None:
+        self._file: Path | None = None
         if rows_dir is not None:
-            device = "cpu"  # what is read from the disk changes there
-            if user_model is not None or state_key(context) is not None:
+            more["device"] = "cpu"  # what is read from the disk changes there
+            self._file = rows_dir / f"users-{node_name(context)}.rows"
+            if more.get("user_model") is not None or state_key(context) is not None:
                 raise ValueError(
                     f"rows_dir: {rows_dir} is for the paper's linear map, and its file is not "
                     "encrypted: leave out rows_dir, or user_model and state-key"
                 )
-        super().__init__(
-            context, x, users, user_model=user_model, device=device, output_dir=output_dir
-        )
-        name = f"users-{node_name(context)}.rows"
-        self._file = None if rows_dir is None else rows_dir / name
-        self._state = CohortState[Opened](
-            context,
-            "node-client",
-            self.users,
-            checkpoint_dir,
-            key="users",
-            copies=False,
-            beside=ROWS,
-        )
+        super().__init__(context, x, users, **more)
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Apply the relayed gradients, then answer with latent vectors (steps 2 and 3)."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import struct
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,9 @@ import torch
 from flwr.app import Context
 from numpy.typing import NDArray
 from safetensors.torch import load, save
-from torch import Tensor, nn
+from torch import Tensor
 
-from flower_graph.client.state import CohortState, Makers, Tensors
+from flower_graph.client.state import Makers, Tensors
 from flower_graph.errors import RefusedError, StateLostError
 from flower_graph.outputs.weights import SavedModels
 from flower_graph.secure.client import MaskingClient
@@ -87,24 +86,8 @@ class CommonLayerClient(UsersClient):
 
     actions: tuple[str, ...] = ("finish", "add_up", "copy_layer")
     question = CommonQuestion
-
-    def __init__(
-        self,
-        context: Context,
-        x: Tensor,
-        users: Tensor,
-        *,
-        user_model: nn.Module | None = None,
-        device: str = "cpu",
-        checkpoint_dir: Path | None = None,
-        output_dir: Path | None = None,
-    ) -> None:
-        super().__init__(
-            context, x, users, user_model=user_model, device=device, output_dir=output_dir
-        )
-        self._state = CohortState[CommonLayer](
-            context, "common-layer", self.users, checkpoint_dir, key="users"
-        )
+    state_name, copies = "common-layer", True
+    _common_key: CommonKey | None = None  # seals the layer, in the masked form
 
     def _restore(self, question: EnrolmentRequest, makers: Makers[CommonLayer]) -> None:
         # All users share the layer, so it fits after users came or went.
@@ -117,13 +100,11 @@ class CommonLayerClient(UsersClient):
 
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         request = LatentRequest.from_numpy(parameters, config)
-        settings, advance = request.settings, request.advance
-        self._remember(settings)
-        self._take_key(config)
-        makers = self._makers(settings)
+        self._remember(request.settings)
+        makers = self._makers(request.settings)
         with self._state.opened(makers) as layer:
-            layer.settings = settings._replace(seed=self._seed(settings))
-            self._advance(layer, advance)
+            layer.settings = self._seeded(request.settings)
+            self._advance(layer, request.advance)
             reply = LatentReply(request.server_round, layer.round)
             if request.trains:
                 users = self._unless_all(self._places(request.users))
@@ -140,7 +121,7 @@ class CommonLayerClient(UsersClient):
         """Add up this round's gradients with respect to the layer's weights."""
         request = GradientRequest.from_numpy(parameters, config)
         layer = self._state.look(self._makers(request.settings))
-        layer.settings = request.settings._replace(seed=self._seed(request.settings))
+        layer.settings = self._seeded(request.settings)
         if layer.round != request.layer_round:
             raise StateLostError(
                 f"the layer is of round {layer.round}, the gradients of {request.layer_round}"
@@ -151,7 +132,8 @@ class CommonLayerClient(UsersClient):
 
     def copy_layer(self, parameters: Parameters, config: Config) -> Answer:
         layer = self._state.look(self._makers(CopyRequest.from_config(config).settings))
-        data = self._seal(save({n: t.cpu().contiguous() for n, t in layer.tensors.items()}))
+        data = save({name: t.cpu().contiguous() for name, t in layer.tensors.items()})
+        data = data if self._common_key is None else self._common_key.seal(data)
         return CopyReply(layer.round, np.frombuffer(data, np.uint8).reshape(-1, 4)).to_numpy()
 
     def finish(self, parameters: Parameters, config: Config) -> Answer:
@@ -166,7 +148,12 @@ class CommonLayerClient(UsersClient):
         if layer.round == advance.layer_round:
             return
         if layer.round != advance.before and advance.copy is not None:
-            self._take(layer, load(self._open(advance.copy.tobytes())))
+            sealed, key = advance.copy.tobytes(), self._common_key
+            copy = load(sealed if key is None else key.open(sealed))
+            for name, tensor in layer.tensors.items():
+                if name not in copy or copy[name].shape != tensor.shape:
+                    raise ValueError(f"the copy of the layer does not fit: {name}")
+                tensor.copy_(copy[name])
         if layer.round == advance.before and (total := self._total(advance)) is not None:
             layer.step(total, advance.layer_round, advance.learning_rate)
         if layer.round != advance.layer_round:
@@ -176,11 +163,12 @@ class CommonLayerClient(UsersClient):
 
     # What is otherwise where the server is to read no sum and no weight
 
-    def _take_key(self, config: Config) -> None:
-        """Take what a request brings besides."""
-
-    def _seed(self, settings: UserSettings) -> int:
-        return settings.seed
+    def _seeded(self, settings: UserSettings) -> UserSettings:
+        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
+        key = self._common_key
+        if key is None or not key.check.any():
+            return settings
+        return settings._replace(seed=key.seed())
 
     def _total(self, advance: Advance) -> Tensor | None:
         return torch.from_numpy(advance.total) if advance.total is not None else None
@@ -191,32 +179,21 @@ class CommonLayerClient(UsersClient):
         answer = SumReply(request.server_round, total.astype(np.float32))
         return answer.to_numpy(request.users.size)
 
-    def _seal(self, data: bytes) -> bytes:
-        return data
-
-    def _open(self, data: bytes) -> bytes:
-        return data
-
-    def _take(self, layer: CommonLayer, copy: Tensors) -> None:
-        for name, tensor in layer.tensors.items():
-            if name not in copy or copy[name].shape != tensor.shape:
-                raise ValueError(f"the copy of the layer does not fit: {name}")
-            tensor.copy_(copy[name])
-
     def _makers(self, settings: UserSettings) -> Makers[CommonLayer]:
-        settings = settings._replace(seed=self._seed(settings))
-        layer = self._state.store.once(lambda: self._layer(settings))
+        settings = self._seeded(settings)
+
+        def make() -> Layer:
+            if self._model is not None:
+                return ModuleLayer(self._x.to(self._device), self.users, self._model)
+            return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
+
+        layer = self._state.store.once(make)
 
         def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
             placed = {name: t.to(self._device) for name, t in tensors.items()}
             return CommonLayer(layer, settings, placed), placed
 
         return Makers(lambda: CommonLayer.start(layer, settings), build)
-
-    def _layer(self, settings: UserSettings) -> Layer:
-        if self._model is not None:
-            return ModuleLayer(self._x.to(self._device), self.users, self._model)
-        return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
 
 
 class MaskedLayerClient(CommonLayerClient, MaskingClient):
@@ -245,7 +222,8 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
         super().__init__(context, x, users, **more)
         count = IN_SUM if trust is None else AS_PARTY
         MaskingClient.__init__(self, context, self.users[:count].tolist(), trust)
-        self._key = CommonKey(context, trust)
+        self._key = self._common_key = CommonKey(context, trust)
+        self._checks = 0 if trust is None else CHECKS
 
     def share_key(self, parameters: Parameters, config: Config) -> Answer:
         request = ShareKeyRequest.from_config(config)
@@ -263,14 +241,6 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
             **vars(common), public=key.public, key_check=key.check, signed_by=key.signed_by
         )
 
-    def _take_key(self, config: Config) -> None:
-        if config.get("key-packet") is not None:
-            self._key.take(KeyPacket.from_config(config))
-
-    def _seed(self, settings: UserSettings) -> int:
-        # Without a key a layer is never begun: a SuperNode that is asked has a key, or is sent one.
-        return self._key.seed() if self._key.check.any() else settings.seed
-
     def _total(self, advance: Advance) -> Tensor | None:
         if advance.total is not None:
             raise RefusedError("a sum came that the server can read: nobody here takes part")
@@ -286,10 +256,6 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
             total = pad.taken(hidden.ring, hidden.words, hidden.contributors)
         # At most as long as honest SuperNodes can make it: a liar cannot make it longer.
         return torch.from_numpy(bounded(total, hidden.contributors * hidden.ring.limit))
-
-    @property
-    def _checks(self) -> int:
-        return 0 if self.trust is None else CHECKS
 
     def _summed(
         self, request: GradientRequest, total: NDArray[np.float64], config: Config
@@ -315,14 +281,10 @@ class MaskedLayerClient(CommonLayerClient, MaskingClient):
         reply, entries = self.masked(config, vectors, GRADIENTS, detail, state, words)
         return [reply.total], request.users.size, entries
 
-    def _seal(self, data: bytes) -> bytes:
-        return self._key.seal(data)
-
-    def _open(self, data: bytes) -> bytes:
-        return self._key.open(data)
-
     def fit(self, parameters: Parameters, config: Config) -> Answer:
         """Take the last step, then answer with latent vectors; refuse without the common key."""
-        if not self._key.check.any() and config.get("key-packet") is None:
+        if config.get("key-packet") is not None:
+            self._key.take(KeyPacket.from_config(config))
+        elif not self._key.check.any():
             raise StateLostError("the common key is not here")
         return super().fit(parameters, config)

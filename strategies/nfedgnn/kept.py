@@ -28,11 +28,7 @@ from flower_graph.outputs.files import (
 )
 from flower_graph.outputs.rows import KnownLinks
 from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer, RelayServer
-from flower_graph.strategies.nfedgnn.users import (
-    Tensors,
-    UserSettings,
-    shared_linear_weight,
-)
+from flower_graph.strategies.nfedgnn.users import Tensors, UserSettings, shared_linear_weight
 from flower_graph.wire.keys import ROLES
 
 if TYPE_CHECKING:

@@ -46,11 +46,7 @@ from flower_graph.strategies.nfedgnn.config import (
     NFedGNNConfig,
     steadying,
 )
-from flower_graph.strategies.nfedgnn.newcomers import (
-    hosted_by,
-    users_graph,
-    users_left,
-)
+from flower_graph.strategies.nfedgnn.newcomers import hosted_by, users_graph, users_left
 from flower_graph.strategies.nfedgnn.server_model import HeldLinks
 from flower_graph.strategies.nfedgnn.strategy import RelayStrategy, SplitGradientRelay
 from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, SummedGradientRelay
@@ -63,8 +59,10 @@ if TYPE_CHECKING:
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
 # Settings that a strategy's arguments are called like
-SAME = ("learning_rate", "weight_decay", "schedule", "gradient_norm", "server_average")
-SAME += ("evaluate_every", "participation")
+SAME = (
+    *("learning_rate", "weight_decay", "schedule", "gradient_norm", "server_average"),
+    *("evaluate_every", "participation"),
+)
 # Any: what a reply and a request of a round are, which differs from form to form
 AnyRelay = RelayStrategy[Any, Any]
 
@@ -86,7 +84,11 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
     def build_strategy(
         self, config: NFedGNNConfig, out: Path | None, folder: RunFolder | None = None
     ) -> AnyRelay:
-        data = users_graph(config) if folder is None else _server_data(folder)
+        if folder is None:
+            data: Any = users_graph(config)
+        else:
+            classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
+            data = SimpleNamespace(**folder.tensors, **classes)
         split = build_server_model(
             config.model.name,
             hidden=config.model.hidden,
@@ -95,7 +97,10 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             dropout=config.model.dropout,
             seed=config.seed,
         )
-        model = with_decoder(config, split)
+        model: nn.Module = split
+        if config.task == LINKS and config.links.decoder == MLP:
+            with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
+                model = PairModel(split, row_size(config))
         how = config.strategy
         common: dict[str, Any] = {
             "latent_size": split.latent_size,
@@ -108,17 +113,15 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
             "links": held_links(config) if config.task == LINKS else None,
             **checkpoint_settings(config, out),
         }
-        strategy: AnyRelay
+        kind: type[AnyRelay] = SplitGradientRelay
+        more: dict[str, Any]
+        more = {"average_every": how.average_every, "average_over": how.average_over}
         if how.share == SUMMED:
-            common |= {"feature_dropout": config.model.dropout, "limit": how.limit}
-            strategy = (
-                MaskedGradientRelay(data, model, registry=how.registry, **common)
-                if config.masks_sums
-                else SummedGradientRelay(data, model, **common)
-            )
-        else:
-            common |= {"average_every": how.average_every, "average_over": how.average_over}
-            strategy = SplitGradientRelay(data, model, **common)
+            kind = SummedGradientRelay
+            more = {"feature_dropout": config.model.dropout, "limit": how.limit}
+        if config.masks_sums:
+            kind, more["registry"] = MaskedGradientRelay, how.registry
+        strategy = kind(data, model, **common, **more)
         if config.data.add is not None or config.data.remove:
             left = users_left(config, data.y.numel(), getattr(data, "names", None))
             strategy.grow(data, left=left, alone=how.newcomers_alone)
@@ -174,14 +177,13 @@ class NFedGNN(Method[NFedGNNConfig, AnyRelay]):
 
     def least_memory(self, config: NFedGNNConfig) -> int:
         """Count the rows of features that users have: dense features take the most."""
-        x, model = users_graph(config).x, config.model
+        x = users_graph(config).x
         entries = int((x if x.layout == torch.strided else x.values()).count_nonzero())
-        size = model.hidden * (model.heads if model.name == "gat" else 1)
         # Averaged over all, one matrix stands for the users of a cohort.
         # So does the layer that all have, and what is in a file is on the disk.
         how = config.strategy
         is_shared = how.average_over == "all" or how.share == SUMMED or how.state == FILE
-        return 0 if is_shared else first_layer_bytes(entries, size)
+        return 0 if is_shared else first_layer_bytes(entries, row_size(config))
 
     def partition(self, config: NFedGNNConfig, *, true_edges: bool = False) -> Partition:
         from flower_graph.data.partition.statistics import node_statistics
@@ -217,14 +219,6 @@ def held_links(config: NFedGNNConfig) -> HeldLinks:
     return HeldLinks(how.val, how.test, config.seed if how.seed is None else how.seed)
 
 
-def with_decoder(config: NFedGNNConfig, model: nn.Module) -> nn.Module:
-    """Put a decoder of pairs beside the server's model, if the run learns a decoder."""
-    if config.task != LINKS or config.links.decoder != MLP:
-        return model
-    with seeded(torch.device("cpu"), config.seed, "pair-decoder"):
-        return PairModel(model, row_size(config))
-
-
 def row_size(config: NFedGNNConfig) -> int:
     """Return how many numbers the server's model gives a node where links are learnt."""
     return config.model.hidden * (config.model.heads if config.model.name == "gat" else 1)
@@ -258,8 +252,3 @@ def refuse_open_sums(context: Context) -> None:
             f"so a lone user's features; {ALLOW_TRUST} in this SuperNode's node config does not "
             f"have {PLAIN}: set strategy.aggregation={MASKED}"
         )
-
-
-def _server_data(folder: RunFolder) -> SimpleNamespace:
-    classes = {"num_classes": folder.manifest.classes, "classes": folder.class_names}
-    return SimpleNamespace(**folder.tensors, **classes)

@@ -71,9 +71,12 @@ def grown(old: Graph, new: NewGraph, data: UserData, seed: int) -> tuple[Graph, 
     total = n + come.numel()
     train, val, test = (torch.cat([getattr(old, part), masks[part]]) for part in PARTS)
     y = torch.cat([old.y, new.y[come]])
-    names = None if new.names is None else _all_names(old, new, come)
-    x = torch.cat([old.x, new.x[come]])
-    graph = replace(old, x=x, y=y, edge_index=_sorted(number[new.edge_index], total), names=names)
+    names = new.names
+    if names is not None:
+        names = (*(old.names or names[:n]), *(names[row] for row in come.tolist()))
+    x, edges = torch.cat([old.x, new.x[come]]), number[new.edge_index]
+    edges = edges[:, torch.argsort(edges[0] * total + edges[1])]
+    graph = replace(old, x=x, y=y, edge_index=edges, names=names)
     counts = ", ".join(f"{int(masks[part].sum())} {part.partition('_')[0]}" for part in PARTS)
     return replace(graph, train_mask=train, val_mask=val, test_mask=test), [
         f"{n} users of the run, {come.numel()} new: {counts}{drawn}"
@@ -122,16 +125,6 @@ def _roles(new: NewGraph, come: Tensor, data: UserData, seed: int) -> tuple[dict
     draw = torch.Generator().manual_seed(seed)
     masks = labelled_split(new.y[come], data.ratios or DRAWN, generator=draw)
     return dict(zip(PARTS, masks, strict=True)), f", drawn with seed {seed}"
-
-
-def _all_names(old: Graph, new: NewGraph, come: Tensor) -> tuple[str, ...]:
-    assert new.names is not None
-    before = old.names or new.names[: old.num_nodes]
-    return (*before, *(new.names[row] for row in come.tolist()))
-
-
-def _sorted(edges: Tensor, count: int) -> Tensor:
-    return edges[:, torch.argsort(edges[0] * count + edges[1])]
 
 
 def users_left(config: NFedGNNConfig, count: int, names: Sequence[str] | None) -> list[int]:

@@ -32,7 +32,7 @@ from flower_graph.strategies.nfedgnn.messages import (
 from flower_graph.strategies.nfedgnn.users import UserSettings
 from flower_graph.wire.arrays import FloatArray, IntArray
 from flower_graph.wire.fields import Bytes, Resume
-from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger, reply_bytes
+from flower_graph.wire.ledger import NUMBER, ROOM, ByteLedger
 
 LOG = logging.getLogger(__name__)
 ANSWERED, UP, DOWN = range(3)  # columns of the traffic
@@ -174,8 +174,12 @@ class OwnTable(UserTable):
         self._has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
     def rows(self) -> dict[str, NDArray[Any]]:
-        waiting = {"gradient": self._gradient, "gradient-round": self._gradient_round}
-        return super().rows() | waiting | {"has-average": self._has_average}
+        return {
+            **super().rows(),
+            "gradient": self._gradient,
+            "gradient-round": self._gradient_round,
+            "has-average": self._has_average,
+        }
 
     def grow(self, roster: Roster) -> None:
         if self.settings.average_over == "all":
@@ -194,7 +198,7 @@ class OwnTable(UserTable):
         self,
         server_round: int,
         hosted: Mapping[int, IntArray],
-        drawn: NDArray[np.int64] | None = None,
+        drawn: IntArray | None = None,
         *,
         checkpoint: bool = False,
         run: str = "",
@@ -228,13 +232,6 @@ class OwnTable(UserTable):
                 run,
             )
         return requests
-
-    def reply_bytes(self, requests: Iterable[RelayRequest]) -> int:
-        result = list(requests)
-        latent = max((request.gradient.size for request in result), default=0)
-        averages = any(request.send_weights for request in result)
-        weights = math.prod(self.weight_shape) + self.weight_shape[0] if averages else 0
-        return reply_bytes(latent + weights)
 
     def delivered(self, answered: Mapping[int, RelayRequest]) -> None:
         # Payload is what a user alone would be sent, whatever its cohort shares: its gradient, and

@@ -50,10 +50,7 @@ from flower_graph.server.round_strategy import Answer, Request, RoundStrategy
 from flower_graph.server.session import Session
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import SCHEDULES, SMOOTHNESS, StrategyConfig
-from flower_graph.strategies.nfedgnn.kept import (
-    server_snapshot,
-    user_lines,
-)
+from flower_graph.strategies.nfedgnn.kept import server_snapshot, user_lines
 from flower_graph.strategies.nfedgnn.messages import RelayReply, RelayRequest
 from flower_graph.strategies.nfedgnn.server_model import (
     HeldLinks,
@@ -74,6 +71,7 @@ from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.counts import counted
 from flower_graph.wire.exchange import Replies
 from flower_graph.wire.keys import ROLES
+from flower_graph.wire.ledger import reply_bytes
 
 LOG = logging.getLogger(__name__)
 DEFAULTS = StrategyConfig()
@@ -395,7 +393,10 @@ class SplitGradientRelay(RelayStrategy[RelayRequest, RelayReply]):
         return RelayReply.from_record(content, self.requests[node], self.users.weight_shape)
 
     def reply_bytes(self) -> int:
-        return self.users.reply_bytes(self.requests.values())
+        latent = max((request.gradient.size for request in self.requests.values()), default=0)
+        averages = any(request.send_weights for request in self.requests.values())
+        rows, size = self.users.weight_shape
+        return reply_bytes(latent + (rows * (size + 1) if averages else 0))
 
     def learn(self, server_round: int, replies: Replies[RelayReply]) -> RoundReport:
         """Do steps 3 and 4: take in latent vectors, step the server, keep gradients for users."""

@@ -21,7 +21,7 @@ from flower_graph.audit.attacks import (
 )
 from flower_graph.audit.deviating import Deviation, of_parties, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
-from flower_graph.data.folders.client_files import clients_path
+from flower_graph.data.folders.client_folder import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
 from flower_graph.data.sources.datasets import cached_data
 from flower_graph.errors import ConfigError

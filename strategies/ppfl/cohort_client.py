@@ -283,7 +283,7 @@ class PublicNodeClient(NumPyClient):
     def round(self, request: PublicRequest) -> PublicReply:
         with self._state.opened(self._makers, follows=request.follows) as models:
             answers = {
-                client: self._answer(self.members[client], models[client], targets, request)
+                client: self._train(self.members[client], models[client], targets, request)
                 for client, targets in zip(request.clients, request.targets, strict=True)
             }
         if request.is_last and self._save_to is not None:
@@ -340,7 +340,7 @@ class PublicNodeClient(NumPyClient):
                 )
         return models, tensors
 
-    def _answer(
+    def _train(
         self,
         member: EmbeddingClient,
         model: EmbeddingModel,

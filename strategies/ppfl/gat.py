@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from flower_graph.data.checked import check_clients
+from flower_graph.data.description import check_clients
 from flower_graph.engine.graph_batch import check_sizes, pack_graphs, turn_of, with_dropout
 from flower_graph.ops.adam import adam_rows_
 from flower_graph.ops.attention import AttentionGraph, attend, attention_graph

@@ -11,9 +11,8 @@ from flwr.app import Context
 
 from flower_graph.client.trust import trust_of
 from flower_graph.config.common import CHECKPOINTS, checkpoint_settings
-from flower_graph.data.checked import check_clients
-from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import Clients, load_overlapping_folder
+from flower_graph.data.description import check_clients
+from flower_graph.data.folders.client_folder import Clients, clients_path, load_overlapping_folder
 from flower_graph.data.folders.party import RunFolder
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.partition.overlapping import OverlappingGraph, overlapping_graphs

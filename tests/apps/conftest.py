@@ -12,7 +12,7 @@ from table_helpers import report
 from torch_geometric.data import Data
 
 from flower_graph.apps import parallel
-from flower_graph.apps.reproduce import command, experiments
+from flower_graph.apps.reproduce import command, runs
 from flower_graph.config.common import RunConfig
 from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
@@ -52,8 +52,8 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         reports = [report(1, 0.5, 0.6), report(2, 0.7 + better, 0.8), report(3, 0.6, 0.9)]
         return reports, {}
 
-    monkeypatch.setattr(experiments, "simulate_whole", simulate)
-    monkeypatch.setattr(experiments, "steps_of", lambda config: (2, 5))
+    monkeypatch.setattr(runs, "simulate_whole", simulate)
+    monkeypatch.setattr(runs, "steps_of", lambda config: (2, 5))
     monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
     monkeypatch.setattr(command, "cached_data", lambda config: None)
     return ran

@@ -13,8 +13,8 @@ from app_helpers import InlinePool
 from flower_graph.apps import parallel
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.reproduce import again
-from flower_graph.apps.reproduce.experiments import RUNS
-from flower_graph.apps.reproduce.rows import TEST
+from flower_graph.apps.reproduce.runs import RUNS
+from flower_graph.apps.reproduce.table import TEST
 from flower_graph.errors import ConfigError, DataError
 from flower_graph.storage.files import write_packed
 
@@ -43,9 +43,9 @@ def keep(folder: Path, *rows: dict[str, Any]) -> None:
 def test_cells_are_those_that_can_be_run_and_were_asked_for() -> None:
     rows = [row(), row(metric="test-accuracy-last"), row(table="Table 2"), row(client=1)]
     rows.append(row(settings=row()["settings"] | {"centralised": True}))
-    cells = again.cells_of(rows, {"table": ["Table 1"]}, ())
+    cells = again.runs_of_rows(rows, {"table": ["Table 1"]}, ())
     assert [(run.seed, run.rounds, len(of)) for run, of in cells.items()] == [(0, 2, 1)]
-    assert len(again.cells_of(rows, {}, (0, 1, 9))) == 2  # two tables have the same cells
+    assert len(again.runs_of_rows(rows, {}, (0, 1, 9))) == 2  # two tables have the same cells
 
 
 @pytest.mark.parametrize(

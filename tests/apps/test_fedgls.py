@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from app_helpers import context_of, own_graph
+from app_helpers import context_of, own_config, own_graph
 from torch_geometric.data import Data
 
 from flower_graph.apps.run import simulate
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.method.load import load_config
 from flower_graph.records.rounds import RoundReport
 from flower_graph.strategies.fedgls import method as fedgls
 from flower_graph.strategies.fedgls.config import METHODS, FedGLSConfig
@@ -24,18 +23,8 @@ MakeFedGLSConfig = Callable[..., FedGLSConfig]
 @pytest.fixture
 def config_of(tmp_path: Path) -> MakeFedGLSConfig:
     """Three clients of ten nodes each, drawn from the small graph; one or two have no edges."""
-    torch.save(own_graph(), tmp_path / "graph.pt")
-    (tmp_path / "own.yaml").write_text(
-        f"app: fedgls\ndata:\n  name: {tmp_path / 'graph.pt'}\nrounds: 2\n"
-        "partition:\n  method: random\n  clients: 3\ngraph:\n  neighbours: 3\n"
-    )
-
-    def make(*overrides: str) -> FedGLSConfig:
-        config = load_config(str(tmp_path / "own.yaml"), overrides)
-        assert isinstance(config, FedGLSConfig)
-        return config
-
-    return make
+    partition = "partition:\n  method: random\n  clients: 3\n"
+    return own_config(tmp_path, "fedgls", f"rounds: 2\n{partition}graph:\n  neighbours: 3\n")
 
 
 def figures(reports: list[RoundReport]) -> list[float]:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from app_helpers import own_graph
+from app_helpers import own_config
 
 from flower_graph.config.common import CHECKPOINTS
-from flower_graph.method.load import load_config
 from flower_graph.strategies.fed_sage.strategy import FedSage, LocalSage
 from flower_graph.strategies.fedscem import baselines
 from flower_graph.strategies.fedscem import method as fedscem
@@ -29,24 +27,14 @@ SERVERS = {
 SAGE = ("local-sage", "fed-sage")
 
 
-@pytest.fixture
-def config_of(tmp_path: Path) -> Callable[..., FedSCemConfig]:
-    """Twelve ego-networks of the small graph, one hop."""
-    torch.save(own_graph(), tmp_path / "graph.pt")
-    (tmp_path / "own.yaml").write_text(
-        f"app: fedscem\ndata:\n  name: {tmp_path / 'graph.pt'}\nrounds: 3\n"
-        "partition:\n  hops: 1\n  clients: 12\n  min_nodes: 2\n"
-    )
-
-    def make(*overrides: str) -> FedSCemConfig:
-        config = load_config(str(tmp_path / "own.yaml"), overrides)
-        assert isinstance(config, FedSCemConfig)
-        return config
-
-    return make
-
-
 MakeEgoConfig = Callable[..., FedSCemConfig]
+
+
+@pytest.fixture
+def config_of(tmp_path: Path) -> MakeEgoConfig:
+    """Twelve ego-networks of the small graph, one hop."""
+    partition = "partition:\n  hops: 1\n  clients: 12\n  min_nodes: 2\n"
+    return own_config(tmp_path, "fedscem", f"rounds: 3\n{partition}")
 
 
 @pytest.mark.parametrize("name", SERVERS)

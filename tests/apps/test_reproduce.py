@@ -6,7 +6,7 @@ import json
 import math
 import re
 import subprocess
-from dataclasses import asdict
+from dataclasses import replace
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -14,30 +14,50 @@ from shutil import copyfile
 from typing import Any, NamedTuple
 
 import pytest
-import yaml
+from app_helpers import InlinePool
 from federation import one_fast
-from matplotlib.figure import Figure
-from table_helpers import OWN, asked_of, made_up, report, written
+from matplotlib.figure import Figure as Drawing
+from table_helpers import (
+    GENERATED,
+    MadeUp,
+    curves_of_run,
+    leave,
+    only_row,
+    own_lines,
+    report,
+    run_lines,
+    written,
+)
 
 from flower_graph.apps import parallel
-from flower_graph.apps.reproduce import command, experiments
-from flower_graph.apps.reproduce.asked import Asked
-from flower_graph.apps.reproduce.command import announce, in_place, main, write_page
-from flower_graph.apps.reproduce.experiments import (
+from flower_graph.apps.reproduce import command, runs
+from flower_graph.apps.reproduce.command import asked, lines_of, main, selected, write_page
+from flower_graph.apps.reproduce.page import make_page
+from flower_graph.apps.reproduce.rows import make_rows, measured_rows, missing_runs
+from flower_graph.apps.reproduce.runs import (
     RUNS,
     Curves,
-    Experiment,
     Run,
-    Runs,
     Store,
     curves_of,
-    left_to_run,
     read_curves,
+    run_of,
+    run_stages,
+    runs_of,
+    settings_kept,
+    stages,
     thinned,
+    tried,
 )
-from flower_graph.apps.reproduce.page import formatted, make_page
-from flower_graph.apps.reproduce.rows import TEST, find, make_rows, missing_runs, row
-from flower_graph.apps.reproduce.table import read_table, tables
+from flower_graph.apps.reproduce.table import (
+    LAST,
+    TEST,
+    VALIDATION,
+    Figure,
+    Paper,
+    papers,
+    read_paper,
+)
 from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import list_configs, load_config
@@ -46,83 +66,81 @@ from flower_graph.report.plots.base import band
 from flower_graph.storage import reading as files_reading
 from flower_graph.storage.files import write_packed
 from flower_graph.storage.reading import read_packed
+from flower_graph.strategies.fedscem import tables as fedscem_tables
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
-# Those of the papers' tables; a benchmark made the others
-COMMITTED = sorted(
-    path.parent for path in RESULTS.glob(f"*/{RUNS}") if path.parent.name != "own-graph"
-)
+COMMITTED = [name for name in papers() if (RESULTS / name / RUNS).exists()]
 
 
-class Paper(NamedTuple):
+class Made(NamedTuple):
     """A paper's tables with two seeds and three rounds, and what is made of made-up runs."""
 
     name: str
-    asked: Asked
-    runs: Runs
+    paper: Paper
+    store: MadeUp
     rows: list[dict[str, Any]]
 
 
 # One of them in `make test`, as the others load hundreds of configs
-@pytest.fixture(scope="module", params=one_fast(tables(), "ppfl"))
-def paper(request: pytest.FixtureRequest) -> Paper:
-    asked = asked_of(request.param)
-    runs = made_up(asked)
-    return Paper(request.param, asked, runs, make_rows(asked, runs))
+@pytest.fixture(scope="module", params=one_fast(papers(), "ppfl"))
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    paper = selected(read_paper(request.param), {}, seeds=(0, 1), rounds=3)
+    paper = replace(paper, tables={k: v for k, v in paper.tables.items() if k != "privacy"})
+    store = MadeUp(tmp_path_factory.mktemp("out"))
+    return Made(request.param, paper, store, make_rows(lines_of(paper), store))
 
 
 def test_methods_name_the_tables_that_there_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = {one for app in known_apps() for one in method_named(app).tables}
-    assert {*tables()} == named >= {"fedgls", "fedscem", "nfedgnn", "ppfl", "personalised"}
-    assert not [name for name in list_configs() if name.startswith("reproduce")]
+    assert {*papers()} == named >= {"fedgls", "fedscem", "nfedgnn", "ppfl", "personalised"}
     with pytest.raises(ConfigError, match=r"'fedgl'.*'fedgls'"):
-        main("fedgl", tmp_path, only={}, seeds=None, rounds=None)
-    with pytest.raises(ConfigError, match=f"{', '.join(tables())}"):
-        main("somebody-elses", tmp_path, only={}, seeds=None, rounds=None)
-    (tmp_path / "mine.yaml").write_text(OWN)  # a method's that a stranger brings
-    monkeypatch.setattr(method_named("fedpub"), "tables", (str(tmp_path / "mine.yaml"),), False)
-    assert read_table("mine").title == "A table of my own"
+        read_paper("fedgl")
+    with pytest.raises(ConfigError, match=", ".join(papers())):
+        read_paper("somebody-elses")
+    monkeypatch.setattr(method_named("fedpub"), "tables", (str(tmp_path / "mine.py"),), False)
+    head = "from flower_graph.apps.reproduce.table import Line, Paper\n"
+    (tmp_path / "mine.py").write_text(f"{head}PAPER = Paper('Of a stranger', {{}})")
+    assert read_paper("mine").title == "Of a stranger"
+    for text, said in (("PAPER = 3", "no PAPER"), ("import nothing", "nothing"), ("", "no PAPER")):
+        (tmp_path / "mine.py").write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            read_paper("mine")
+    for name in ("none.py", "old.yaml"):
+        with pytest.raises(ConfigError, match=name):
+            read_paper(str(tmp_path / name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: one.name)
-def test_committed_runs_are_those_of_the_tables(folder: Path) -> None:
-    """Nobody runs again what is there: names, settings, seeds and rounds are still asked for."""
-    asked, store = (
-        asked_of(folder.name, seeds=None, rounds=None, named=frozenset({"table"})),
-        Store(folder),
-    )
-    kept = [*store]
-    assert kept and not {*kept} - {*asked.runs()}
-    assert left_to_run(kept, store) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("folder", COMMITTED, ids=lambda one: one.name)
+@pytest.mark.parametrize("name", COMMITTED)
 def test_committed_tables_come_out_of_the_committed_runs(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever changes a table or how it is made sees which figures change, to the byte."""
-    page = (folder / "table.md").read_text("utf-8")
-    kept = read_packed(folder / RUNS)
-    table = read_table(folder.name)
-    names = {row["data"] for row in kept["rows"]}
-    data = tuple(one for one in table.data if any(name.startswith(one) for name in names))
-    left_out = [line[2:] for line in page.partition("## Not run")[2].split("\n") if line]
-    asked = asked_of(folder.name, seeds=None, rounds=None, data=data)
-    measured = {part.table for part in sum(table.tables.values(), ()) if part.measure}
+    folder = RESULTS / name
+    page, kept = (folder / "table.md").read_text("utf-8"), read_packed(folder / RUNS)
     copyfile(folder / RUNS, tmp_path / RUNS)
-    pictures = re.findall(r"`(\S+\.png)`", page)
-    monkeypatch.setattr(command, "draw", lambda *_: pictures)
-    by_hand = [row for row in kept["rows"] if row["table"] in measured]
-    write_page(Store(tmp_path), asked, left_out, by_hand)
+    store, paper = Store(tmp_path), selected(read_paper(name), {})
+    has = {run.config for run in store.kept}
+    tables = {
+        key: [line for line in lines if line.config in has] for key, lines in paper.tables.items()
+    }
+    paper = replace(paper, tables=tables)
+    measured = {line.table for line in lines_of(paper) if line.measure}
+    left_out = [line[2:] for line in page.partition("## Not run")[2].split("\n") if line]
+    monkeypatch.setattr(command, "draw", lambda *_: re.findall(r"`(\S+\.png)`", page))
+    write_page(store, paper, left_out, [row for row in kept["rows"] if row["table"] in measured])
     assert read_packed(tmp_path / RUNS) == kept
-    for name in ("table.md", "choices.md"):
-        wanted, made = folder / name, tmp_path / name
-        assert made.exists() == wanted.exists()
-        assert not made.exists() or made.read_bytes() == wanted.read_bytes(), name
+    for file in ("table.md", "choices.md"):
+        wanted, came = folder / file, tmp_path / file
+        assert came.exists() == wanted.exists()
+        assert not came.exists() or came.read_bytes() == wanted.read_bytes(), file
+    # Nobody runs again what is there: settings, seeds and rounds are still asked for
+    assert store.left(run for stage in stages(asked(paper), store) for run in stage) == []
+    of_all = (run for stage in stages(paper.tables.values(), store) for run in stage)
+    keys = {run.key for run in of_all}
+    assert all(run.key in keys for run in store.kept)
 
 
 def test_results_stay_small() -> None:
@@ -133,74 +151,61 @@ def test_results_stay_small() -> None:
     assert len(files) <= 80 and sum(path.stat().st_size for path in files) <= 3_000_000
 
 
-def test_every_run_once_whole_seeds_first(paper: Paper) -> None:
-    runs = paper.asked.runs()
-    assert len(runs) == len(set(runs))
-    for stage in paper.asked.stages():
-        assert len({run.seed for run in stage}) == 1
+def test_whole_seeds_first_and_choices_before_them(made: Made) -> None:
+    for stage in stages(asked(made.paper), made.store):
+        assert len({run.seed for run in stage}) <= 1
+    line = next(line for line in lines_of(made.paper) if not line.measure)
+    seeds = [stage[0].seed for stage in stages([[line]], made.store)]
+    choosers = line.choosers if line.has_choice else ()
+    assert seeds == [*choosers, *line.seeds]
+    assert len(tried(line)) == (len(line.choices) if choosers else 0)
 
 
-def test_rows_and_page_have_all_figures(paper: Paper) -> None:
-    keys = [json.dumps({k: r[k] for k in r if k != "values"}) for r in paper.rows]
+def test_rows_and_page_have_all_figures(made: Made) -> None:
+    keys = [json.dumps({k: r[k] for k in r if k != "values"}) for r in made.rows]
     assert len(set(keys)) == len(keys)
-    for r in paper.rows:
-        assert r["values"] and math.isfinite(r["mean"])
-        assert r["settings"]["config"] in list_configs()
-    no_paper = {
-        "personalised",
-        "heat-map",
-        "fedgls-why",
-        "nfedgnn-summed",
-        "links",
-        "values",
-    }  # tables that no paper has
-    assert any(r["paper"] is not None for r in paper.rows) == (paper.name not in no_paper)
-    assert missing_runs(paper.asked, paper.runs) == []
-    page = make_page(paper.asked, paper.runs, paper.rows, ["Elsewhere: not there"])
+    for row in made.rows:
+        assert row["values"] and math.isfinite(row["mean"])
+        assert row["settings"]["config"] in list_configs()
+    printed = {"fedgls", "fedscem", "nfedgnn", "nfedgnn-steady", "ppfl"}
+    assert any(r["paper"] is not None for r in made.rows) == (made.name in printed)
+    lines = lines_of(made.paper)
+    assert missing_runs(lines, made.store) == []
+    page = make_page(made.paper, lines, made.rows, ["Elsewhere: not there"])
     assert "- Elsewhere: not there" in page and "nan" not in page
     for above, line in pairwise(page.splitlines()):
         if above.startswith("|") and line.startswith("|"):
             assert above.count("|") == line.count("|")  # every line has all columns of its table
 
 
-def test_rows_with_fewer_runs_than_seeds_are_named(paper: Paper) -> None:
-    asked, runs = paper.asked, {one: dict(by_seed) for one, by_seed in paper.runs.items()}
-    group = next(g for g in asked.groups() if len(g.seeds) == 2)
-    for one in group.experiments:
-        del runs[one][1]
-    missing = missing_runs(asked, runs)
-    assert f"{group.words}: 1 of 2 runs" in missing
-    rows = make_rows(asked, runs)
-    assert any(r["seeds"] == [0] for r in rows)
-    assert f"- {group.words}: 1 of 2 runs" in make_page(asked, runs, rows, missing)
-    assert make_rows(asked, {}) == []
-    empty = make_page(asked, {}, [], missing_runs(asked, {}))
-    assert "## Table" not in empty and f"- {group.words}: 0 of 2 runs" in empty
+def test_rows_with_fewer_runs_than_seeds_are_named(made: Made) -> None:
+    store = MadeUp(made.store.out)
+    store.lacks = (1,)
+    lines = [line for line in lines_of(made.paper) if not line.measure]
+    missing = missing_runs(lines, store)
+    assert f"{lines[0].words}: 1 of 2 runs" in missing
+    rows = make_rows(lines[:1], store)
+    assert rows and all(row["seeds"] == [0] for row in rows)
+    assert f"- {missing[0]}" in make_page(made.paper, lines, rows, missing)
+    assert "## Table" not in make_page(made.paper, lines, [], missing)
 
 
-def test_what_is_unknown_is_refused(paper: Paper, tmp_path: Path) -> None:
-    has_data = "data" in paper.asked.table.only
-    unknown = f"data=Coral: unknown; allowed are {paper.asked.data[0]}"
+def test_what_is_unknown_is_refused(made: Made) -> None:
     for only, said in (
         ({"dat": ["Cora"]}, "dat"),
-        ({"data": ["Coral"]}, unknown if has_data else "data: unknown key"),
+        ({"data": ["Coral"]}, "data=Coral: unknown; allowed are"),
         ({"table": ["table-9"]}, "table=table-9: unknown; allowed are"),
     ):
         with pytest.raises(ConfigError, match=said):
-            main(paper.name, tmp_path / "out", only=only, seeds=[0], rounds=1)
-    assert not (tmp_path / "out").exists()
+            selected(made.paper, only)
 
 
 @pytest.mark.slow
-def test_pictures_are_on_the_page(paper: Paper, tmp_path: Path, simulated: list[RunConfig]) -> None:
-    asked = asked_of(paper.name, data=paper.asked.data[:1], seeds=(0,))
-    trained = dict.fromkeys(in_place(asked), lambda config: [report(1, 0.5, 0.5)])
-    store = Store(tmp_path)
-    experiments.run_stages(asked.stages(), store, lambda: None, trained)
-    write_page(store, asked, [])
+def test_pictures_are_on_the_page(made: Made, tmp_path: Path) -> None:
+    write_page(MadeUp(tmp_path), made.paper, [])
     page = (tmp_path / "table.md").read_text()
     pictures = [path for path in tmp_path.iterdir() if path.suffix == ".png"]
-    assert bool(pictures) == bool(asked.table.pictures)
+    assert bool(pictures) == bool(made.paper.pictures)
     for path in pictures:
         assert f"`{path.name}`" in page and path.read_bytes().startswith(b"\x89PNG")
 
@@ -208,30 +213,23 @@ def test_pictures_are_on_the_page(paper: Paper, tmp_path: Path, simulated: list[
 # Runs with a stub in place of training -----------------------------------------------------------
 
 
-@pytest.fixture
-def own_table(tmp_path: Path) -> str:
-    (tmp_path / "own.yaml").write_text(OWN)
-    return str(tmp_path / "own.yaml")
-
-
-def test_a_table_of_ones_own(own_table: str, tmp_path: Path, simulated: list[RunConfig]) -> None:
-    out, only = tmp_path / "out", {"data": ["Cora"]}
-    main(own_table, out, only=only, seeds=None, rounds=3)
+def test_a_table_of_ones_own(tmp_path: Path, simulated: list[RunConfig]) -> None:
+    page = run_lines(own_lines(), tmp_path)
     assert [config.seed for config in simulated] == [0, 0, 1, 1]
-    page = (out / "table.md").read_text()
-    assert page == (
-        "# A table of my own\n\nSeeds 0, 1.\n\n## Cora\n\n"
-        "| method | ours | paper | gain | n |\n| --- | --- | --- | --- | --- |\n"
-        "| mine, 3 rounds | 0.800 ± 0.000 | 0.75 | +0.0 ± 0.0 | 2 |\n"
-        "| other, 3 rounds | 0.800 ± 0.000 | – | – | 2 |\n"
+    assert page.startswith("# A table of my own\n\nMean ± sample deviation")
+    table = (
+        "## Table one\n\n"
+        "| method | test | paper's test | gain | precision | n |\n"
+        "| --- | --- | --- | --- | --- | --- |\n"
+        "| mine, 3 rounds | 0.800 ± 0.000 | 0.7500 | +0.0 ± 0.0 (p –, Holm –, 0 of 2) "
+        "| 0.200 ± 0.000 | 2 |\n"
+        "| other, 3 rounds | 0.800 ± 0.000 | – | – | 0.200 ± 0.000 | 2 |\n"
     )
-    rows = written(out)
-    assert [r["mean"] for r in rows if r["metric"] == "precision"] == pytest.approx([0.2] * 2)
-    main(own_table, out, only=only, seeds=None, rounds=3)
+    assert table in page
+    run_lines(own_lines(), tmp_path)
     assert len(simulated) == 4  # what is there is not run again
-
-
-GENERATED = ["data.name=csbm", "data.nodes=2000", "partition.clients=5"]
+    run_lines(own_lines(keys={"k": 30}, settings=["graph.neighbours=30"]), tmp_path)
+    assert len(simulated) == 4  # nor is what other words say
 
 
 def test_a_figure_stands_in_a_run_s_place(
@@ -246,106 +244,92 @@ def test_a_figure_stands_in_a_run_s_place(
         return baselines(method, config)
 
     monkeypatch.setattr(kind, "baselines", counted)
-    tree = yaml.safe_load(OWN)
-    tree["methods"] |= {"guess": {"baseline": "majority"}, "lp": {"baseline": "label-propagation"}}
-    tree["data"] = {"Cora": {"settings": GENERATED}}
-    (tmp_path / "own.yaml").write_text(yaml.safe_dump(tree))
-    only = {"data": ["Cora"], "method": ["guess", "lp", "mine"]}
-    main(str(tmp_path / "own.yaml"), tmp_path / "out", only=only, seeds=[0], rounds=3)
-    assert len(simulated) == 1 and computed == [0]  # mine; both baselines at once
-    (made, *_) = [
-        r for r in written(tmp_path / "out") if (r["method"], r["metric"]) == ("guess", TEST)
+    mine, *_ = lines = own_lines(settings=GENERATED, seeds=(0,))
+    lines += [
+        replace(mine, method=name, trained=trained, figures=[TEST])
+        for name, trained in {"guess": "majority", "lp": "label-propagation"}.items()
     ]
-    config = load_config("fedgls/cora", [*GENERATED, "seed=0", "rounds=3"])
+    page = run_lines(lines, tmp_path, method=["guess", "lp", "mine"])
+    assert len(simulated) == 1 and computed == [0]  # mine; both baselines at once
+    row = only_row(written(tmp_path), method="guess", metric=TEST)
+    config = load_config("fedgls/cora", [*mine.settings, "seed=0", "rounds=3"])
     wanted = method_of(config).baselines(config)["majority"]
-    assert made["mean"] == pytest.approx(wanted["test"], abs=1e-5)
-    assert f"| guess | {made['mean']:.3f} |" in (tmp_path / "out" / "table.md").read_text()
+    assert row["mean"] == pytest.approx(wanted["test"], abs=1e-5)
+    assert f"| guess | {row['mean']:.3f} |" in page
+    with pytest.raises(ConfigError, match="'regression'"):
+        run_lines([replace(mine, trained="regression")], tmp_path / "wrong")
+    with pytest.raises(ConfigError, match="no_such"):
+        run_lines([replace(mine, trained="flower_graph.no_such:it")], tmp_path / "wrong")
+    with pytest.raises(ConfigError, match="figure: 'accuracy'"):
+        run_lines([replace(mine, figures=["accuracy"])], tmp_path)
 
 
 def test_an_interrupted_reproduce_leaves_a_page_and_goes_on(
-    own_table: str, tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, simulated: list[RunConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    only = {"data": ["Cora"], "method": ["mine"]}
     with pytest.raises(RuntimeError, match="broke"):
-        main(own_table, tmp_path, only=only, seeds=[0, 7, 2], rounds=3)
+        run_lines(own_lines(), tmp_path, seeds=[0, 7, 2], method=["mine"])
     page = (tmp_path / "table.md").read_text()
-    assert (
-        "- Table one, Cora, mine: 1 of 3 runs" in page
-        and "| mine, 3 rounds | 0.800 | 0.75 |" in page
-    )
-    main(own_table, tmp_path, only=only, seeds=[0, 2], rounds=3)
+    assert "mine: 1 of 3 runs" in page and "| mine, 3 rounds | 0.800 | 0.7500 |" in page
+    page = run_lines(own_lines(), tmp_path, seeds=[0, 2], method=["mine"])
     assert [config.seed for config in simulated] == [0, 2]
-    assert "2 runs, 1 of them" in capsys.readouterr().out
-    assert "Not run" not in (tmp_path / "table.md").read_text()
+    said = capsys.readouterr().out
+    assert "2 runs, 1 of them done before; 1 run" in said and "Not run" not in page
 
 
 def test_data_that_cannot_be_had_are_left_out_and_named(
-    own_table: str, tmp_path: Path, simulated: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, simulated: list[RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def load(config: Any) -> None:
         if config.data.name != load_config("fedgls/cora").data.name:
             raise DataError("not in /some/folder")
 
     monkeypatch.setattr(command, "cached_data", load)
-    main(own_table, tmp_path, only={}, seeds=[0], rounds=1)
-    page = (tmp_path / "table.md").read_text()
+    page = run_lines(own_lines(), tmp_path, seeds=[0], data=["Cora", "CiteSeer"])
     assert "- CiteSeer: not in the data root, and it could not be downloaded" in page
     assert "/some/folder" not in page
     with pytest.raises(DataError, match="CiteSeer"):
-        main(own_table, tmp_path, only={"data": ["CiteSeer"]}, seeds=[0], rounds=1)
+        run_lines(own_lines(), tmp_path, seeds=[0], data=["CiteSeer"])
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"tittle": "x"}, "tittle"),
-        ({"methods": {"mine": {"setting": []}}}, "methods.mine"),
-        (
-            {"tables": {"one": [{"table": "x", "rows": ["accuracy"]}]}},
-            "metric: 'accuracy'",
-        ),
-        ({"tables": {"one": [{"table": "x", "rows": [{"metric": "a", "off": "b"}]}]}}, "off"),
-        ({"config": "fedgls/{dato}"}, "'dato'"),
-        ({"config": "fedgls/coral"}, "fedgls/coral"),
-        ({"methods": {"mine": {"centralised": "flower_graph.no_such:thing"}}}, "no_such"),
-        (
-            {"methods": {"mine": {"baseline": "regression", "settings": GENERATED}}},
-            "baseline: 'regression'",
-        ),
-        ({"page": [{"values": "json:no", "tables": {}}]}, "json"),
-        ({"page": [{"like": "coasts"}]}, "like: 'coasts'"),
-        ("- a\n", "mapping"),
-        ("a: [", "malformed"),
-    ],
-)
-def test_what_a_file_gets_wrong_is_named(
-    change: dict[str, Any] | str, said: str, tmp_path: Path, simulated: list[RunConfig]
+def test_what_is_run_on_request_stays_on_the_page(
+    tmp_path: Path, simulated: list[RunConfig]
 ) -> None:
-    path = tmp_path / "own.yaml"
-    tree = change if isinstance(change, str) else yaml.safe_dump(yaml.safe_load(OWN) | change)
-    path.write_text(tree)
-    with pytest.raises(ConfigError, match=said):
-        main(str(path), tmp_path / "out", only={}, seeds=[0], rounds=3)
-    with pytest.raises(ConfigError, match="No such file"):
-        read_table(str(tmp_path / "none.yaml"))
+    more = own_lines(table="More", settings=["graph.neighbours=9"])
+    paper = Paper("Two", {"one": own_lines(), "more": more}, on_request=["more"])
+    for only, count, more_is_there in (
+        ({}, 4, False),
+        ({"table": ["more"]}, 8, True),
+        ({}, 8, True),
+    ):
+        command.reproduce(selected(paper, {"data": ["Cora"], **only}, None, 3), tmp_path)
+        page = (tmp_path / "table.md").read_text()
+        assert (len(simulated), "## More" in page) == (count, more_is_there)
+        assert "Not run" not in page
+
+
+# What is kept ------------------------------------------------------------------------------------
+
+RUN = Run("fedgls/cora", (), 0, 1)
 
 
 def test_a_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
     """The shipped config may have changed since; its name has not."""
-    run = asked_of("fedgls").runs()[0]
-    path = experiments._path(tmp_path / "runs", run)
-    path.parent.mkdir()
-    settings = parallel.settings_of(experiments.config_of(run))
+    settings = settings_kept(RUN.settings)
     for stored, is_missing in (
         (settings, False),
         ({}, False),  # older versions did not say
         (settings | {"graph.tau": -1.0}, True),
+        (settings | {"gone": 3}, False),  # it became a constant
         ({k: v for k, v in settings.items() if k != "graph.tau"}, False),
     ):
-        kept = dict(zip(experiments.WHICH, (asdict(run.experiment), *run[1:]), strict=True))
-        curves = {"cross_entropy": [1.0], "val_accuracy": [0.5], "test_accuracy": [0.5]}
-        path.write_text(json.dumps(kept | {"settings": stored, "curves": curves}))
-        assert (left_to_run([run], Store(tmp_path)) == [run]) == is_missing
+        leave(tmp_path, RUN, stored)
+        assert (Store(tmp_path).left([RUN]) == [RUN]) == is_missing
+    leave(tmp_path, RUN)
+    said = RUN._replace(overrides=("graph.neighbours=30",))
+    assert Store(tmp_path).left([RUN, said]) == []
+    assert Store(tmp_path).left([said._replace(overrides=("graph.tau=0.3",))])
+    assert Store(tmp_path).left([RUN._replace(trained="majority"), RUN._replace(seed=1)])
 
 
 def test_long_runs_keep_the_rounds_that_figures_are_of() -> None:
@@ -367,7 +351,7 @@ def test_long_runs_keep_the_rounds_that_figures_are_of() -> None:
 
 
 def test_pictures_draw_through_rounds_that_were_left_out() -> None:
-    axes = Figure().subplots()
+    axes = Drawing().subplots()
     band(axes, [[0.1, nan, 0.3, 0.4], [0.2, nan, nan, 0.5]], "x", 0, "x")
     (line,) = axes.lines
     assert line.get_xydata().tolist() == [pytest.approx([1, 0.15]), pytest.approx([4, 0.45])]
@@ -377,32 +361,24 @@ def test_a_file_that_unpacks_to_too_much_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_packed(tmp_path / RUNS, {"rows": [], "choices": [], "runs": [], "more": "x" * 9999})
-    assert [*Store(tmp_path)] == []
+    assert Store(tmp_path).kept == {}
     monkeypatch.setattr(files_reading, "MOST_PACKED", 9999)
     with pytest.raises(OutputError, match="9,999 bytes"):
         Store(tmp_path)
 
 
 def test_a_store_has_what_files_of_runs_and_the_one_file_have(tmp_path: Path) -> None:
-    runs = [Run(Experiment("Cora", "GCN", "x", "fedgls/cora", ()), seed, 1) for seed in range(3)]
-    curves = {"cross_entropy": [1.0], "val_accuracy": [0.5], "test_accuracy": [0.5]}
-
-    def leave(run: Run) -> None:
-        kept = dict(zip(experiments.WHICH, (asdict(run.experiment), *run[1:]), strict=True))
-        path = experiments._path(tmp_path / "runs", run)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(kept | {"settings": {}, "curves": curves}))
-
-    leave(runs[2])
-    leave(runs[0])
+    kept = [RUN._replace(seed=seed) for seed in range(3)]
+    leave(tmp_path, kept[2])
+    leave(tmp_path, kept[0])
     Store(tmp_path).write([], [])
     assert [path.name for path in tmp_path.iterdir()] == [RUNS]
     first = (tmp_path / RUNS).read_bytes()
     Store(tmp_path).write([], [])
     assert (tmp_path / RUNS).read_bytes() == first
-    leave(runs[1])  # as of a command that was stopped before it wrote the one file
+    leave(tmp_path, kept[1])  # as of a command that was stopped before it wrote the one file
     store = Store(tmp_path)
-    assert {*store} == {*runs} and left_to_run(runs, store) == []
+    assert {*store.kept} == {*kept} and store.left(kept) == []
     (tmp_path / RUNS).write_bytes(first[:-9])
     with pytest.raises(OutputError, match=RUNS):
         Store(tmp_path)
@@ -412,12 +388,11 @@ def test_a_graph_of_ones_own_may_lie_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kept run names the file alone, no folder of the machine that it was made on."""
-    run = Run(Experiment("Mine", "GCN", "FedAvg", "fedavg/own-graph", ("data.name=mine.pt",)), 0, 1)
     for place in ("here", "there"):
         (tmp_path / place).mkdir()
         monkeypatch.chdir(tmp_path / place)
-        settings = experiments._settings(experiments.config_of(run))
-        assert settings["data.name"] == "mine.pt"
+        config = load_config("fedavg/own-graph", ["data.name=mine.pt"])
+        assert settings_kept(config)["data.name"] == "mine.pt"
 
 
 def test_files_of_older_versions_still_load() -> None:
@@ -427,45 +402,154 @@ def test_files_of_older_versions_still_load() -> None:
     assert curves_of([report(1, 0.5, 0.5)], {}, 2, 5).judged == {}
 
 
-def test_what_is_left_is_told_before_the_first_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+# What one paper's tables alone have --------------------------------------------------------------
+
+
+def test_only_the_masked_row_has_masks_and_blinded_identities() -> None:
+    lines = read_paper("fedscem").tables
+    for line in (*lines["table-3"], *lines["masks"]):
+        how: Any = load_config(line.config, [*line.settings, *line.choices[0]])
+        if how.strategy.name == "masked-embedding-averaging" and not line.trained:
+            masked = line.method == "FedSCem, masked"
+            kind = ("psi", "masked") if masked else ("plain", "plain")
+            assert (how.strategy.alignment, how.strategy.aggregation) == kind
+        if (line.data, line.method) == ("Cora", "FedSCem, paper's mu, tau, head"):
+            assert (how.strategy.mu, how.strategy.tau, how.model.projection) == (5, 10, 32)
+
+
+def test_costs_are_measured_in_the_place_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [Run(Experiment("Cora", "GCN", "x", "fedgls/cora", ()), seed, 1) for seed in range(4)]
-    monkeypatch.setattr(command, "left_to_run", lambda runs, store: runs[1:])
-    monkeypatch.setattr(command, "workers_for", lambda runs: 2)
-    announce(runs, Store(tmp_path))
-    assert [word for word in capsys.readouterr().out.split() if word.isdigit()] == ["4", "1", "2"]
+    figures = [({"group": 1, "clients": 5}, {"nodes": 20.0, "peak-mib": 2.0})]
+    monkeypatch.setattr(fedscem_tables, "costs", lambda config: figures)
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
+    monkeypatch.setattr(runs, "simulate_whole", lambda config: ([report(1, 0.5, 0.5)], {}))
+    only = {"data": ["Cora"], "method": ["FedSCem"], "table": ["figure-8", "costs"]}
+    paper = selected(read_paper("fedscem"), only)
+    lines = lines_of(paper)
+    assert not [run for stage in stages(asked(paper), Store(tmp_path)) for run in stage]
+    rows = measured_rows(lines)
+    assert only_row(rows, metric="nodes") | {"clients": 5, "group": 1} == rows[0]
+    assert "| FedSCem | 1 | 5 | 20.0 | 2 |" in make_page(paper, lines, rows)
+    seconds, memory = rows[2:]
+    assert (seconds["mean"], seconds["paper"]) == (report(1, 0.5, 0.5).seconds, 3.795)
+    assert memory["mean"] > 50 and memory["paper-gpu-memory-percent"] == 13.21
 
 
-def test_figures_as_text() -> None:
-    one = Experiment("Cora", "GCN", "FedGLS", "fedgls/cora", ("a=1", "a=2"))
-    two = row("t", one, "x", {0: 0.011, 1: 0.013}, 1, 0.0289)
-    two |= {"paper-std": 0.001, "rounds": [1, 1]}
-    alone, gap = row("t", one, "x", {0: -0.25}, 1), row("t", one, "x", {0: 0.5, 1: nan}, 1)
-    for how, found, text in (
-        ("accuracy", [two], "0.012 ± 0.001"),
-        ("percent", [None, two], "1.2 ± 0.1"),
-        ("points", [two], "+1.2 ± 0.1"),
-        ("number", [two], "0.01 ± 0.00"),
-        ("paper:.1f:100", [two], "2.9"),
-        ("paper:+.1f:100", [two], "+2.9"),
-        ("paper-deviation", [two], "0.0289 ± 0.0010"),
-        ("points", [alone], "-25.0"),  # one seed has no deviation
-        ("paper:.3f", [alone], "–"),
-        ("reached", [two], "no"),
-        ("reached", [alone], "–"),
-        ("positive", [two], "2 of 2"),
-        ("above:0.01", [two], "yes"),
-        ("setting:a", [two], "2"),
-        ("setting:b", [two], "–"),
-        ("setting:a", [alone], "–"),  # nothing is trained
-        ("key:paper-std:.2f", [two], "0.00"),
-        ("percent→", [two, alone], "1.2 ± 0.1 → -25.0"),
-        ("seeds", [two, two], "2"),
-        ("seeds", [two, alone, None], "2, 1, 0"),
-        ("accuracy", [None], "–"),
-    ):
-        assert formatted(how, found) == text
-    with pytest.raises(ConfigError, match="format: 'acuracy'"):
-        formatted("acuracy", [None])
-    assert (alone["std"], gap["mean"] == gap["mean"], find([gap], metric="x")) == (0.0, False, None)
+def test_a_budget_chooses_by_the_first_seed_and_says_what_it_costs(tmp_path: Path) -> None:
+    paper = selected(read_paper("nfedgnn"), {"table": ["privacy"]})
+    lines = [line for line in lines_of(paper) if line.keys.get("epsilon") in (10.0, 1e6)]
+    assert {(line.choosers, line.seeds, len(line.choices)) for line in lines} == {
+        ((0,), (0, 1, 2), 12)
+    }
+    rows = make_rows(lines, MadeUp(tmp_path))
+    for line in lines:
+        of_line = [row for row in rows if row["epsilon"] == line.keys["epsilon"]]
+        noise = only_row(of_line, metric="noise-multiplier")["mean"]
+        assert 0 < only_row(of_line, metric="epsilon-of-a-round")["mean"] < line.keys["epsilon"]
+        assert (noise > 1) == (line.keys["epsilon"] == 10.0)
+
+
+# Real runs ---------------------------------------------------------------------------------------
+
+SMALL: dict[str, Any] = {
+    "fedgls": (
+        {"method": ["Fed-GNN_k", "FedGLS"], "table": ["table-1"]},
+        ["partition.clients=4"],
+    ),
+    "fedscem": (
+        {
+            "method": ["Self-training", "FedSCem", "FedSCem, masked", "Global"],
+            "table": ["table-1", "table-3", "strict", "masks", "figure-8"],
+        },
+        ["partition.clients=8"],
+    ),
+    "ppfl": (
+        {"model": ["DeepWalk"], "table": ["table-1", "figures"]},
+        # Few nodes to evaluate: the MLPs would take most of the time.
+        [
+            *("deepwalk.walks=1", "deepwalk.length=10", "gat.epochs=2", "judge.folds=2"),
+            "partition.ratios=[0.8,0.1,0.1]",
+        ],
+    ),
+}
+
+
+def small_comparison(name: str, out: Path, **only: list[str]) -> list[dict[str, Any]]:
+    words, settings = SMALL[name]
+    words = {"data": ["Cora"], **words, **only}
+    overrides = ["data.name=cora-linqs", *settings]
+    main(name, out, only=words, seeds=[0], rounds=2, overrides=overrides)
+    return written(out)
+
+
+def test_one_real_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
+    rows = small_comparison("fedgls", tmp_path, method=["FedGLS"])
+    for metric in (TEST, LAST, VALIDATION, "precision", "homophily", "true-homophily"):
+        assert 0 <= only_row(rows, metric=metric, table="Table 1")["mean"] <= 1
+    assert (tmp_path / "figure-3-cora.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param("fedscem", marks=pytest.mark.release), "fedgls", "ppfl"]
+)
+def test_a_small_comparison(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = small_comparison(name, tmp_path)
+    for r in rows:
+        if r["metric"] in (TEST, LAST, "micro-f1", "precision-1"):
+            assert 0 <= r["mean"] <= 1
+        if r["metric"] in ("seconds-per-round", "peak-mib"):
+            assert r["mean"] > 0
+    assert "Not run" not in (tmp_path / "table.md").read_text()
+    if name == "fedscem":
+        assert len([r for r in rows if r["table"] == "Figure 8"]) == 8 * 4
+        key: dict[str, Any] = {"table": "Masks", "metric": LAST}
+        methods = ("FedSCem, masked", "FedSCem")
+        masked, plain = (only_row(rows, method=m, **key)["mean"] for m in methods)
+        assert masked == pytest.approx(plain, abs=0.02)  # masks change nothing but the rounding
+        assert 0 <= only_row(rows, table="Table 1", method="Global")["mean"] <= 1
+    if name == "ppfl":
+        key = {"method": "FED", "model": "DeepWalk"}
+        last = only_row(rows, metric="micro-f1", table="Figure 3", iteration=22, **key)
+        whole = only_row(rows, metric=LAST, table="Table 1", **key)
+        assert last["mean"] == pytest.approx(whole["mean"])
+    if name == "fedgls":
+        # The graphless clients are the same ones, so their true edges are.
+        assert len({r["mean"] for r in rows if r["metric"] == "true-degree"}) == 1
+        # This process gives what another one gives.
+        words, settings = SMALL[name]
+        only = {"data": ["Cora"], **words, "method": ["FedGLS"]}
+        overrides = ["data.name=cora-linqs", *settings]
+        (line,) = lines_of(selected(read_paper(name), only, (0,), 2, overrides))
+        store, other = Store(tmp_path), Store(tmp_path / "other")
+        (tmp_path / "other").mkdir()
+        run_stages([[run_of(line, 0, store)]], other, lambda: None)
+        found = other.get(run_of(line, 0, store))
+        assert found and found.test_accuracy == runs_of(line, store)[0].test_accuracy
+
+    # What is there is not run again.
+    capsys.readouterr()
+    before = written(tmp_path, "runs")
+    small_comparison(name, tmp_path)
+    said = capsys.readouterr().out.split()
+    assert said[0] == said[2]  # of the runs, so many are there already
+    assert written(tmp_path, "runs") == before
+
+
+def test_a_difference_is_to_a_line_of_the_same_place(tmp_path: Path) -> None:
+    lines = own_lines(keys={"share": 5}) + own_lines(keys={"share": 10}, settings=["patience=7"])
+    lines = [line for line in lines if line.data == "Cora"]
+    rows = make_rows(lines, MadeUp(tmp_path))
+    for share in (5, 10):
+        row = only_row(rows, metric="gain", share=share)
+        mine, other = (line for line in lines if line.keys["share"] == share)
+        values = [
+            curves_of_run(run_of(mine, seed, MadeUp(tmp_path))).test_accuracy[-1]
+            - curves_of_run(run_of(other, seed, MadeUp(tmp_path))).test_accuracy[-1]
+            for seed in (0, 1)
+        ]
+        assert row["values"] == values
+    wrong = [replace(line, figures=[Figure("gain", LAST, "nobody")]) for line in lines]
+    assert make_rows(wrong, MadeUp(tmp_path)) == []

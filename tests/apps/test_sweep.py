@@ -21,7 +21,7 @@ from own_graphs import valued
 import flower_graph as fg
 from flower_graph.apps import parallel
 from flower_graph.apps.cli.main import main
-from flower_graph.apps.sweep import trials
+from flower_graph.apps.sweep import command
 from flower_graph.apps.sweep.command import read_settings
 from flower_graph.errors import ConfigError, DivergedError
 from flower_graph.method.load import load_config, to_dict
@@ -37,14 +37,14 @@ HIDDEN = [one for one in BASE if "hidden" not in one]
 def ran(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Have runs be in this process; the folders of those that were run."""
     folders: list[Path] = []
-    whole = trials.run
+    whole = command.run
 
     def run(config: Any, out: Path, **how: Any) -> Any:
         folders.append(out)
         return whole(config, out, **how)
 
     monkeypatch.setattr(parallel, "ProcessPoolExecutor", InlinePool)
-    monkeypatch.setattr(trials, "run", run)
+    monkeypatch.setattr(command, "run", run)
     monkeypatch.chdir(tmp_path)
     return folders
 
@@ -98,7 +98,7 @@ def test_the_best_by_validation_is_written_and_nothing_runs_twice(
 
 def test_the_choice_looks_at_validation_alone(ran: list[Path], monkeypatch: Any) -> None:
     """The test accuracy of the chosen settings is the lower one here."""
-    whole = trials.run
+    whole = command.run
 
     def run(config: Any, out: Path, **how: Any) -> Any:
         result = whole(config, out, **how)
@@ -107,7 +107,7 @@ def test_the_choice_looks_at_validation_alone(ran: list[Path], monkeypatch: Any)
         write_text(out / "result.json", json.dumps(result))
         return result
 
-    monkeypatch.setattr(trials, "run", run)
+    monkeypatch.setattr(command, "run", run)
     Path("mine.yaml").write_text("defaults: fedgta/own-graph\nmodel: {dropout: 0.25}\n")
     words = ["mine.yaml", *HIDDEN[1:], "model.hidden=2,3,4", "--out", "deep/out"]
     assert main(["sweep", *words]) == 0
@@ -118,7 +118,7 @@ def test_the_choice_looks_at_validation_alone(ran: list[Path], monkeypatch: Any)
 def test_what_was_killed_or_diverged_is_no_run(
     ran: list[Path], monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = trials.run
+    whole = command.run
 
     def run(config: Any, out: Path, **how: Any) -> Any:
         assert not out.exists()
@@ -126,8 +126,8 @@ def test_what_was_killed_or_diverged_is_no_run(
             raise DivergedError("no number")
         return whole(config, out, **how)
 
-    monkeypatch.setattr(trials, "run", run)
-    trial = trials.Trial(HIDDEN[0], tuple(HIDDEN[1:]), ("model.hidden=3",), Path("out").absolute())
+    monkeypatch.setattr(command, "run", run)
+    trial = command.Trial(HIDDEN[0], tuple(HIDDEN[1:]), ("model.hidden=3",), Path("out").absolute())
     cut = trial.run_folder(0)
     cut.mkdir(parents=True)
     (cut / "metrics.jsonl").write_text("cut")
@@ -221,12 +221,12 @@ def test_a_run_s_seconds_are_its_start_and_as_many_later_rounds(
     ran: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     starts = iter([400.0, 5.0] * 2)  # of a process, then of a run in it
-    monkeypatch.setattr(trials, "tried", lambda config: (next(starts), 0.5))
-    trial = trials.Trial(BASE[0], (*BASE[1:], "rounds=101"), (), Path("swept"))
-    assert trials.try_run(trial, 0) == (395.0, 5 + 100 * 0.5)
-    monkeypatch.setattr(trials, "workers_for", lambda tasks: 2)
-    monkeypatch.setattr(trials, "try_run", lambda trial, seed: (395.0, 55.0))
-    sweep = trials.Sweep(trial.config, trial.fixed, trial.out, (0, 1))
+    monkeypatch.setattr(command, "tried", lambda config: (next(starts), 0.5))
+    trial = command.Trial(BASE[0], (*BASE[1:], "rounds=101"), (), Path("swept"))
+    assert command.try_run(trial, 0) == (395.0, 5 + 100 * 0.5)
+    monkeypatch.setattr(command, "workers_for", lambda tasks: 2)
+    monkeypatch.setattr(command, "try_run", lambda trial, seed: (395.0, 55.0))
+    sweep = command.Sweep(trial.config, trial.fixed, trial.out, (0, 1))
     sweep.announce([trial], 1)
     assert f"about {parallel.time_left(395 + 55 * 2 / 2)}," in capsys.readouterr().err
 
@@ -234,6 +234,6 @@ def test_a_run_s_seconds_are_its_start_and_as_many_later_rounds(
 def test_a_trial_of_a_run_takes_its_first_round_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([10.0, 47.0])
     reports = [SimpleNamespace(seconds=seconds) for seconds in (30.0, 2.0, 1.0, 1.0)]
-    monkeypatch.setattr(trials, "first_rounds", lambda config: reports)
-    monkeypatch.setattr(trials, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    assert trials.tried(load_config(BASE[0], BASE[1:])) == (33.0, 1.0)
+    monkeypatch.setattr(command, "first_rounds", lambda config: reports)
+    monkeypatch.setattr(command, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    assert command.tried(load_config(BASE[0], BASE[1:])) == (33.0, 1.0)

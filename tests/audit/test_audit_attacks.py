@@ -102,7 +102,8 @@ def test_a_models_bias_shows_classes_and_its_losses_training_nodes() -> None:
     confidence = [models._confidence(sent[c][0], truth[c], classes) for c in range(3)]
     masks = np.concatenate([truth[c].train for c in range(3)])
     assert auc(np.concatenate(confidence), masks) == 1.0
-    pulls = np.stack([models._class_pull(sent[c], classes) for c in range(3)])
+    steps = [models._steps([one.rest for one in sent[c]]) for c in range(3)]
+    pulls = np.stack([of_client[:, -classes:].sum(0) for of_client in steps])
     assert (pulls.argmax(1) == np.arange(3)).all()
 
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 from federation import ALL, METHODS, tried
 
-from flower_graph.apps.reproduce.experiments import curves_of, steps_of
+from flower_graph.apps.reproduce.runs import curves_of, steps_of
 from flower_graph.apps.run import simulate_whole
 from flower_graph.engine.stacked_weights import StackedWeights
 from flower_graph.method.registry import known_apps, method_of
-from flower_graph.strategies.fedgls.networks import GraphLearners
 from flower_graph.strategies.ppfl.gat import PublicGAT
 
 STACKED = ("fedscem", "fedgls")  # one call is a step of all clients
@@ -39,7 +38,6 @@ def test_clients_take_the_steps_that_their_method_states(
 
     for owner, step in (
         (StackedWeights, "step"),
-        (GraphLearners, "step"),
         (PublicGAT, "_epoch"),
         (torch.optim.Adam, "step"),
     ):

@@ -20,8 +20,7 @@ from torch_geometric.utils import from_networkx
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph
-from flower_graph.data.folders.client_files import clients_path
-from flower_graph.data.folders.client_folder import RATIOS, load_folder
+from flower_graph.data.folders.client_folder import RATIOS, clients_path, load_folder
 from flower_graph.data.gaps import Gaps, Uses
 from flower_graph.data.given import with_saved_graphs
 from flower_graph.data.graph import Graph
@@ -97,34 +96,6 @@ def test_another_clients_columns_are_found_by_name(kind: str, tmp_path: Path) ->
     other.rename(tmp_path / "clients" / f"second{other.suffix}")
     clients = load_folder(tmp_path / "clients", RATIOS, 0)
     assert [one.x.tolist() for one in clients] == [X, X]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_other_names_of_columns_are_refused(kind: str, tmp_path: Path) -> None:
-    with_order(tmp_path / "clients" / "a", "tables", frame().columns)
-    (tmp_path / "clients" / "a" / "tables").rename(tmp_path / "clients" / "first")
-    table = frame().rename(columns={"income": "salary"}).to_csv(index=False)
-    if kind == "tables":
-        tables(tmp_path / "clients" / "second", table)
-    else:
-        graph = network(("label", "age"))
-        nx.set_node_attributes(graph, dict(zip(PEOPLE, INCOMES, strict=True)), "salary")
-        saved(tmp_path / "clients" / kind, graph)
-    said(lambda: load_folder(tmp_path / "clients", RATIOS, 0), "age, income")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_new_nodes_columns_are_found_by_name_or_refused(kind: str, tmp_path: Path) -> None:
-    path = with_order(tmp_path / "old", "tables", frame().columns)
-    config = DataConfig(str(path), split="auto", features="standardise")
-    form = form_of(load_graph(config), config)
-    new = read_new_graph(with_order(tmp_path / "new", kind, TURNED), form)
-    torch.testing.assert_close(new.x, load_graph(config).x)
-    said(
-        lambda: read_new_graph(with_order(tmp_path / "less", kind, TURNED[:3]), form),
-        "age",
-        "income",
-    )
 
 
 def form_of(graph: Graph, config: DataConfig) -> DataForm:

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
-from flower_graph.data.folders.client_files import client_graphs, clients_path
 from flower_graph.data.folders.client_folder import (
     client_graph_from_data,
+    client_graphs,
+    clients_path,
     ego_from_data,
     load_ego_folder,
     load_folder,

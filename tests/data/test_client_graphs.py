@@ -58,8 +58,8 @@ from flower_graph.data.partition.overlapping import overlapping_graphs
 from flower_graph.data.splits import (
     Masks,
     geom_gcn_split,
+    labelled_split,
     random_split,
-    ratio_split,
     select_column,
     stratified_split,
 )
@@ -563,18 +563,6 @@ def test_random_split_has_the_sizes_that_were_asked_for() -> None:
     assert torch.bincount(y[draw(y).train]).tolist() == [2, 0, 2]
 
 
-def test_random_split_depends_on_the_seed_only() -> None:
-    y = torch.arange(100) % 4
-    torch.manual_seed(1)
-    first = draw(y, seed=5)
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
-    again, other = draw(y, seed=5), draw(y, seed=6)
-    assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert not torch.equal(first.train, other.train)
-
-
 def test_random_split_says_what_is_too_small() -> None:
     with pytest.raises(DataError, match=r"data\.num_test = 7: 6"):
         draw(torch.tensor([0, 1] * 5))
@@ -583,26 +571,6 @@ def test_random_split_says_what_is_too_small() -> None:
     for key in ("train_per_class", "num_val", "num_test"):
         with pytest.raises(DataError, match=f"data.{key} = 0"):
             draw(torch.tensor([0, 1] * 10), **{key: 0})
-
-
-@given(
-    nodes=st.integers(10, 300),
-    ratios=st.tuples(*[st.floats(0.15, 0.33) for _ in range(3)]),
-    seed=st.integers(0, 99),
-)
-def test_ratio_split_is_disjoint_and_near_the_shares(
-    nodes: int, ratios: tuple[float, float, float], seed: int
-) -> None:
-    masks = ratio_split(nodes, ratios, generator=chance(seed))
-    assert_disjoint(masks)
-    for mask, share in zip(masks, ratios, strict=True):
-        assert abs(int(mask.sum()) - share * nodes) <= 1
-
-
-def test_ratio_split_that_sums_to_one_covers_every_node() -> None:
-    # 0.6 * 7, 0.2 * 7 and 0.2 * 7 rounded one by one would be 4 + 1 + 1.
-    masks = ratio_split(7, [0.6, 0.2, 0.2], generator=chance())
-    assert torch.stack(masks).sum(0).tolist() == [1] * 7
 
 
 def test_stratified_split_by_hand() -> None:
@@ -616,13 +584,6 @@ def test_stratified_split_by_hand() -> None:
     ]
 
 
-def test_stratified_split_may_leave_a_part_out() -> None:
-    masks = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=chance())
-    assert [int(mask.sum()) for mask in masks] == [0, 8, 32]
-    other = stratified_split(torch.arange(40) % 2, [0, 0.2, 0.8], generator=chance(1))
-    assert not torch.equal(other.val, masks.val)
-
-
 @pytest.mark.parametrize(
     "ratios", [[0.5, 0.5], [0.6, 0.3, 0.2], [0, 0, 0], [-0.1, 0.5, 0.5], [float("nan"), 0.2, 0.2]]
 )
@@ -630,9 +591,9 @@ def test_impossible_shares_are_refused(ratios: list[float]) -> None:
     with pytest.raises(DataError, match=r"partition.ratios"):
         stratified_split(torch.arange(9) % 2, ratios, generator=chance())
     with pytest.raises(DataError, match=r"data.ratios"):
-        ratio_split(100, ratios, generator=chance())
+        labelled_split(torch.zeros(100), ratios, generator=chance())
     with pytest.raises(DataError, match=r"leaves.*10"):
-        ratio_split(10, [0.5, 0.01, 0.4], generator=chance())
+        labelled_split(torch.zeros(10), [0.5, 0.01, 0.4], generator=chance())
 
 
 def columns() -> Masks:
@@ -727,16 +688,6 @@ def test_more_egos_than_are_searched_at_once() -> None:
     for network in networks[1:-1]:
         assert network.nodes.tolist() == [network.ego - 1, network.ego, network.ego + 1]
     assert [network.client for network in networks] == list(range(3 * CHUNK))
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
-def test_sparse_features_stay_sparse() -> None:
-    sparse = replace(whole(), x=whole().x.to_sparse_csr())
-    for one, other in zip(
-        ego_networks(sparse, [3, 5, 0], 1), ego_networks(whole(), [3, 5, 0], 1), strict=True
-    ):
-        assert one.x.layout == torch.sparse_csr
-        assert torch.equal(one.x.to_dense(), other.x)
 
 
 def test_tensors_hold_no_more_than_their_client() -> None:

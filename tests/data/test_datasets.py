@@ -163,11 +163,6 @@ def test_geom_gcn_is_refused_where_it_does_not_exist(name: str, root: Path) -> N
         load_data(DataConfig(name=name, split="geom-gcn", nodes=100))
 
 
-def test_unknown_splits_are_refused() -> None:
-    with pytest.raises(DataError, match=r"data\.split = 'full'"):
-        load_data(DataConfig(split="full"))
-
-
 def members(graph: Graph) -> list[list[int]]:
     masks = (graph.train_mask, graph.val_mask, graph.test_mask)
     return [mask.nonzero().flatten().tolist() for mask in masks if mask is not None]

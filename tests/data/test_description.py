@@ -17,12 +17,11 @@ from torch_geometric.data import Data
 
 from flower_graph.config.common import DataConfig
 from flower_graph.data import as_graph, description, load_graph
-from flower_graph.data.checked import check_clients, check_rows, server_graph
+from flower_graph.data.description import check_clients, check_rows, server_graph
 from flower_graph.data.features import prepare_features
 from flower_graph.data.folders.client_folder import client_graph_from_data, load_folder
 from flower_graph.data.gaps import Gaps
-from flower_graph.errors import ConfigError, DataError
-from flower_graph.method.load import load_config
+from flower_graph.errors import DataError
 
 DOCS = Path(__file__).parents[2] / "docs/reference/configuration.md"
 FILE, FOLDER, PYTHON, CLIENT, SERVER = "file", "folder", "python", "client", "server"
@@ -60,6 +59,7 @@ ROWS: list[Row] = [
     ("labels: with gaps", {"y": torch.tensor([0, 5, 0, 5, 0, 100])}, "labels 0, 5, 100"),
     ("labels: words", {"y": ["cat", "dog", "cat", "dog", "cat", None]}, "labels cat, dog"),
     ("labels: `num_classes`", {"num_classes": 7}, ""),
+    ("labels: `num_classes`", {"num_classes": torch.tensor(7)}, ""),
     ("labels: `num_classes`", {"num_classes": 1}, "!num_classes = 1"),
     ("labels: half numbers", {"y": torch.tensor([0.0, 1, 0.5, 1, 0, 1])}, "!y[2] is 0.5"),
     ("labels: several a node", {"y": torch.zeros(6, 3, dtype=torch.int64)}, "!y is torch.int64"),
@@ -385,11 +385,6 @@ def test_features_alike_by_what_was_done_to_them_are_said_to_be(tmp_path: Path) 
     with pytest.raises(DataError) as caught:
         load_folder(tmp_path, RATIOS, seed=0, features="presence")
     assert re.search(r"client 0: .* 6 .*data\.features=as-is", str(caught.value))
-
-
-def test_an_unknown_form_of_features_names_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.features.*row"):
-        load_config("fedgls/cora", ["data.features=rows"])
 
 
 # Constructors -------------------------------------------------------------------------------------

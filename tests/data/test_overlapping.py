@@ -108,27 +108,6 @@ def test_fewer_nodes_are_the_first_of_more(how: str, count: int, seed: int) -> N
     assert choose_public(around(EDGES, 7), count, how, seed).tolist() == every[:count]
 
 
-@pytest.mark.parametrize(
-    ("order", "cover"),
-    [
-        # 0 settles itself and 1, 2, 3; then 4 and 5 both settle what is left, 4 and 5. After
-        # that every other node has all its neighbours chosen.
-        ([0, 3, 4, 1, 2, 5, 6], [0, 4, 3, 1, 2, 5, 6]),
-        ([6, 5, 4, 3, 2, 1, 0], [0, 5, 4, 6, 3, 2, 1]),
-    ],
-)
-def test_a_cover_by_hand(order: list[int], cover: list[int]) -> None:
-    # In the second order 5 leaves 4 lacking no neighbour but 3: 4 has one chosen of two.
-    assert greedy_cover(around(EDGES, 7), torch.tensor(order), 7).tolist() == cover
-
-
-def test_the_second_cover_gives_each_node_a_second_neighbour_by_hand() -> None:
-    # 0 settles 3, 0 and 1; of 1, 2 and 3, which would settle 2, the first. Then 2 and 3 have one
-    # chosen neighbour of two each, and either of them would settle both.
-    assert greedy_cover(around(RING, 4), torch.arange(4), 4).tolist() == [0, 1, 2, 3]
-    assert greedy_cover(around(RING, 4), torch.tensor([0, 3, 2, 1]), 3).tolist() == [0, 3, 2]
-
-
 @given(graph=drawn_graphs(), seed=st.integers(0, 99))
 def test_the_cover_is_that_of_the_definition(graph: tuple[Tensor, int], seed: int) -> None:
     edges, n = graph
@@ -148,26 +127,6 @@ def test_sizes_are_the_papers(name: str, sizes: tuple[int, ...], how: str, data_
     for client in overlapping_graphs(graph, partition(public=how), seed=0):
         nodes, public = client.nodes.numel(), int(client.public.sum())
         assert (nodes, public, nodes - public) == sizes
-
-
-def test_nodes_and_edges_by_hand() -> None:
-    # The four nodes of the square have the highest degrees; 4, 5, 6 and 7 go to a client each.
-    settings = partition(public="degree", public_share=0.5, private_share=0.125, ratios=[1, 0, 0])
-    clients = overlapping_graphs(star(), settings, seed=0)
-    square = {(0, 1), (1, 2), (2, 3), (0, 3), (1, 3)}
-    # The edge between 5 and 6 is nobody's: no client holds both.
-    own = {4: {(0, 4), (1, 4)}, 5: {(0, 5)}, 6: {(2, 6)}, 7: set()}
-    assert sorted(int(client.nodes[-1]) for client in clients) == [4, 5, 6, 7]
-    for number, client in enumerate(clients):
-        private = int(client.nodes[-1])
-        assert client.client == number
-        assert client.nodes.tolist() == [0, 1, 2, 3, private]
-        assert client.public.tolist() == [True] * 4 + [False]
-        ends = client.nodes[client.edge_index].T.tolist()
-        both = {pair[::way] for pair in square | own[private] for way in (1, -1)}
-        assert [tuple(pair) for pair in ends] == sorted(both)
-        assert client.x.tolist() == star().x[client.nodes].tolist()
-        assert client.y.tolist() == [0, 1, 0, 1, private % 2]
 
 
 @given(

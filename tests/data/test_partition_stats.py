@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -39,32 +41,20 @@ def networks() -> list[EgoNetwork]:
     ]
 
 
+def worked_out(figures: str) -> Any:
+    """Read figures by name, with a fraction for each that is no whole number."""
+    pairs = (one.rpartition(" ") for one in " ".join(figures.split()).split(", "))
+    return pytest.approx({name: float(Fraction(value)) for name, _, value in pairs})
+
+
 def test_figures_of_ego_networks_by_hand() -> None:
     found = ego_statistics(networks())
-    assert found.figures == pytest.approx(
-        {
-            "clients": 3,
-            "nodes": 6,
-            "edges": 5,
-            "features": 7,
-            "classes": 3,
-            "density": 5 / 6,
-            "nodes-per-client": 7 / 3,
-            "edges-per-client": 5 / 3,
-            "classes-per-client": 5 / 3,
-            "density-per-client": 5 / 7,
-            "fewest-nodes": 1,
-            "most-nodes": 4,
-            "clients-per-node": 7 / 6,
-            "most-clients-per-node": 2,
-            "shared-share": 1 / 6,
-            "train-per-client": 1,
-            "val-per-client": 1 / 3,
-            "test-per-client": 2 / 3,
-            "clients-without-training": 1,
-            "tested-and-trained-share": 1 / 2,
-        }
-    )
+    assert found.figures == worked_out("""
+        clients 3, nodes 6, edges 5, features 7, classes 3, density 5/6, nodes-per-client 7/3,
+        edges-per-client 5/3, classes-per-client 5/3, density-per-client 5/7, fewest-nodes 1,
+        most-nodes 4, clients-per-node 7/6, most-clients-per-node 2, shared-share 1/6,
+        train-per-client 1, val-per-client 1/3, test-per-client 2/3, clients-without-training 1,
+        tested-and-trained-share 1/2""")
     assert found.distributions == {
         "nodes per client": {1: 1, 2: 1, 4: 1},
         "edges per client": {0: 1, 1: 1, 4: 1},
@@ -78,20 +68,9 @@ def test_nodes_as_clients_by_hand() -> None:
     x[0, 1] = x[0, 2] = x[3, 0] = -1.5
     train, val = mask(0, 1, size=6), mask(size=6)
     found = node_statistics(Graph(x, EDGES, Y, 3, train, val, test_mask=mask(2, 3, 4, size=6)))
-    assert found.figures == {
-        "clients": 6,
-        "edges": 5,
-        "features": 4,
-        "classes": 3,
-        "density": 5 / 6,
-        "neighbours-per-client": 10 / 6,
-        "most-neighbours": 3,
-        "isolated": 1,
-        "features-per-client": 0.5,
-        "train": 2,
-        "val": 0,
-        "test": 3,
-    }
+    assert found.figures == worked_out("""
+        clients 6, edges 5, features 4, classes 3, density 5/6, neighbours-per-client 10/6,
+        most-neighbours 3, isolated 1, features-per-client 1/2, train 2, val 0, test 3""")
     assert found.distributions == {
         "neighbours per client": {0: 1, 1: 2, 2: 1, 3: 2},
         "classes in train": {0: 1, 1: 1},
@@ -112,27 +91,14 @@ def test_figures_of_communities_by_hand() -> None:
     whole = Graph(torch.zeros(6, 7), EDGES, torch.tensor([0, 1, 1, 0, 1, -1]), num_classes=3)
     first, second = communities()
     found = client_statistics([replace(first, y=whole.y[first.nodes]), second], whole)
-    assert found.figures == pytest.approx(
-        {
-            "clients": 2,
-            "graphless-clients": 1,
-            "features": 7,
-            "classes": 2,
-            "nodes-per-client": 5 / 2,
-            "edges-per-client": 1,  # 0 - 1 and 1 - 2, none at the other
-            "directed-edges-per-client": 2,
-            "classes-per-client": 3 / 2,
-            "homophily-per-client": 1 / 2,  # of the first client; the other has no edges
-            "fewest-nodes": 2,
-            "most-nodes": 3,
-            "kept-nodes-share": 5 / 6,
-            "kept-edges-share": 2 / 5,
-            "cut-edges-share": 2 / 4,  # 2 - 3 and 1 - 3, of all but 3 - 4
-            "train-per-client": 1,
-            "val-per-client": 1 / 2,
-            "test-per-client": 1 / 2,
-        }
-    )
+    # 0 - 1 and 1 - 2 at the first client, none at the other, which has no homophily; cut are 2 - 3
+    # and 1 - 3, of all but 3 - 4
+    assert found.figures == worked_out("""
+        clients 2, graphless-clients 1, features 7, classes 2, nodes-per-client 5/2,
+        edges-per-client 1, directed-edges-per-client 2, classes-per-client 3/2,
+        homophily-per-client 1/2, fewest-nodes 2, most-nodes 3, kept-nodes-share 5/6,
+        kept-edges-share 2/5, cut-edges-share 2/4, train-per-client 1, val-per-client 1/2,
+        test-per-client 1/2""")
     assert found.distributions == {
         "nodes per client": {2: 1, 3: 1},
         "edges per client": {0: 1, 2: 1},
@@ -173,33 +139,14 @@ def overlapping() -> list[OverlappingGraph]:
 
 def test_figures_of_overlapping_clients_by_hand() -> None:
     found = overlap_statistics(overlapping(), WHOLE)
-    assert found.figures == pytest.approx(
-        {
-            "clients": 2,
-            "features": 7,
-            "classes": 2,
-            "nodes-per-client": 3.5,
-            "public-per-client": 2,
-            "private-per-client": 1.5,
-            "edges-per-client": 2,
-            # Of 0 - 1, 1 - 3 and 3 - 4 no two ends have one class.
-            "homophily-per-client": 0,
-            "clients-without-edges": 0,
-            "isolated-share": 1 / 7,
-            # Of node 1: 2 and 1, of node 3: 1 and 2.
-            "neighbours-of-public": 1.5,
-            # 0 at the first client, 4 at the second, but not 5.
-            "reached-share": 2 / 3,
-            "reached-twice-share": 0,
-            "kept-nodes-share": 5 / 6,
-            # 0 - 1, 1 - 3 and 3 - 4 are kept of five.
-            "lost-edges-share": 2 / 5,
-            "degree-of-public": 3,
-            "train-per-client": 1,
-            "val-per-client": 0,
-            "test-per-client": 1,
-        }
-    )
+    # Of 0 - 1, 1 - 3 and 3 - 4, kept of five, no two ends have one class. Node 1 has 2 and
+    # 1 neighbours, node 3 has 1 and 2; 0 at the first client is reached, and 4 at the second, not 5
+    assert found.figures == worked_out("""
+        clients 2, features 7, classes 2, nodes-per-client 7/2, public-per-client 2,
+        private-per-client 3/2, edges-per-client 2, homophily-per-client 0, clients-without-edges 0,
+        isolated-share 1/7, neighbours-of-public 3/2, reached-share 2/3, reached-twice-share 0,
+        kept-nodes-share 5/6, lost-edges-share 2/5, degree-of-public 3, train-per-client 1,
+        val-per-client 0, test-per-client 1""")
     assert found.distributions == {
         "nodes per client": {3: 1, 4: 1},
         "edges per client": {2: 2},

@@ -22,7 +22,7 @@ from scipy.sparse import csr_matrix
 from torch_geometric.data import Data, HeteroData
 
 from flower_graph.config.common import DataConfig
-from flower_graph.data import load_data, to_undirected
+from flower_graph.data import load_data
 from flower_graph.data.description import as_graph
 from flower_graph.data.folders.client_folder import client_graph_from_data
 from flower_graph.data.sources import cache as cache_module
@@ -294,27 +294,6 @@ def test_several_graphs_are_refused(count: int, monkeypatch: pytest.MonkeyPatch)
 def save(path: Path, content: Any) -> Path:
     torch.save(content, path)
     return path
-
-
-@pytest.mark.parametrize("wrap", [lambda **parts: Data(**parts), dict])
-def test_a_data_and_a_dict_are_the_same_graph(wrap: Any, tmp_path: Path) -> None:
-    graph = load_file(
-        save(tmp_path / "graph.pt", wrap(**own_graph(val_mask=None, note="a string is ignored")))
-    )
-    expected = own_graph()
-    for key in ("x", "y", "train_mask"):
-        assert torch.equal(getattr(graph, key), expected[key])
-    assert torch.equal(graph.edge_index, to_undirected(expected["edge_index"], 4))
-    assert graph.val_mask is None
-    assert graph.num_classes == 2
-
-
-@pytest.mark.parametrize("classes", [5, torch.tensor(5)])
-def test_a_number_of_classes_in_the_file_counts(classes: Any, tmp_path: Path) -> None:
-    graph = load_file(save(tmp_path / "a.pt", Data(**own_graph(num_classes=classes))))
-    assert graph.num_classes == 5
-    with pytest.raises(DataError, match=r"b\.pt.*\[1\]"):
-        load_file(save(tmp_path / "b.pt", own_graph(num_classes=1)))
 
 
 class Harmful:

@@ -26,15 +26,8 @@ from benchmarks.gpu import make_rows, make_server
 from flower_graph.strategies.fedgls.cohort import StructureCohort
 from flower_graph.strategies.fedgls.method import FEDGLS
 from flower_graph.strategies.fedscem.cohort import EgoCohort, Shared
-from flower_graph.strategies.nfedgnn.common_layer import (
-    CommonLayer,
-    LinearLayer,
-)
-from flower_graph.strategies.nfedgnn.users import (
-    LinearCohort,
-    ModuleCohort,
-    UserSettings,
-)
+from flower_graph.strategies.nfedgnn.common_layer import CommonLayer, LinearLayer
+from flower_graph.strategies.nfedgnn.users import LinearCohort, ModuleCohort, UserSettings
 from flower_graph.strategies.ppfl.gat import PublicGAT
 
 USERS = UserSettings(16, True, 5e-4, 0, "holders")
@@ -145,7 +138,7 @@ READS = {
         "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory
         "flower_graph/ops/graph.py:_replace",  # bounds of the block that a learnt graph replaces
         "flower_graph/engine/graph_batch.py:draw_kept",  # how many entries each client has
-        "strategies/fedgls/networks.py:_restart_diverged",
+        "strategies/fedgls/networks.py:learn",
         f"{COHORT}:_diverged",
     },
     "attention": {"strategies/ppfl/gat.py:learn"},  # the loss, which is replied

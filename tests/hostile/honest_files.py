@@ -21,7 +21,6 @@ from run_folders import GRAPH, make_run
 from flower_graph import errors
 from flower_graph.apps.cli.run import Job
 from flower_graph.apps.cli.run import _done as done
-from flower_graph.apps.reproduce.table import read_table
 from flower_graph.client.adaptor import read_state, write_state
 from flower_graph.data.folders.party import CLIENTS, Manifest, open_folder, write_folder
 from flower_graph.data.sources.pyg import load_file
@@ -210,9 +209,6 @@ def of_supernode(place: Path) -> list[Target]:
     secret.write_text("a passphrase of ours")
     secret.chmod(0o600)
     (place / "mine.yaml").write_text("app: fedgls\nrounds: 3\ndata: {name: cora-linqs}\n")
-    part = "tables: {a: [{table: a, rows: [test-accuracy-last]}]}"
-    table = f"title: T\nconfig: fedgls/cora\nonly: []\nseeds: [0]\npage: []\n{part}\n"
-    (place / "table.yaml").write_text(table)
     return [
         Target(client, lambda: checkpoint.load_client(client, RUN)),
         Target(client.with_name("server.safetensors"), lambda: checkpoint.load_server(saved, 1)),
@@ -221,5 +217,4 @@ def of_supernode(place: Path) -> list[Target]:
         Target(context, lambda: use_state(context)),
         Target(secret, lambda: StateKey.of(given, place)),
         Target(place / "mine.yaml", lambda: load_config(str(place / "mine.yaml"))),
-        Target(place / "table.yaml", lambda: read_table(str(place / "table.yaml"))),
     ]  # fmt: skip

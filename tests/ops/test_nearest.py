@@ -47,24 +47,6 @@ def test_the_kept_cosines_are_the_largest(case: tuple[Tensor, int], block: int):
         assert all(len(set(row)) == k for row in found.tolist())
 
 
-@pytest.mark.parametrize("similarity", SIMILARITIES)
-@pytest.mark.parametrize("is_sparse", [False, True])
-def test_the_size_of_a_block_changes_nothing(similarity: str, is_sparse: bool):
-    """Three copies of each row, whose similarities to a fourth must not differ by rounding."""
-    chance = torch.Generator().manual_seed(0)
-    x = torch.rand(40, 30, generator=chance) * (torch.rand(40, 30, generator=chance) < 0.3)
-    x = torch.cat([x, x, x])
-    e = sparse(x) if is_sparse else x
-    whole = nearest(e, 8, similarity, 1000).neighbours
-    for block in (1, 2, 3, 7, 16, 33, 99):
-        assert torch.equal(nearest(e, 8, similarity, block).neighbours, whole)
-    for i, row in enumerate(whole.tolist()):
-        others = [j for j in row if j % 40 != i % 40]
-        for first in (others[0], others[3]):
-            place = others.index(first)
-            assert others[place : place + 3] == [first, first + 40, first + 80]
-
-
 def test_binary_features_tie_by_number():
     """Node 0 has two features; all others have one of them, with equal cosines."""
     x = torch.tensor([[1.0, 1], *([[1.0, 0], [0.0, 1]] * 9)])

@@ -24,7 +24,6 @@ ALLOWED = {
     ("flower_graph/method/load.py", "read_bytes"): "configs that the package ships",
     ("flower_graph/method/load.py", "read_text"): "configs that the package ships",
     ("flower_graph/method/registry.py", "open"): "the package's own source",
-    ("apps/reproduce/table.py", "read_text"): "tables that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "np.load"): "bytes that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "read_bytes"): "bytes that the package ships",
     ("flower_graph/data/cora_linqs/__init__.py", "read_text"): "bytes that the package ships",

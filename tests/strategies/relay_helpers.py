@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 from flwr.app import Context
 from torch import Tensor
@@ -98,12 +100,22 @@ def run(
     supernodes: int = 2,
     grid: InProcessGrid | None = None,
     model: str = "gcn",
+    stop_at: int = 0,
+    resume: bool = False,
     **options: Any,
 ) -> Outcome:
-    """Run the strategy; `options` are its arguments."""
+    """Run the strategy; `options` are its arguments. `stop_at` presses Ctrl-C after that round."""
     outcome = Outcome(strategy_for(data, model, **options))
     grid = grid or InProcessGrid(client_app(data), num_supernodes=supernodes)
-    outcome.strategy.start(grid, num_rounds=rounds, timeout=5, on_round=outcome.reports.append)
+
+    def on_round(report: RoundReport) -> None:
+        outcome.reports.append(report)
+        if report.round == stop_at:
+            raise KeyboardInterrupt
+
+    how: dict[str, Any] = {"timeout": 5, "on_round": on_round, "resume": resume}
+    with nullcontext() if not stop_at else pytest.raises(KeyboardInterrupt):
+        outcome.strategy.start(grid, num_rounds=rounds, **how)
     return outcome
 
 

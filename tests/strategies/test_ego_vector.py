@@ -25,7 +25,6 @@ from flower_graph.strategies.fedscem.vector import (
     add_noise,
     add_up,
     contrast_scale,
-    mean_weights,
     measure,
     read_shared,
 )
@@ -175,7 +174,8 @@ def test_weights_are_added_up_densely() -> None:
     plain = [PlainClient(ego, start, SETTINGS) for ego in egos]
     for client in plain:
         client.step()
-    first, rest = mean_weights(chosen, torch.ones(chosen.batch.size))
+    (mean_model,) = chosen.weighted_sums(torch.ones(len(egos)), divisor=len(egos))
+    first, rest = mean_model.first.numpy(), mean_model.rest.numpy()
     np.testing.assert_allclose(first, average(plain).first, atol=1e-5)
     np.testing.assert_allclose(rest, average(plain).rest, atol=1e-5)
     layout = Layout(0, HIDDEN, first.size + rest.size)

@@ -57,7 +57,7 @@ def wish(client: int) -> Tensor:
 def learn(cohort: GraphLearners, clients: list[int], steps: int) -> None:
     goal = torch.block_diag(*(wish(client) for client in clients))
     for _ in range(steps):
-        cohort.step(lambda pattern, weight: (goal[tuple(pattern.edge_index)] * weight).sum())
+        cohort.learn(lambda pattern, weight: (goal[tuple(pattern.edge_index)] * weight).sum())
 
 
 def graphs(cohort: GraphLearners, clients: list[int]) -> list[Tensor]:
@@ -92,7 +92,7 @@ def test_a_client_whose_weights_are_no_numbers_begins_anew(settings: LearnerSett
         inside = (edges[0] >= n) & (edges[0] < n + SIZES[1])
         return (goal[edges[0], edges[1]] * weight * torch.where(inside, torch.nan, 1.0)).sum()
 
-    cohort.step(loss)
+    cohort.learn(loss)
     assert cohort.tensors()["step"].tolist() == [3, 0, 3]
     for found, wanted, fresh in zip(
         graphs(cohort, [0, 1, 2]),
@@ -141,6 +141,6 @@ def test_a_round_holds_no_matrix_of_nodes_times_nodes(settings: LearnerSettings)
     n = 4000
     cohort = alone(features(0, n), settings)
     with Largest() as largest:
-        cohort.step(lambda _, weight: weight.square().sum())
+        cohort.learn(lambda _, weight: weight.square().sum())
         cohort.edges()
     assert n * FEATURES <= largest.numbers <= n * n // 50

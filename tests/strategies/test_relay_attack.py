@@ -10,11 +10,7 @@ from numpy.typing import NDArray
 from flower_graph.ops.active_rows import pack
 from flower_graph.strategies.nfedgnn import attack
 from flower_graph.strategies.nfedgnn.attack import Known, Step
-from flower_graph.strategies.nfedgnn.users import (
-    LinearCohort,
-    UserSettings,
-    shared_linear_weight,
-)
+from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings, shared_linear_weight
 
 FEATURES, SIZE, ROUNDS = 60, 8, 12
 

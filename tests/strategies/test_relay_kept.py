@@ -16,12 +16,7 @@ from flower_graph import NodeClient, SplitGradientRelay
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.models import build_server_model
 from flower_graph.ops.active_rows import pack
-from flower_graph.outputs.files import (
-    read_embeddings,
-    read_models,
-    read_predictions,
-    write_outputs,
-)
+from flower_graph.outputs.files import read_embeddings, read_models, read_predictions, write_outputs
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.kept import server_models, user_models
 from flower_graph.strategies.nfedgnn.users import LinearCohort, UserSettings
@@ -134,16 +129,6 @@ def test_the_server_writes_figures_of_users(tmp_path: Path) -> None:
     assert {(line["bytes-up"], line["bytes-down"]) for line in lines} == {
         (str(5 * size), str(4 * size))
     }
-
-
-def test_a_run_that_has_no_round_left_writes_the_same_again(tmp_path: Path) -> None:
-    keeping(tmp_path, 4)
-    (table,) = (tmp_path / "out").glob("clients.csv")
-    before = table.read_text()
-    assert ",1.0," in before and ",0.0," in before
-    table.unlink()
-    keeping(tmp_path, 4, resume=True)
-    assert table.read_text() == before
 
 
 def test_who_left_is_in_no_output(tmp_path: Path) -> None:

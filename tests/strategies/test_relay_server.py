@@ -240,20 +240,11 @@ def weights(total: list[list[float]], holders: Any) -> RelayReply:
     return RelayReply(1, np.zeros((1, H)), np.array(total), np.array(holders))
 
 
-def test_requests_name_each_nodes_users_in_its_order():
-    requests = state_of().requests(1, HOSTED, EVERYBODY)
-    assert {node: r.users.tolist() for node, r in requests.items()} == HOSTED
-    request = requests[10]
-    assert (request.server_round, request.settings) == (1, SETTINGS)
-    assert request.gradient.tolist() == [[0, 0]] * 3
-    assert request.gradient_round.tolist() == [0, 0, 0]
-    assert (request.average, request.average_round) == (None, 0)
-    assert not request.send_weights and not request.checkpoint
-
-
 def test_gradients_come_one_round_later_and_wait_for_the_absent():
     state = state_of()
-    play(state, 1)
+    first = play(state, 1)
+    assert {node: r.users.tolist() for node, r in first.items()} == HOSTED
+    assert first[10].gradient_round.tolist() == [0, 0, 0] and not first[10].send_weights
     second = play(state, 2, silent=(20,))
     assert second[10].learning_rate == RATE
     assert second[10].gradient.tolist() == [[10, 10], [11, 11], [14, 14]]

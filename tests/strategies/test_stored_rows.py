@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
-from relay_helpers import Outcome, client_app, run, same_weights, small_graph, strategy_for
+from relay_helpers import Outcome, client_app, run, same_weights, small_graph
 from torch import nn
 
 from flower_graph import NodeClient
 from flower_graph.errors import CheckpointError, StateLostError
-from flower_graph.records.rounds import RoundReport
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint, row_file
 
@@ -20,25 +19,12 @@ DATA, ROUNDS = small_graph(24), 9
 SOME: dict[str, Any] = {"participation": 0.5, "learning_rate": 0.3}
 
 
-def stored(
-    folder: Path, *, stop_at: int = 0, resume: bool = False, every: int = 0, **options: Any
-) -> Outcome:
-    """Run with rows in files, on two SuperNodes; `stop_at` ends it once that round is reported."""
+def stored(folder: Path, *, every: int = 0, **how: Any) -> Outcome:
+    """Run with rows in files, on two SuperNodes."""
     saved = {"checkpoint_dir": folder / "saved", "checkpoint_every": every} if every else {}
     app = client_app(DATA, rows_dir=folder / "rows", checkpoint_dir=saved.get("checkpoint_dir"))
-    outcome = Outcome(strategy_for(DATA, **(SOME | saved | options)))
-
-    def on_round(report: RoundReport) -> None:
-        outcome.reports.append(report)
-        if report.round == stop_at:
-            raise KeyboardInterrupt
-
-    try:
-        grid = InProcessGrid(app, num_supernodes=2)
-        outcome.strategy.start(grid, num_rounds=ROUNDS, on_round=on_round, resume=resume)
-    except KeyboardInterrupt:
-        assert stop_at
-    return outcome
+    grid = InProcessGrid(app, num_supernodes=2)
+    return run(DATA, rounds=ROUNDS, grid=grid, **(SOME | saved | how))
 
 
 @pytest.mark.parametrize("options", [{}, {"user_bias": True}, {"participation": 1.0}])
@@ -96,6 +82,8 @@ def test_a_file_has_no_room_for_zeros_and_three_copies(tmp_path: Path) -> None:
     assert again[count // 2] == again.sum() == 3 and row_file.marked(path) == [2, 3]
     with pytest.raises(StateLostError):
         row_file.mapped(path, count + 1)
+    row_file.create(path, 0)
+    assert not row_file.mapped(path, 0).numel() and not row_file.marked(path)
 
 
 def test_copies_that_cannot_be_made_are_reported(

@@ -270,7 +270,7 @@ def test_a_graph_learner_that_diverges_begins_anew(spoilt: str) -> None:
         cohort = cohort_of(context) if is_train(message, 2) else None
         if cohort is not None and 21 in cohort.clients:
             assert cohort.learners is not None
-            rows = slice(*cohort.learners._own.row_ptr[:2])
+            rows = slice(*cohort.learners.batch.row_ptr[:2])
             cohort.tensors()[f"learner.{spoilt}.first"][rows] = torch.nan
         return call_next(message, context)
 

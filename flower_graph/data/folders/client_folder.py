@@ -1,4 +1,4 @@
-"""Clients with graphs of their own, such as PyG's ``Data``: one by one, or from a folder.
+"""Clients with graphs of their own: one by one, from a folder, or from one graph.
 
 The files of a folder may come from anybody: nothing in them is executed. Clients are numbered in
 the order of the files' names.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -17,23 +18,25 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from flower_graph.config.common import AS_IS, ONE_HOT
+from flower_graph.config.common import AS_IS, MEAN, ONE_HOT, DataConfig
 from flower_graph.config.partition import GLOBAL
 from flower_graph.data.description import (
+    EDGE_VALUES,
     Caution,
     Described,
     by_place,
+    check_edges,
     check_parts,
     describe_graph,
+    of_edges,
     read_mask,
     saying,
     tell,
 )
 from flower_graph.data.features import prepare_features
-from flower_graph.data.folders.client_files import IDENTITIES, client_graphs, is_one_graph
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, align, common_columns, fill_missing
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, align, common_columns
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
-from flower_graph.data.labels import check_entries, declared_classes, number_classes
+from flower_graph.data.labels import as_tensor, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
     ClientGraph,
     check_client_graph,
@@ -44,9 +47,25 @@ from flower_graph.data.partition.client_graphs import (
 )
 from flower_graph.data.partition.ego_networks import EgoNetwork, split_per_client
 from flower_graph.data.partition.overlapping import OverlappingGraph, noisy_labels
+from flower_graph.data.sources.datasets import saved_at
+from flower_graph.data.sources.names import (
+    EDGES,
+    GRAPH_FILES,
+    NODES,
+    OTHER_FILES,
+    absent,
+    file_path,
+    folder_path,
+    graphs_in,
+    shown_in,
+    table_in,
+)
+from flower_graph.data.sources.pyg import read_file
+from flower_graph.data.sources.tables import CLIENT, names_clients
 from flower_graph.data.splits import ROLE_WORDS, Masks, check_roles, stratified_split, with_masks
 from flower_graph.errors import DataError
 from flower_graph.rng import generator
+from flower_graph.storage.reading import Tree
 
 RATIOS = (0.6, 0.2, 0.2)  # FedGLS's
 T = TypeVar("T")
@@ -93,8 +112,7 @@ class Clients(list[T]):
             for graph in self:
                 for part, mask in masks.items():
                     mask[graph.nodes[getattr(graph, part)]] = True
-            train, val, test = masks.values()
-            return replace(self.whole, train_mask=train, val_mask=val, test_mask=test)
+            return with_masks(self.whole, Masks(*masks.values()))
         ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
         for graph in self:
             if graph.edge_index is not None:
@@ -134,7 +152,7 @@ def load_folder(
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
     make graphless clients. ``uses``: whether labels are numbers to learn, and edges have weights.
     """
-    files = _read_clients(path, features, gaps, needs_edges=False, uses=uses)
+    files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for client, file in enumerate(files):
@@ -146,7 +164,7 @@ def load_folder(
     return _told(path, files, graphs)
 
 
-def _read_clients(
+def read_clients(
     path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, uses: Uses = PLAIN
 ) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
@@ -154,15 +172,13 @@ def _read_clients(
     columns, declared = files[0].found.columns, _declared_by(path, files)
     with saying(f"folder {path}"):
         labels = number_classes([each.found.labels for each in files], declared)
-        filled = fill_missing([each.found.x for each in files], gaps.missing, columns)
-        done = prepare_features(filled.features, features)
+        done = prepare_features([each.found.x for each in files], features, gaps.missing, columns)
     described = [
         each._replace(found=replace(each.found, x=x, labels=y))
         for each, x, y in zip(files, done.features, labels.y, strict=True)
     ]
-    notes = (*labels.notes, *filled.notes, *done.notes)
-    treatment = done.treatment._replace(fill=filled.fill, columns=columns)
-    return Clients(described, labels.num_classes, labels.classes, notes, treatment)
+    notes = (*labels.notes, *done.notes)
+    return Clients(described, labels.num_classes, labels.classes, notes, done.treatment)
 
 
 def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
@@ -436,7 +452,7 @@ def load_ego_folder(
     masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
     file, client and what is allowed.
     """
-    files = _read_clients(path, features, gaps)
+    files = read_clients(path, features, gaps)
     numbers: dict[int | str, int] = {}
     holders = []
     for client, (file, who) in enumerate(zip(files, _identities_of(files), strict=True)):
@@ -470,7 +486,7 @@ def load_overlapping_folder(
     gaps: Gaps = NO_GAPS,
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
-    files = _read_clients(path, features, gaps)
+    files = read_clients(path, features, gaps)
     every_id, words = _ids(files)
     holders, offered = [], []
     for client, (file, ids) in enumerate(zip(files, every_id, strict=True)):
@@ -515,13 +531,13 @@ def _overlapping(client: int, found: Described, ids: Tensor, words: list[str]) -
     order, names, y = ids.argsort(), found.names, found.labels
     assert found.edge_index is not None and isinstance(y, Tensor)
     edges = to_undirected(order.argsort()[found.edge_index], ids.numel())
-    masks = (mask[order] for mask in _masks_of(found))
+    train, val, test = (mask[order] for mask in _masks_of(found))
     called = None if names is None else tuple(names[row] for row in order.tolist())
     if words:
         called = tuple(words[number] for number in ids[order].tolist())
     nobody = torch.zeros_like(y, dtype=torch.bool)
-    parts = ids[order], nobody, found.x[order], y[order], y[order], edges, *masks
-    return OverlappingGraph(client, *parts, called)
+    held = ids[order], nobody, found.x[order], y[order], y[order], edges
+    return OverlappingGraph(client, *held, train, val, test, called)
 
 
 def _checked_public(values: SimpleNamespace, n: int) -> Tensor | None:
@@ -592,3 +608,123 @@ def _note_roles(role: Tensor, rows: Tensor, holder: _Holder[G]) -> None:
             both = f"{ROLE_WORDS[number]}, and {ROLE_WORDS[other]} at an earlier client"
             raise DataError(f"{holder.where}: node {node!r} has two roles: {both}")
         role[rows[mask]] = number
+
+
+# Files of clients ---------------------------------------------------------------------------------
+
+# Keys of nodes' identities, in the order in which they are tried
+IDENTITIES = ("identity", "n_id", "names")
+OF_NODES = ("x", "y", *PARTS, *IDENTITIES, "public")
+
+
+def clients_path(data: DataConfig) -> Path | None:
+    """Return the path if ``data.name`` means clients' own graphs, else None.
+
+    That is a folder of graphs, or one graph whose nodes have a ``client``.
+    """
+    folder, file = folder_path(data.name), file_path(data.name)
+    if folder is not None or file is None:
+        return folder
+    # For this look features may have gaps
+    gaps = Gaps.of(data)._replace(missing=MEAN, categories=ONE_HOT)
+    return file if _says_clients(file, saved_at(data.name), gaps) else None
+
+
+@lru_cache(maxsize=16)
+def _says_clients(file: Path, saved: int, gaps: Gaps) -> bool:
+    return names_clients(file) if file.is_dir() else read_file(file, gaps).get(CLIENT) is not None
+
+
+def is_one_graph(path: Path | str) -> bool:
+    """Return whether a path is one graph, a file or tables, and not a folder of graphs."""
+    return Path(path).is_file() or table_in(Path(path), NODES).is_file()
+
+
+def client_graphs(
+    path: Path | str, gaps: Gaps = NO_GAPS
+) -> Iterator[tuple[str, dict[str, object]]]:
+    """Return each client's graph, still unchecked, with its name in errors."""
+    path = Path(path)
+    if not path.exists():
+        raise absent(str(path), "folder")
+    if is_one_graph(path):
+        yield from _parts(path, read_file(path, gaps))
+        return
+    files = graphs_in(path)
+    others = [file for file in shown_in(path) if file not in files]
+    for file in others:
+        if file.is_file() and (why := OTHER_FILES.get(file.suffix.lower())) is not None:
+            raise DataError(f"file {file}: {why}")
+        if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
+            raise DataError(
+                f"folder {file}: has {', '.join(found)}, but no {NODES}, beside {EDGES}"
+            )
+    if not files:
+        there = ", ".join(file.name for file in others) or "nothing"
+        raise DataError(
+            f"data.name = {str(path)!r}: the folder has neither a graph for each client (files "
+            f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}) nor {NODES}, but "
+            f"{there:.200}"
+        )
+    left_out = ", ".join(file.name for file in others)
+    tell(f"folder {path}", [f"not read: {left_out:.200}"] if left_out else [])
+    for file in files:
+        yield f"file {file}", read_file(file, gaps)
+
+
+def _parts(path: Path, values: dict[str, Any]) -> Iterator[tuple[str, dict[str, object]]]:
+    """Divide one graph into the clients that its nodes name, with the edges within each."""
+    edges, inside = values.get("edge_index"), torch.empty(0, dtype=torch.bool)
+    with saying(f"file {path}"):
+        who = _owners(values)
+        if edges is not None:
+            edges = as_tensor("edge_index", edges)
+            check_edges(edges, len(who))
+    clients = sorted({one for one in who if one is not None}, key=_order)
+    number = {one: index for index, one in enumerate(clients)}
+    owner = torch.tensor([number.get(one, -1) for one in who])
+    if edges is not None:
+        inside = owner[edges[0]] == owner[edges[1]]
+        edges, numbers = edges[:, inside].long(), inside.nonzero().flatten()  # these, in the file
+    left_out = (
+        (int((~inside).sum()), "edges between clients"),
+        (int((owner < 0).sum()), "nodes without a client"),
+    )
+    tell(f"file {path}", [f"{count} {what} left out" for count, what in left_out if count])
+    for client, name in enumerate(clients):
+        rows = (owner == client).nonzero().flatten()
+        part = values | {key: _pick(values[key], rows) for key in OF_NODES if key in values}
+        if all(values.get(key) is None for key in IDENTITIES):
+            part["n_id"] = rows  # every row is a node of its own
+        if edges is not None:
+            mine = owner[edges[0]] == client
+            part["edge_index"] = torch.searchsorted(rows, edges[:, mine])
+            said = of_edges(SimpleNamespace(**values), len(inside))
+            part |= dict.fromkeys(EDGE_VALUES)
+            part |= {key: _pick(one, numbers[mine]) for key, one in said.items()}
+        yield f"file {path}, client {name}", part
+
+
+def _owners(values: Tree) -> list[object]:
+    given = values.get(CLIENT)
+    if given is None:
+        raise DataError(f"no node has a {CLIENT}, which says whose it is")
+    check_entries(SimpleNamespace(**values), (CLIENT, *OF_NODES))
+    who = given.tolist() if isinstance(given, Tensor) else list(given)
+    if any(isinstance(one, list) for one in who) or all(one is None for one in who):
+        raise DataError(f"{CLIENT} must be a word or a number a node, at least at one")
+    for key in OF_NODES:
+        if values.get(key) is not None and len(values[key]) != len(who):
+            raise DataError(f"{key} has {len(values[key])} entries, and client {len(who)}")
+    return who
+
+
+def _order(client: Any) -> tuple[bool, int, str]:
+    is_number = str(client).isdecimal()
+    return not is_number, int(client) if is_number else 0, str(client)
+
+
+def _pick(value: Any, rows: Tensor) -> object:
+    if isinstance(value, Tensor):
+        return (value if value.layout == torch.strided else value.to_dense())[rows]
+    return value if value is None else [value[row] for row in rows.tolist()]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from flower_graph.config.common import AS_IS, SPLITS, DataConfig, RunConfig
+from flower_graph.config.common import AS_IS, DataConfig, RunConfig
 from flower_graph.data.cora_linqs import load_cora_linqs
 from flower_graph.data.description import check_masks, saying, tell
-from flower_graph.data.features import move_features, prepare_features
-from flower_graph.data.gaps import PLAIN, Gaps, Uses, fill_missing
+from flower_graph.data.features import prepare_features
+from flower_graph.data.gaps import PLAIN, Gaps, Uses
 from flower_graph.data.graph import PARTS, Graph, fits_dense
 from flower_graph.data.sources.generators import csbm, csbm_sparse, graph_of_rows
 from flower_graph.data.sources.names import (
@@ -37,6 +37,7 @@ from flower_graph.data.splits import (
     labelled_split,
     random_split,
     select_column,
+    with_masks,
 )
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
@@ -94,30 +95,16 @@ def load_graph(
 
     ``uses``: whether nodes have numbers to learn, and edges weights, as a graph of your own can.
     """
-    if config.split not in SPLITS:
-        raise DataError(f"data.split = {config.split!r}: must be one of {', '.join(SPLITS)}")
     graph, masks = _read(config, seed, download, uses)
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
-    train, val, test = select_column(masks, seed)
+    rng, chance = generator(config.draws(seed), "feature-noise"), config.feature_noise
+    moved = (chance, rng) if chance else None
     with saying(source):
-        (x,), fill, filled = fill_missing([graph.x], config.missing, graph.columns)
-        notes += filled
-        if config.feature_noise:
-            rng = generator(config.draws(seed), "feature-noise")
-            x = move_features(x, config.feature_noise, rng)
-            notes.append(f"{config.feature_noise:.0%} of the features moved (data.feature_noise)")
-        (x,), done, treatment = prepare_features([x], config.features)
-    graph = replace(
-        graph,
-        x=x,
-        notes=(*notes, *done),
-        treatment=treatment._replace(fill=fill, columns=graph.columns),
-        train_mask=train,
-        val_mask=val,
-        test_mask=test,
-    )
-    with saying(source):
+        how = config.features, config.missing, graph.columns
+        (x,), done, treatment = prepare_features([graph.x], *how, moved)
+        graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
+        graph = with_masks(graph, select_column(masks, seed))
         check_masks(graph)
     tell(source, graph.notes)
     return graph
@@ -142,10 +129,10 @@ def _split(
         raise DataError(
             f"data {config.name}: has {', '.join(given)}, not {missing}; or set data.split=random"
         )
-    ratios = DRAWN if ratios is None else ratios
-    shares = "/".join(f"{100 * share:g}" for share in ratios)
+    drawn = DRAWN if ratios is None else ratios
+    shares = "/".join(f"{100 * share:g}" for share in drawn)
     notes.append(f"no masks: {shares} % of the labelled nodes drawn with seed {seed}")
-    return labelled_split(graph.y, ratios, generator=rng)
+    return labelled_split(graph.y, drawn, generator=rng)
 
 
 # Any: ``Graph`` or PyG's ``Data``, which types its attributes as nothing

@@ -78,10 +78,7 @@ def known_names() -> tuple[str, ...]:
 
 def expanded(path: str) -> Path:
     """Expand ``~`` in a path, unless it names an unknown user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
+    return Path(os.path.expanduser(path))
 
 
 def is_known(name: str) -> bool:

@@ -1,0 +1,1 @@
+"""The tables of each paper, and tables that no paper has: one file each."""
