@@ -30,7 +30,7 @@ from flower_graph.wire.keys import CLIENTS, CONFIG
 def test_two_with_one_client_stop_the_run_and_are_named() -> None:
     with pytest.raises(MembershipError) as error:
         Run(Simple(), [[0, 1], [1, 2], [3]], rounds=2)
-    assert str(error.value).startswith("client 1 is claimed by node ")
+    assert str(error.value).startswith("client 1 is claimed by node")
 
 
 class Asked(Membership):
@@ -99,7 +99,7 @@ def test_the_first_enrolment_binds_and_later_doubles_are_left_out_both() -> None
     assert who.hear({5: [0], 6: [1]}) == {}
     assert who.hear({1: [0, 1, 2]})[1].startswith("client 0 is hosted by node 5 already")
     refused = who.hear({1: [2], 9: [2, 3]})
-    assert refused.keys() == {1, 9} and "node 1" in refused[9] and "node 9" in refused[1]
+    assert refused.keys() == {1, 9} and all("client 2" in why for why in refused.values())
     # One that claims another's too makes no double of an honest one
     assert who.hear({1: [0, 2], 9: [2]}).keys() == {1}
     assert who.clients == {5: [0], 6: [1], 9: [2]}

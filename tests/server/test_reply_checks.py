@@ -95,7 +95,7 @@ def test_records_that_are_too_many_or_missing_or_cannot_be_read():
     none = RecordDict({"arrays": two["arrays"]})
     nodes, reasons = check(content(), two, other, plenty, none, bad)
     assert nodes == [1]
-    assert "arrays/b cannot be read" in reasons.pop(6)
+    assert "arrays/b" in reasons.pop(6)
     assert reasons == {
         2: "array records ['arrays', 'more'], expected ['arrays']",
         3: "array records ['weights'], expected ['arrays']",
