@@ -218,7 +218,9 @@ class StoredCohort(LinearCohort):
         """Refuse: an average changes the weights of all users at once."""
         raise ValueError("users whose weights are in a file do not average them")
 
-    set_weights = weight_sum
+    def set_weights(self, *_: object) -> NoReturn:
+        """Refuse, as ``weight_sum``."""
+        self.weight_sum()
 
     def tensors(self) -> Tensors:
         """Return weights, moments and step counts of all users, as they would be in memory."""
