@@ -164,7 +164,7 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
     of_run, trust = args.config is None or name != args.config, Trust(code=args.trust_code)
     load = partial(load_config, name, of_run=of_run, trust=trust)
     top = named(args.resume or args.out or default_folder(name))
-    jobs, asked = [], list[int | None](seeds or [None])
+    jobs, asked = list[Job](), [*seeds] if seeds else [None]
     for seed in asked:
         seeded = overrides if seed is None else [*overrides, f"seed={seed}"]
         out = top / f"seed-{seed}" if len(asked) > 1 else top
