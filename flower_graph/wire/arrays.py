@@ -70,7 +70,7 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
         held = f"{dtype}{list(shape)}"
         raise MalformedReplyError(f"array {name!r} says it is {described} but holds {held}")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
-    if len(array.data) - offset != expected:
+    if len(array.data) - offset != expected or min(shape, default=0) < 0:
         result = len(array.data) - offset
         raise MalformedReplyError(
             f"array {name!r} holds {result} bytes, its shape needs {expected}"
