@@ -155,18 +155,19 @@ def _plan(args: Options) -> tuple[Path, list[Job]]:
         if not args.resume.is_dir():
             raise CheckpointError(f"--resume {args.resume}: no run to resume; no such folder")
         seeds = seeds or ([*seed_folders(args.resume)] or None)
-        name = name or _config_in(args.resume)
+        files = [args.resume / CONFIG, *sorted(args.resume.glob(f"seed-*/{CONFIG}"))]
+        name = name or next((str(path) for path in files if path.is_file()), None)
+        if name is None:
+            raise CheckpointError(f"--resume {args.resume}: no run to resume; no {CONFIG} in it")
     if name is None:
         raise ConfigError("CONFIG: missing; name one, such as quickstart (see `flower-graph list`)")
     of_run, trust = args.config is None or name != args.config, Trust(code=args.trust_code)
     load = partial(load_config, name, of_run=of_run, trust=trust)
     top = named(args.resume or args.out or default_folder(name))
-    if not seeds:
-        return top, [Job(name, overrides, load(overrides), top)]
-    jobs = []
-    for seed in seeds:
-        seeded = [*overrides, f"seed={seed}"]
-        out = top / f"seed-{seed}" if len(seeds) > 1 else top
+    jobs, asked = [], list[int | None](seeds or [None])
+    for seed in asked:
+        seeded = overrides if seed is None else [*overrides, f"seed={seed}"]
+        out = top / f"seed-{seed}" if len(asked) > 1 else top
         jobs.append(Job(name, seeded, load(seeded), out))
     return top, jobs
 
@@ -184,13 +185,6 @@ def _named(args: Options) -> tuple[str | None, list[str]]:
     if args.every is not None:
         overrides.append(f"every={args.every}")
     return name, overrides
-
-
-def _config_in(folder: Path) -> str:
-    for path in [folder / "config.yaml", *sorted(folder.glob("seed-*/config.yaml"))]:
-        if path.is_file():
-            return str(path)
-    raise CheckpointError(f"--resume {folder}: no run to resume; there is no config.yaml in it")
 
 
 @contextmanager

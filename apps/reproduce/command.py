@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from flower_graph.apps.parallel import loaded, workers_for
 from flower_graph.apps.reproduce.page import choices_page, make_page
@@ -79,7 +80,7 @@ def selected(
             if value not in allowed[key]:
                 words = ", ".join(allowed[key])
                 raise ConfigError(f"--only {key}={value}: unknown; allowed are {words}")
-    changes = {"seeds": seeds, "rounds": rounds}
+    changes: dict[str, Any] = {"seeds": seeds, "rounds": rounds}
     given = {key: value for key, value in changes.items() if value is not None}
     changed = {
         line: replace(line, **given, settings=(*line.settings, *overrides))

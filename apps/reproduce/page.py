@@ -152,7 +152,7 @@ def _table(
     """Write a table with a row for each line, or for each group that was measured of it."""
     records, columns = list[dict[str, str]](), list[str]()
     for line in lines:
-        of_line = _of(rows, dict(zip(PLACE, line.names, strict=True)) | line.keys)
+        of_line = _of(rows, {**dict(zip(PLACE, line.names, strict=True)), **line.keys})
         for group in dict.fromkeys(r.get("group") for r in of_line):
             here = [r for r in of_line if r.get("group") == group]
             cells = _cells(figures, here, scale)

@@ -57,11 +57,8 @@ def _row_of(
 ) -> Row | None:
     """Make a row of one figure; None where no run has it."""
     keys: Tree = {**line.keys, **figure.keys}
-    values, paper, tested = (
-        _values(line, figure, runs, keys, store),
-        line.paper.get(figure.label),
-        {},
-    )
+    values, tested = _values(line, figure, runs, keys, store), dict[str, Any]()
+    paper = line.paper.get(figure.label)
     if figure.over:
         place = (line.table, line.names[0], line.keys)
         others = [
@@ -73,9 +70,9 @@ def _row_of(
             return None
         other = min(others, key=lambda other: other.model != line.model)
         values = differences(values, _values(other, figure, runs_of(other, store), keys, store))
-        figures = line.paper.get(figure.of), other.paper.get(figure.of)
-        if paper is None and None not in figures and figure.of == TEST:
-            paper = figures[0] - figures[1]
+        ours, theirs = line.paper.get(TEST), other.paper.get(TEST)
+        if figure.of == TEST and paper is None and ours is not None and theirs is not None:
+            paper = ours - theirs
         tested = paired([*values.values()]) if values else {}
     if not any(map(math.isfinite, values.values())):
         return None
@@ -160,7 +157,7 @@ def choices(lines: Sequence[Line], store: Store) -> list[Row]:
             if curves and runs[0].key not in rows:
                 metric = BEST + next(iter(curves.values())).metric
                 best = {seed: found.best_val for seed, found in curves.items()}
-                made = row(line, metric, best, runs[0].overrides) | line.keys
+                made = row(line, metric, best, runs[0].overrides) | {**line.keys}
                 made |= to_the_end(line, curves, runs[0].overrides) | {"where": line.words}
                 only = [one for one in choice if any(one not in c for c in line.choices)]
                 rows[runs[0].key] = made | {"tried": only, "taken": choice == taken}
@@ -180,7 +177,7 @@ def measured_rows(lines: Sequence[Line]) -> list[Row]:
                     for metric, value in figures.items():
                         made = row(line, metric, {seed: value}, line.settings)
                         made |= {"paper": line.paper.get(metric), **line.keys, **keys}
-                        rows.append(made | line.also.get(metric, {}))
+                        rows.append({**made, **line.also.get(metric, {})})
     return rows
 
 
@@ -254,7 +251,7 @@ def _structure(name: str) -> Kind:
 
 
 def _budget(name: str) -> Kind:
-    return lambda curves, keys, config: spent(config.privacy, config.rounds)[name]
+    return lambda curves, keys, config: float(str(spent(config.privacy, config.rounds)[name]))
 
 
 FIGURES: dict[str, Kind] = {

@@ -75,6 +75,14 @@ class StackedWeights:
         """Return the networks' weights: ``[r, h]`` active rows and ``[c, D]`` all the rest."""
         return self._get("weight.first"), self._get("weight.rest")
 
+    def indices(self, places: Sequence[int]) -> Tensors:
+        """Return where some networks lie in each tensor of the state."""
+        rows, at = rows_of(self.batch, places), torch.tensor(places)
+        found = {
+            f"{one}.{part}": rows if part == "first" else at for one in MOMENTS for part in PARTS
+        }
+        return {key: i.to(self._state[key].device) for key, i in (found | {"step": at}).items()}
+
     def leaves(self) -> list[Tensor]:
         """Return the weights as tensors with gradients: the same ones until the weights change."""
         # So what was computed of them stays of use, from one message to the next. PyTorch counts

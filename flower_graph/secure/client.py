@@ -50,13 +50,13 @@ class PartyActions(NumPyClient):
             raise RefusedError("this SuperNode has no key of its own (identity-key, registry)")
         return self.of_party(action, config, self.trust)
 
-    def _answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
+    def _party_answer(self, parameters: Parameters, config: Config, action: str) -> Answer:
         return [], 1, self.as_party(action, config)
 
-    sum_bind = partialmethod(_answer, action="sum_bind")
-    sum_reveal = partialmethod(_answer, action="sum_reveal")
-    sum_epoch = partialmethod(_answer, action="sum_epoch")
-    sum_list = partialmethod(_answer, action="sum_list")
+    sum_bind = partialmethod(_party_answer, action="sum_bind")
+    sum_reveal = partialmethod(_party_answer, action="sum_reveal")
+    sum_epoch = partialmethod(_party_answer, action="sum_epoch")
+    sum_list = partialmethod(_party_answer, action="sum_list")
 
 
 class MaskingClient(PartyActions):

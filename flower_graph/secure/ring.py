@@ -66,7 +66,7 @@ class Ring:
                 return cls(word, fraction_bits, guard_bits, float(limit))
         bits = largest.bit_length() + 1
         raise ValueError(
-            f"limit {limit:g} in steps of {resolution:g} needs {bits} bits, a word has 64"
+            f"limit {limit:g} needs {bits} bits at resolution {resolution:g}, a word has 64"
         )
 
     @property

@@ -34,6 +34,8 @@ def mapped(path: Path, count: int) -> Tensor:
         raise StateLostError(f"{path}: is not the file of {count} numbers of this run")
     handle = open_own(path)
     try:
+        if not count:  # an empty file cannot be mapped
+            return torch.zeros(0)
         return torch.from_file(path_of(handle), shared=True, size=count)
     finally:
         os.close(handle)

@@ -33,13 +33,7 @@ from flower_graph.engine.graph_batch import (
     turn_of,
     with_dropout,
 )
-from flower_graph.engine.stacked_weights import (
-    ModelWeights,
-    StackedWeights,
-    Tensors,
-    rows_of,
-    stacked_state,
-)
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.errors import RefusedError
 from flower_graph.ops.contrast import nt_xent
 from flower_graph.ops.graph import Adjacency, gcn_adjacency, leading_block, propagate, replace_block
@@ -160,16 +154,13 @@ class StructureCohort:
 
     def _indices(self, places: list[int]) -> dict[str, Tensor]:
         has_encoders = self.settings.graphs == LEARNED
-        networks = places + [self.size + at for at in places if has_encoders]
-        where = {False: torch.tensor(networks), True: rows_of(self.batch, networks)}
-        keys = [key for key in self._state if not key.startswith((SHARED, LEARNER))]
-        indices = {key: where[key.endswith(".first")] for key in keys}
+        encoders = [self.size + at for at in places if has_encoders]
+        indices = self.weights.indices([*places, *encoders])
         learning = [at - self.with_edges for at in places if at >= self.with_edges]
         if self.learners is not None and learning:
-            where = {False: torch.tensor(learning), True: self.learners.rows(learning)}
-            keys = [key for key in self._state if key.startswith(LEARNER)]
-            indices |= {key: where[key.endswith(".first")] for key in keys}
-        return {key: index.to(self._state[key].device) for key, index in indices.items()}
+            own = self.learners.indices(learning).items()
+            indices |= {LEARNER + key: index for key, index in own}
+        return indices
 
     def train(self, server_round: int, prototypes: Tensor | None = None) -> Trained:
         """Train locally: first the graph learners, once, then all networks, ``E`` steps."""

@@ -10,7 +10,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -19,13 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from flower_graph.engine.graph_batch import GraphBatch, check_classes, take_graphs
-from flower_graph.engine.stacked_weights import (
-    ModelWeights,
-    StackedWeights,
-    Tensors,
-    rows_of,
-    stacked_state,
-)
+from flower_graph.engine.stacked_weights import ModelWeights, StackedWeights, Tensors, stacked_state
 from flower_graph.ops.graph_learner import (
     Pattern,
     attentive_encode,
@@ -211,9 +205,6 @@ class GraphLearners(StackedWeights):
     def tensors(self) -> Tensors:
         """Return everything that lasts between rounds; changing a tensor changes the learners."""
         return self._state
-
-    def rows(self, places: Sequence[int]) -> Tensor:
-        return rows_of(self.batch, places)
 
     def edges(self) -> tuple[Pattern, Tensor]:
         learned = self._learned()

@@ -105,6 +105,7 @@ class StrategyConfig(RobustSection, OpenedSums):
         0.3, BORNE, help="share of the clients, and of the SuperNodes, that may vanish in a round"
     )
     GONE: ClassVar[dict[str, str]] = {
+        "alignment=polynomial": "take plain: the server sees as much of its clients",
         "block_cap": f"a client has at most {MOST_BLOCK} points; leave the key out",
         "most_points": "key-holders set it, in the node config (most-points); leave the key out",
     }

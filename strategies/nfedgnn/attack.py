@@ -123,7 +123,11 @@ def attack(
         scores, latents = scores_of(seen, drawn, x.shape[1]), list(seen.latents.values())
     else:
         scores = own_scores(exchanges, drawn, x.shape[1], sums_to_one=sums_to_one)
-        latents = [_first_latents(exchanges, x.shape[0])]
+        first = next(iter(of_kind(exchanges, "train")))
+        sent = array_of(first.reply, keys.ARRAYS, "relay")
+        numbers = unpack_integers(config_of(first.request)[keys.USERS], keys.USERS)
+        latents = [np.zeros((len(x), sent.shape[1]))]
+        latents[0][numbers] = sent
     found = [_measure(f"features, {name}", x, one, rng) for name, one in scores.items()]
     return [*found, compare(latents, x, rng)]
 
@@ -147,14 +151,6 @@ def own_scores(
             user: sparse_from_sequence(known, local, values)[0] for user, local in steps.items()
         },
     }
-
-
-def _first_latents(exchanges: Sequence[Exchange], users: int) -> Floats:
-    one = next(iter(of_kind(exchanges, "train")))
-    latent = array_of(one.reply, keys.ARRAYS, "relay")
-    result = np.zeros((users, latent.shape[1]))
-    result[unpack_integers(config_of(one.request)[keys.USERS], keys.USERS)] = latent
-    return result
 
 
 def _measure(name: str, x: Floats, scores: dict[int, Floats], rng: np.random.Generator) -> Finding:

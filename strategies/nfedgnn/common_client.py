@@ -181,18 +181,19 @@ class CommonLayerClient(UsersClient):
 
     def _makers(self, settings: UserSettings) -> Makers[CommonLayer]:
         settings = self._seeded(settings)
-        layer = self._state.store.once(lambda: self._layer(settings))
+
+        def make() -> Layer:
+            if self._model is not None:
+                return ModuleLayer(self._x.to(self._device), self.users, self._model)
+            return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
+
+        layer = self._state.store.once(make)
 
         def build(tensors: Tensors) -> tuple[CommonLayer, Tensors]:
             placed = {name: t.to(self._device) for name, t in tensors.items()}
             return CommonLayer(layer, settings, placed), placed
 
         return Makers(lambda: CommonLayer.start(layer, settings), build)
-
-    def _layer(self, settings: UserSettings) -> Layer:
-        if self._model is not None:
-            return ModuleLayer(self._x.to(self._device), self.users, self._model)
-        return LinearLayer(self._pack(self._x, settings.bias), self.users, settings)
 
 
 class MaskedLayerClient(CommonLayerClient, MaskingClient):

@@ -59,8 +59,10 @@ if TYPE_CHECKING:
 
 ROWS_FOLDER = "rows"  # of the output folder, for users' weights in files
 # Settings that a strategy's arguments are called like
-SAME = ("learning_rate", "weight_decay", "schedule", "gradient_norm", "server_average")
-SAME += ("evaluate_every", "participation")
+SAME = (
+    *("learning_rate", "weight_decay", "schedule", "gradient_norm", "server_average"),
+    *("evaluate_every", "participation"),
+)
 # Any: what a reply and a request of a round are, which differs from form to form
 AnyRelay = RelayStrategy[Any, Any]
 

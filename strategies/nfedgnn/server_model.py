@@ -135,7 +135,10 @@ class RelayServer:
         self.masks = {name: (mask & present).to(self.device) for name, mask in graph.masks.items()}
         if not self.masks["train"].any():
             raise DataError("train_mask: no node is marked; at least one labelled node is needed")
-        self._take_edges(graph.edge_index)
+        # In 32 bits, if the model can use edges in that form
+        takes_sorted = getattr(self.model, "takes_sorted", False)
+        in_order = sorted_edges(graph.edge_index, self.num_nodes) if takes_sorted else None
+        self._all_edges = (in_order or graph.edge_index).to(self.device)
         self.num_classes = 1 + int(graph.y.max())
         self.right = torch.zeros(self.num_nodes, dtype=torch.bool, device=self.device)
         self._hold(self.latent, self.known)
@@ -153,12 +156,6 @@ class RelayServer:
             self.known[users] = True
             self._forget_graph()
 
-    def _take_edges(self, edge_index: Tensor) -> None:
-        """Take all edges, in 32 bits if the model can use them."""
-        fit = getattr(self.model, "takes_sorted", False)
-        in_order = sorted_edges(edge_index, self.num_nodes) if fit else None
-        self._all_edges = (in_order or edge_index).to(self.device)
-
     @property
     def edges(self) -> Tensor:
         """The edges between users that have answered at least once, ``[2, e]``."""
@@ -169,8 +166,13 @@ class RelayServer:
         """The edges in the form in which the model is called, made when it is needed."""
         # Not as each SuperNode's first answer comes: there may be a million.
         if self._graph is None:
-            all_known = bool(self.known.all())
-            self._graph = self._all_edges if all_known else _among(self._all_edges, self.known)
+            edges = self._all_edges
+            if self.known.all():
+                self._graph = edges
+            elif isinstance(edges, SortedEdges):
+                self._graph = edges.among(self.known)
+            else:
+                self._graph = edges[:, self.known[edges].all(0)]
         return self._graph
 
     def _forget_graph(self) -> None:
@@ -290,13 +292,6 @@ class RelayServer:
         self.optimizer.load_state_dict(state["optimizer"])
         self._hold(state["latent"], state["known"])
         self.accuracy()  # there may be no later round to record which users are right
-
-
-def _among(edges: Tensor | SortedEdges, known: Tensor) -> Tensor | SortedEdges:
-    if isinstance(edges, SortedEdges):
-        return edges.among(known)
-    kept = known[edges[0]] & known[edges[1]]
-    return edges if kept.all() else edges[:, kept]
 
 
 def first_rows(tensor: Tensor, count: int) -> Tensor:

@@ -174,8 +174,12 @@ class OwnTable(UserTable):
         self._has_average = np.zeros(count, np.int64)  # round of the mean each user has
 
     def rows(self) -> dict[str, NDArray[Any]]:
-        waiting = {"gradient": self._gradient, "gradient-round": self._gradient_round}
-        return super().rows() | waiting | {"has-average": self._has_average}
+        return {
+            **super().rows(),
+            "gradient": self._gradient,
+            "gradient-round": self._gradient_round,
+            "has-average": self._has_average,
+        }
 
     def grow(self, roster: Roster) -> None:
         if self.settings.average_over == "all":
@@ -194,7 +198,7 @@ class OwnTable(UserTable):
         self,
         server_round: int,
         hosted: Mapping[int, IntArray],
-        drawn: NDArray[np.int64] | None = None,
+        drawn: IntArray | None = None,
         *,
         checkpoint: bool = False,
         run: str = "",

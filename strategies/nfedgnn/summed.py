@@ -455,8 +455,8 @@ class MaskedGradientRelay(SummedGradientRelay):
         """Have the common key sealed for SuperNodes that do not have it."""
         keys, hosted = self.members.keys, list(self.session.hosted())
         holders = [node for node in hosted if keys[node].key_check.any()]
-        first = keys[holders[0]].key_check if holders else None
-        having = [node for node in holders if np.array_equal(keys[node].key_check, first)]
+        checks = {node: keys[node].key_check.tobytes() for node in holders}
+        having = [node for node in holders if checks[node] == checks[holders[0]]]
         lacking = [node for node in nodes if node not in having]
         for donor in (having or hosted) if lacking else ():
             others = [node for node in lacking if node != donor]

@@ -10,7 +10,7 @@ This file needs PyTorch alone: it runs where Flower and Ray are not installed.
 from __future__ import annotations
 
 import copy
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -198,7 +198,8 @@ class StoredCohort(LinearCohort):
     def __init__(
         self, rows: ActiveRows, settings: UserSettings, tensors: Tensors, numbers: Tensor
     ) -> None:
-        parts = numbers.view(len(ADAM_TENSORS), -1, settings.latent_size)
+        size = len(ADAM_TENSORS), rows.feature.numel(), settings.latent_size
+        parts = numbers.view(size)
         super().__init__(rows, settings, tensors | dict(zip(ADAM_TENSORS, parts, strict=True)))
         self._first = shared_linear_weight(rows.num_features - int(settings.bias), settings)
 
@@ -213,11 +214,13 @@ class StoredCohort(LinearCohort):
         for part in order.split(AT_A_TIME):
             super().step(self._begun(users[part]), gradient[part], learning_rate)
 
-    def weight_sum(self, users: Tensor | None) -> tuple[Tensor, Tensor]:
+    def weight_sum(self, *_: object) -> NoReturn:
         """Refuse: an average changes the weights of all users at once."""
         raise ValueError("users whose weights are in a file do not average them")
 
-    set_weights = weight_sum  # type: ignore[assignment]
+    def set_weights(self, *_: object) -> NoReturn:
+        """Refuse, as ``weight_sum``."""
+        self.weight_sum()
 
     def tensors(self) -> Tensors:
         """Return weights, moments and step counts of all users, as they would be in memory."""

@@ -90,7 +90,7 @@ def test_who_is_revoked_signs_nothing_more_and_the_others_go_on(folder, capsys):
     said.verify(settings().registry, signature)
     command("registry", "revoke", "registry.json", 4)
     assert "at least 5" in capsys.readouterr().out
-    with pytest.raises(IdentityError, match="4 parties"):
+    with pytest.raises(IdentityError, match="registry"):
         settings()
 
 
@@ -105,7 +105,7 @@ def test_who_is_revoked_signs_nothing_more_and_the_others_go_on(folder, capsys):
         ("registry add registry.json key-0.pub --clients 12", "has a key that party 0 has or had"),
         ("registry add registry.json key-0 --clients 12", "key-0"),
         ("registry add registry.json new.pub --clients 11-12", "client 11"),
-        ("registry add registry.json new.pub --clients 12-14", "is granted 3 clients,"),
+        ("registry add registry.json new.pub --clients 12-14", "most-clients"),
         ("registry add registry.json new.pub --clients 13-12", "clients '13-12': 13-12"),
         (
             "registry add registry.json new.pub --clients 12 --most-clients 9",

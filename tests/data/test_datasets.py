@@ -15,7 +15,6 @@ from flower_graph.config.common import DataConfig
 from flower_graph.data import Graph, csbm, describe, load_data, load_graph
 from flower_graph.data.features import move_features
 from flower_graph.data.sources.names import (
-    check_name,
     file_path,
     folder_path,
     known_names,
@@ -40,7 +39,6 @@ from flower_graph.errors import DataError
 )
 def test_names_stand_for_classes_of_pyg(name: str, expected: tuple[str, str | None]) -> None:
     assert pyg_name(name) == expected
-    check_name(name)
 
 
 @pytest.mark.parametrize(
@@ -50,25 +48,20 @@ def test_names_stand_for_classes_of_pyg(name: str, expected: tuple[str, str | No
         ("cora-linq", "'cora-linqs'"),
         ("Amazon/Foto", "'Amazon/Photo'"),
         ("Redit", "'Reddit'"),
+        ("", "Known: cora-linqs"),
+        ("qqqqqqqq", "Known: cora-linqs"),
     ],
 )
 def test_unknown_names_are_refused_with_the_nearest(name: str, near: str) -> None:
     with pytest.raises(DataError, match=f"data.name = '{name}'.*{near}"):
-        check_name(name)
-
-
-def test_names_like_no_other_are_refused_with_the_list() -> None:
-    for name in ("", "qqqqqqqq"):
-        with pytest.raises(DataError):
-            check_name(name)
+        pyg_name(name)
 
 
 def test_known_names_are_known() -> None:
     names = known_names()
     assert {"cora-linqs", "csbm", "Cora", "chameleon", "ogbn-arxiv", "Amazon/Photo"} <= set(names)
     assert len(set(names)) == len(names)
-    for name in names:
-        check_name(name)
+    assert all(pyg_name(name) for name in names[2:] if not name.startswith("ogbn"))
 
 
 def test_a_name_is_a_file_when_it_looks_like_one(
@@ -85,7 +78,7 @@ def test_a_name_is_a_file_when_it_looks_like_one(
     assert file_path("Coauthor/CS") is None
     assert file_path("Cora") is None
     with pytest.raises(DataError, match=r"'absent\.pt'"):
-        check_name("absent.pt")
+        load_data(DataConfig(name="absent.pt"))
 
 
 def test_a_name_is_a_folder_when_it_has_saved_graphs_or_a_slash_at_its_end(

@@ -138,7 +138,7 @@ READS = {
         "flower_graph/ops/similarity.py:_product_blocks",  # bounds of blocks that fit the memory
         "flower_graph/ops/graph.py:_replace",  # bounds of the block that a learnt graph replaces
         "flower_graph/engine/graph_batch.py:draw_kept",  # how many entries each client has
-        "strategies/fedgls/networks.py:_restart_diverged",
+        "strategies/fedgls/networks.py:learn",
         f"{COHORT}:_diverged",
     },
     "attention": {"strategies/ppfl/gat.py:learn"},  # the loss, which is replied

@@ -21,8 +21,7 @@ from attacked_runs import (
     Method,
     registered,
 )
-from campaigns import campaigns
-from corpus import Tally, attacks_on, some_of, try_all, try_campaigns, try_each
+from corpus import Tally, attacks_on, campaigns, some_of, try_all, try_campaigns, try_each
 from federation import ALL, tried
 from hostile_grid import Around, fit_for_a_log
 from mutations import Mutation, drawn, invented

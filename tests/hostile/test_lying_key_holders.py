@@ -108,7 +108,7 @@ class Setting:
         if state is None:
             host = VerifiedAlignmentClient(RUN, own, self.trusts[party])
         else:
-            host = VerifiedAlignmentClient.restored(state, RUN, own, self.trusts[party])
+            host = VerifiedAlignmentClient.from_bytes(state, RUN, own, self.trusts[party])
         host.begin(SEED, self.clients, dict.fromkeys(DATA, 16))
         return host
 

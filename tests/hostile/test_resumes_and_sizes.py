@@ -71,7 +71,7 @@ def test_a_second_resume_never_leaves_rounds_out(
 
 
 def test_a_ring_for_numbers_that_no_float_can_scale() -> None:
-    with pytest.raises(ValueError, match=r"1e\+300.*steps.*1e-300"):
+    with pytest.raises(ValueError, match=r"1e\+300.*resolution 1e-300"):
         Ring.fit(10, 1e300, 1e-300)
     assert Ring.fit(10, 1e-300, 1e-300).word == 32
     with pytest.raises(ConfigError, match=r"strategy.resolution: 1e-300"):

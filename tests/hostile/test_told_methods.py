@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tells_otherwise import AGREED, HOW, RINGS, Cell
-from told_methods import World
+from told_otherwise import AGREED, HOW, RINGS, Cell, World
 from told_worlds import WORLDS
 
 from flower_graph.secure.parties import alignment

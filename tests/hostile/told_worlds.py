@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from declared_entries import Entry
 from ego_helpers import SETTINGS
 from party_helpers import write_keys
 from public_helpers import ToyModel
-from tells_otherwise import VICTIM, TellsOtherwise
-from told_methods import World
+from told_otherwise import VICTIM, Entry, TellsOtherwise, World
 
 from flower_graph import EgoNetworkClient, MaskedEmbeddingAveraging
 from flower_graph.client.adaptor import make_client_app

@@ -14,7 +14,7 @@ from run_folders import GRAPH, make_run
 
 import flower_graph as fg
 from flower_graph.apps.cli.main import main
-from flower_graph.config import known
+from flower_graph.config import foreign
 from flower_graph.config.foreign import Trust
 from flower_graph.errors import ConfigError, OutputError
 from flower_graph.method import registry
@@ -68,8 +68,8 @@ METHOD = Method()
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forget the modules and methods that a test brings."""
     before = set(sys.modules)
-    monkeypatch.setattr(known, "GIVEN", {})
-    monkeypatch.setattr(registry, "GIVEN", known.GIVEN)
+    monkeypatch.setattr(foreign, "GIVEN", {})
+    monkeypatch.setattr(registry, "GIVEN", foreign.GIVEN)
     yield
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("evil", "mine", "of_mine"):

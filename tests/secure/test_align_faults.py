@@ -116,14 +116,10 @@ def test_a_key_holder_lost_before_others_join_starts_all_again() -> None:
 @pytest.mark.parametrize(
     ("stages", "change", "message"),
     [
-        (0, {"align-epoch": 2}, "align-epoch 2.*1"),
+        (0, {"align-epoch": 2}, "align-epoch"),
         (0, {"align-sizes": pack_integers(np.array([16, 32]))}, "sizes"),
-        (0, {"align-sizes": pack_integers(np.array([32]))}, "1.*2 clients"),
-        (
-            1,
-            {"align-points": bytes(95 * 32)},
-            r"\[96, 32\].*3040",
-        ),
+        (0, {"align-sizes": pack_integers(np.array([32]))}, "align-sizes"),
+        (1, {"align-points": bytes(95 * 32)}, "align-points"),
     ],
 )
 def test_malformed_blocks_are_refused(stages: int, change: dict[str, Any], message: str) -> None:

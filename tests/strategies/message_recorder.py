@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import relay_helpers
-import structure_helpers
 from ego_helpers import SETTINGS as EGO_SETTINGS
+from ego_strategy_helpers import FINE, seven_egos
 from ego_strategy_helpers import client_app as ego_app
 from ego_strategy_helpers import run as run_egos
-from ego_strategy_helpers import seven_egos
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from plain_structure import METHODS
 from public_helpers import make_distrusting, start, toy_members
@@ -21,8 +20,16 @@ from public_helpers import make_grid as public_grid
 from sage_helpers import SETTINGS as SAGE_SETTINGS
 from sage_helpers import client_app as sage_app
 from sage_helpers import networks
+from structure_helpers import KINDS, dealt, settings_of, toy_clients
 
-from flower_graph import CommonLayerClient, FedSage, LocalSage, SageClient, SummedGradientRelay
+from flower_graph import (
+    CommonLayerClient,
+    FedSage,
+    LocalSage,
+    MaskedEmbeddingAveraging,
+    SageClient,
+    SummedGradientRelay,
+)
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
@@ -182,21 +189,13 @@ def egos(see: Recorder, folder: Path) -> None:
     ]
     for options in shapes:
         run_egos(seven_egos(), rounds=2, make_grid=see.grid, **options)
-    client = {"checkpoint_dir": folder}
+    app = ego_app(seven_egos(), checkpoint_dir=folder)
+    how: dict[str, Any] = {**FINE, "alignment": "plain", "aggregation": "plain"}
     for rounds, resume in ((2, False), (3, True)):
-        run_egos(
-            seven_egos(),
-            supernodes=7,
-            rounds=rounds,
-            make_grid=see.grid,
-            alignment="plain",
-            aggregation="plain",
-            settings=EGO_SETTINGS._replace(batch_size=4),
-            client_options=client,
-            resume=resume,
-            participation=0.3,
-            **saving(folder),
-        )
+        settings = EGO_SETTINGS._replace(batch_size=4)
+        server = MaskedEmbeddingAveraging(settings, participation=0.3, **how, **saving(folder))
+        grid = see.grid(app, num_supernodes=7)
+        server.start(grid, num_rounds=rounds, timeout=5, resume=resume)
 
 
 def ego_models(see: Recorder, folder: Path) -> None:
@@ -219,15 +218,17 @@ def sages(see: Recorder, folder: Path) -> None:
 
 def structure(see: Recorder, folder: Path) -> None:
     for method in METHODS:
-        where = folder / method
+        how, kind = {"checkpoint_dir": folder / method}, KINDS[method]
+        own = settings_of(method)
+        app = dealt(partial(_hosting, kind.client, own, how), toy_clients())
         for rounds, resume in ((2, False), (3, True)):
-            structure_helpers.run(
-                method,
-                rounds=rounds,
-                make_grid=see.grid,
-                resume=resume,
-                **saving(where),
-            )
+            server = kind.server(own, **saving(folder / method))
+            grid = see.grid(app, num_supernodes=2)
+            server.start(grid, num_rounds=rounds, timeout=5, resume=resume)
+
+
+def _hosting(kind: Any, settings: Any, how: dict[str, Any], context: Context, graphs: Any) -> Any:
+    return kind(context, graphs, settings, **how)
 
 
 def public(see: Recorder, folder: Path) -> None:

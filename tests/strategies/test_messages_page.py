@@ -143,13 +143,3 @@ def test_every_key_is_on_the_page() -> None:
     constants |= {key.rpartition("/")[2] for key in said}
     lacking = {key for key in constants - NOT_SENT if not any(fnmatch(key, f) for f in found)}
     assert lacking <= {"judged-"} and not NOT_SENT - constants, sorted(lacking)
-
-
-def test_a_wrong_row_would_be_noticed() -> None:
-    said = Entry("train", "up", "arrays", "relay", "float32 `[p, h]`")
-    assert matches(said._replace(kind="float32 2D"), said)
-    assert not matches(said._replace(kind="float64 2D"), said)
-    assert not matches(said._replace(kind="float32 1D"), said)
-    assert not matches(said._replace(kind="float32 2D", record="average"), said)
-    assert fits("list", "list of int") and not fits("int", "list of int")
-    assert not fits("bytes", "str")

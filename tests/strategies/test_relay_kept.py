@@ -131,16 +131,6 @@ def test_the_server_writes_figures_of_users(tmp_path: Path) -> None:
     }
 
 
-def test_a_run_that_has_no_round_left_writes_the_same_again(tmp_path: Path) -> None:
-    keeping(tmp_path, 4)
-    (table,) = (tmp_path / "out").glob("clients.csv")
-    before = table.read_text()
-    assert ",1.0," in before and ",0.0," in before
-    table.unlink()
-    keeping(tmp_path, 4, resume=True)
-    assert table.read_text() == before
-
-
 def test_who_left_is_in_no_output(tmp_path: Path) -> None:
     keeping(tmp_path, 4)
     keeping(tmp_path, 6, left=[2, 7], resume=True)

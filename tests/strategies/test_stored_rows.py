@@ -82,6 +82,8 @@ def test_a_file_has_no_room_for_zeros_and_three_copies(tmp_path: Path) -> None:
     assert again[count // 2] == again.sum() == 3 and row_file.marked(path) == [2, 3]
     with pytest.raises(StateLostError):
         row_file.mapped(path, count + 1)
+    row_file.create(path, 0)
+    assert not row_file.mapped(path, 0).numel() and not row_file.marked(path)
 
 
 def test_copies_that_cannot_be_made_are_reported(

@@ -234,15 +234,6 @@ def test_a_request_is_read_as_it_was_written() -> None:
 # Dropout, modules, other models -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", ["gcn", "sage"])
-def test_who_hosts_whom_does_not_matter_and_each_drops_its_own(model: str) -> None:
-    how: dict[str, Any] = {"dropout": 0.4, "feature_dropout": 0.5, "rounds": 4, "user_bias": True}
-    one, four = (Summed(rich_graph(), model, supernodes=n, **how) for n in (1, 4))
-    assert one.losses == pytest.approx(four.losses, abs=1e-5)
-    assert one.losses != Summed(rich_graph(), model, supernodes=1, **how | {"seed": 4}).losses
-    torch.testing.assert_close(one.layers[-1], four.layers[-1])
-
-
 def test_what_is_dropped_is_a_draw_of_the_user_the_feature_and_the_round() -> None:
     user, feature = torch.arange(400)[:, None].expand(400, 50), torch.arange(50).expand(400, 50)
     first, second = (Dropped(0.3, 1, number).scale(user, feature) for number in (1, 2))
@@ -401,13 +392,6 @@ def test_a_sum_that_is_too_long_moves_nobody_further_than_the_limit(
     assert torch.dot(honest.ravel(), lied.ravel()) < 0
     short = honest.norm().item() / 20
     assert turned(short, -50.0).norm() <= 3 * short + 1e-6
-
-
-def test_some_of_the_users_are_those_over_whom_loss_and_sum_are() -> None:
-    run = Summed(rich_graph(), supernodes=2, rounds=40, participation=0.5)
-    assert {report.answered for report in run.reports} == {20}
-    torch.testing.assert_close(run.layers[-2], run.layers[-1])
-    assert sum(run.losses[-10:]) < sum(run.losses[:10])
 
 
 # Masked -------------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """FedGLS: Tables 1 to 3, Figure 3, and how good the learnt graphs are."""
 
+from typing import Any
+
 from flower_graph.apps.reproduce.rows import STRUCTURE
 from flower_graph.apps.reproduce.table import (
     LAST,
@@ -93,12 +95,22 @@ GAINS = [  # FedGLS less another method, seed by seed
 COSTS = ["seconds-per-round", "steps-a-client", "MiB-a-client", *STRUCTURE]
 
 
-def line(table: str, data: str, method: str, varied: str, *settings: str, **more: object) -> Line:
+def line(table: str, data: str, method: str, varied: str, *settings: str, **more: Any) -> Line:
     """Make a line, run to its end, with the gains of FedGLS."""
     figures = [*PLAIN, *(GAINS if method == "FedGLS" else [])]
     own = ["patience=50", *METHODS.get(method, []), *settings]
-    place = {"table": table, "data": data, "method": method, "keys": {"varied": varied}}
-    how = {"config": f"fedgls/{data.lower()}", "settings": own, "rounds": 1000, "figures": figures}
+    place: dict[str, Any] = {
+        "table": table,
+        "data": data,
+        "method": method,
+        "keys": {"varied": varied},
+    }
+    how: dict[str, Any] = {
+        "config": f"fedgls/{data.lower()}",
+        "settings": own,
+        "rounds": 1000,
+        "figures": figures,
+    }
     model = "MLP" if method == "Fed-MLP" else "GCN"
     return Line(**{**place, **how, "model": model, "seeds": (0, 1, 2, 3, 4), **more})
 

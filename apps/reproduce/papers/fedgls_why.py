@@ -1,5 +1,7 @@
 """FedGLS against Fed-GNN_k: when learning the graph pays. One thing is varied at a time."""
 
+from typing import Any
+
 from flower_graph.apps.reproduce.table import TEST, VALIDATION, Figure, Line, Paper, Picture
 
 METHODS = {
@@ -12,7 +14,9 @@ METHODS = {
 }
 # Chosen by validation accuracy (docs/results/fedgls), on Cora not what FedGLS has
 OWN = {("Cora", "Fed-GNN_k"): ["graph.neighbours=5"]}
-VARIED = {  # by table: a setting, its values, and the methods that it means nothing to
+VARIED: dict[
+    str, tuple[str, dict[Any, Any], list[str]]
+] = {  # by table: a setting, its values, and the methods that it means nothing to
     "labelled nodes that train, %": (
         *("partition.train_share", {5: 0.05, 10: 0.1, 20: 0.2, 40: 0.4, 60: "null"}),
         [],

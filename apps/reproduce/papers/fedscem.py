@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     LAST,
@@ -99,7 +100,7 @@ OWN_FIGURES = [TEST, LAST, VALIDATION, "rounds", "steps-a-client", "MiB-a-client
 BUDGETS = within("20 rounds", "100 rounds", "100 steps", "500 steps", "10 MiB", "50 MiB")
 
 
-def line(table: str, data: str, method: str, *settings: str, **more: object) -> Line:
+def line(table: str, data: str, method: str, *settings: str, **more: Any) -> Line:
     """Make a line with the paper's figures."""
     own = [*METHODS.get(method, [])]
     if method == OWN:
@@ -109,15 +110,26 @@ def line(table: str, data: str, method: str, *settings: str, **more: object) -> 
         ]
     number = TRAINED.index("FedSCem" if method == OWN else method) if method in TRAINED else None
     accuracy, deviation = GLOBAL.get(data, (None, None)) if method == "Global" else (None, None)
-    paper, also = {}, {}
+    paper: dict[str, Any] = {}
+    also: dict[str, Any] = {}
     if number is not None:
         accuracy, deviation = ACCURACY[data][number], DEVIATION[data][number]
         paper = {"seconds-per-round": SECONDS[data][number]}
         also = {"peak-mib": {"paper-gpu-memory-percent": MEMORY[data][number]}}
     if accuracy is not None:
         paper, also = {TEST: accuracy, **paper}, {TEST: {"paper-std": deviation}, **also}
-    place = {"table": table, "data": data, "method": method, "config": f"fedscem/{data.lower()}"}
-    how = {"settings": [*own, *settings], "seeds": SEEDS, "paper": paper, "also": also}
+    place: dict[str, Any] = {
+        "table": table,
+        "data": data,
+        "method": method,
+        "config": f"fedscem/{data.lower()}",
+    }
+    how: dict[str, Any] = {
+        "settings": [*own, *settings],
+        "seeds": SEEDS,
+        "paper": paper,
+        "also": also,
+    }
     return Line(**{**place, **how, **more})
 
 
@@ -134,9 +146,9 @@ def tested(method: str) -> list[Figure]:
     return [Figure(name, TEST, over) for name, (over, has) in gains.items() if has]
 
 
-def chosen(table: str, data: str, method: str, split: str, **more: object) -> Line:
+def chosen(table: str, data: str, method: str, split: str, **more: Any) -> Line:
     """Make a line with settings chosen under the strict split, where no label travels."""
-    how = {"tries": TRIES[method][: 4 if data == "Cora" else 2]}
+    how: dict[str, Any] = {"tries": TRIES[method][: 4 if data == "Cora" else 2]}
     how |= {"rounds": 500, "tried_on": [GLOBAL_SPLIT], **more}
     return line(table, data, method, split, "patience=50", **how)
 

@@ -68,6 +68,7 @@ def line(table: str, data: str, method: str) -> Line:
         if method != over and not (over == DROPPED and method == "centralised")
     ]
     trained = method not in UNTRAINED
+    more: list[str | Figure] = ["rounds", *gains] if trained else []
     return Line(
         table=table,
         data=data,
@@ -76,7 +77,7 @@ def line(table: str, data: str, method: str) -> Line:
         settings=[*MODEL, *settings],
         seeds=(0, 1, 2) if data == "PubMed" else (0, 1, 2, 3, 4),
         rounds=200,
-        figures=[*FIGURES, *(["rounds", *gains] if trained else [])],
+        figures=[*FIGURES, *more],
         trained=UNTRAINED.get(method, ""),
         # What each method may try: the same two for all
         tries=[["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]] if trained else [()],

@@ -1,7 +1,8 @@
 """nFedGNN: Figures 4 to 9, Table 1, and accuracy against a privacy budget."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     LAST,
@@ -67,11 +68,11 @@ def settings(model: str, method: str) -> list[str]:
     return [*MODELS[model], *own.get(method, [])]
 
 
-def line(table: str, data: str, model: str, method: str, *more: str, **others: object) -> Line:
+def line(table: str, data: str, model: str, method: str, *more: str, **others: Any) -> Line:
     """Make a line with the seeds and the config of the data set."""
     config = "nfedgnn/cora-averaged" if method == AVERAGED else f"nfedgnn/{data.lower()}"
     own = (*settings(model, method), *more)
-    how = {"config": config, "settings": own, "seeds": (0, 1, 2), **others}
+    how: dict[str, Any] = {"config": config, "settings": own, "seeds": (0, 1, 2), **others}
     return Line(table=table, data=data, model=model, method=method, **how)
 
 
@@ -174,7 +175,9 @@ def budgets() -> list[Line]:
     ]
 
 
-def figures(make: object, wanted: Sequence[tuple[str, str, Sequence[str]]]) -> list[Line]:
+def figures(
+    make: Callable[[str, str, str], list[Line]], wanted: Sequence[tuple[str, str, Sequence[str]]]
+) -> list[Line]:
     """Make the lines of several figures."""
     return [
         one for table, model, names in wanted for data in names for one in make(table, model, data)

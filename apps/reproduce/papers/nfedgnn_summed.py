@@ -1,5 +1,7 @@
 """nFedGNN with one first layer for all users: what it has of the centralised network."""
 
+from typing import Any
+
 from flower_graph.apps.reproduce.table import (
     LAST,
     PROPAGATION,
@@ -40,10 +42,10 @@ METHODS = {  # settings, figures, and what trains it
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2}  # settings tried
 
 
-def line(table: str, data: str, method: str, **more: object) -> Line:
+def line(table: str, data: str, method: str, **more: Any) -> Line:
     """Make a line."""
     config = f"nfedgnn/{data.lower()}{'' if method == OWN else '-summed'}"
-    how = {"config": config, "seeds": (0, 1, 2, 3, 4), "rounds": 500, **more}
+    how: dict[str, Any] = {"config": config, "seeds": (0, 1, 2, 3, 4), "rounds": 500, **more}
     return Line(table=table, data=data, method=method, **how)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     LAST,
@@ -44,7 +45,7 @@ TRIES = {
 NOISY = "Cora, 15 % noise"  # of the training labels; those of the full graph are clean in the paper
 # The paper's figures in percent, by table, data set and method: MLP and SVC of clients 1 to 4, or
 # of the full graph; and the sums of the differences
-PRINTED = {
+PRINTED: dict[tuple[str, str], dict[str, Any]] = {
     ("Table 1", "Cora"): {
         "LOC": ([79.1, 76.0, 74.3, 75.0], [79.3, 77.5, 75.5, 75.0]),
         "FED": ([80.1, 76.0, 76.1, 76.6], [81.4, 78.7, 77.9, 78.0]),
@@ -99,10 +100,10 @@ PRECISION = ["precision-1", "precision-5", "precision-10"]
 CLASSIFIERS = ("mlp", "svc")
 
 
-def line(table: str, data: str, model: str, method: str, *settings: str, **more: object) -> Line:
+def line(table: str, data: str, model: str, method: str, *settings: str, **more: Any) -> Line:
     """Make a line; wrong labels are a data set of their own."""
     real, noise = data.partition(",")[0], "0.15" if data == NOISY else "0"
-    how = {"config": f"ppfl/{real.lower()}-{model.lower()}", "seeds": SEEDS}
+    how: dict[str, Any] = {"config": f"ppfl/{real.lower()}-{model.lower()}", "seeds": SEEDS}
     own = [*METHODS.get(method, []), f"partition.label_noise={noise}"]
     how |= {"settings": [*own, *settings], "rounds": MODELS[model][0], "data_shown": data}
     return Line(**{"table": table, "data": real, "model": model, "method": method, **how, **more})
@@ -207,7 +208,8 @@ def budgets(model: str, norm: float) -> list[Line]:
     """Make the curve of accuracy against a budget, not in the paper."""
     # Clients are evaluated once, after the last round.
     measured = ["privacy.measurements=report", "judge.every=1000000", "judge.mlp=false"]
-    place, how = ("Privacy", "Cora", model), {"rounds": None, "seeds": (0, 1, 2), "figures": [TEST]}
+    place = ("Privacy", "Cora", model)
+    how: dict[str, Any] = {"rounds": None, "seeds": (0, 1, 2), "figures": [TEST]}
     how["settings"] = measured
     lines = [
         line(*place, method, **{**how, "settings": [*METHODS[method], *measured]})

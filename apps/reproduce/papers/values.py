@@ -46,6 +46,7 @@ def line(table: str, method: str, app: str) -> Line:
     if table == INSIDE and method != "local training":
         changes += [Figure("change-over-local", MSE, "local training")]
     trained = method not in UNTRAINED
+    more: list[str | Figure] = ["rounds", *changes] if trained else []
     return Line(
         table=table,
         data="US counties",
@@ -54,7 +55,7 @@ def line(table: str, method: str, app: str) -> Line:
         settings=[*MODEL, *(ONE if table == WHOLE else TEN)],
         seeds=(0, 1, 2, 3, 4),
         rounds=200,
-        figures=[MSE, MAE, VALIDATION, *(["rounds", *changes] if trained else [])],
+        figures=[MSE, MAE, VALIDATION, *more],
         trained=UNTRAINED.get(method, ""),
         tries=FOUR if trained else [()],
         alone=ALONE.get(method, [()]),

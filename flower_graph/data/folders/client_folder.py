@@ -112,8 +112,7 @@ class Clients(list[T]):
             for graph in self:
                 for part, mask in masks.items():
                     mask[graph.nodes[getattr(graph, part)]] = True
-            train, val, test = masks.values()
-            return replace(self.whole, train_mask=train, val_mask=val, test_mask=test)
+            return with_masks(self.whole, Masks(*masks.values()))
         ends, start = [torch.empty(2, 0, dtype=torch.int64)], 0
         for graph in self:
             if graph.edge_index is not None:
@@ -153,7 +152,7 @@ def load_folder(
     ``graphless_ratio`` removes edges from clients of one graph; in a folder, files without edges
     make graphless clients. ``uses``: whether labels are numbers to learn, and edges have weights.
     """
-    files = _read_clients(path, features, gaps, needs_edges=False, uses=uses)
+    files = read_clients(path, features, gaps, needs_edges=False, uses=uses)
     drawn = graphless_clients(len(files), graphless_ratio, seed) if is_one_graph(path) else set()
     graphs = []
     for client, file in enumerate(files):
@@ -165,7 +164,7 @@ def load_folder(
     return _told(path, files, graphs)
 
 
-def _read_clients(
+def read_clients(
     path: Path | str, features: str, gaps: Gaps, *, needs_edges: bool = True, uses: Uses = PLAIN
 ) -> Clients[ClientFile]:
     """Read the clients' graphs, their labels numbered and features prepared together."""
@@ -453,7 +452,7 @@ def load_ego_folder(
     masks are split by ``ratios`` and ``seed``, ``per-client`` or ``global``. ``DataError`` names
     file, client and what is allowed.
     """
-    files = _read_clients(path, features, gaps)
+    files = read_clients(path, features, gaps)
     numbers: dict[int | str, int] = {}
     holders = []
     for client, (file, who) in enumerate(zip(files, _identities_of(files), strict=True)):
@@ -487,7 +486,7 @@ def load_overlapping_folder(
     gaps: Gaps = NO_GAPS,
 ) -> Clients[OverlappingGraph]:
     """Load PPFL-GNN's clients from a folder, each client's nodes in the order of their ids."""
-    files = _read_clients(path, features, gaps)
+    files = read_clients(path, features, gaps)
     every_id, words = _ids(files)
     holders, offered = [], []
     for client, (file, ids) in enumerate(zip(files, every_id, strict=True)):

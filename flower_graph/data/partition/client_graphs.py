@@ -272,14 +272,9 @@ def _parts(data: WholeGraph, partition: PartitionSection, seed: int) -> list[Ten
 
     if how == LOUVAIN:
         fine = partition.resolution
+        every = partition.every_node
         parts = communities.louvain(
-            edges,
-            n,
-            clients=clients,
-            resolution=fine,
-            seed=seed,
-            every_node=partition.every_node,
-            fits=fits,
+            edges, n, clients=clients, resolution=fine, seed=seed, every_node=every, fits=fits
         )
         remedy = "" if fine is None else " (partition.resolution=null finds more)"
         return _joined(data, parts, fits, remedy)

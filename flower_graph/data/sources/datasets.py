@@ -37,6 +37,7 @@ from flower_graph.data.splits import (
     labelled_split,
     random_split,
     select_column,
+    with_masks,
 )
 from flower_graph.errors import DataError
 from flower_graph.handed import handed_over
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=RunConfig)  # a method's schema
 G = TypeVar("G")  # a client's graph
 
-DataSettings = DataConfig  # the name that `flower_graph.data` has for it
 DRAWN = (0.6, 0.2, 0.2)  # shares of a split that nobody asked for
 FOLDS = 10  # splits that geom-gcn published for each set
 SPLIT_FOLDER = "geom-gcn-splits"
@@ -97,26 +97,13 @@ def load_graph(
     graph, masks = _read(config, seed, download, uses)
     source, notes = f"data {config.name}", list(graph.notes)
     masks = _split(config, graph, masks, notes, config.draws(seed))
-    train, val, test = select_column(masks, seed)
-    moved = config.feature_noise, generator(config.draws(seed), "feature-noise")
+    rng, chance = generator(config.draws(seed), "feature-noise"), config.feature_noise
+    moved = (chance, rng) if chance else None
     with saying(source):
-        (x,), done, treatment = prepare_features(
-            [graph.x],
-            config.features,
-            config.missing,
-            graph.columns,
-            moved if config.feature_noise else None,
-        )
-    graph = replace(
-        graph,
-        x=x,
-        notes=(*notes, *done),
-        treatment=treatment,
-        train_mask=train,
-        val_mask=val,
-        test_mask=test,
-    )
-    with saying(source):
+        how = config.features, config.missing, graph.columns
+        (x,), done, treatment = prepare_features([graph.x], *how, moved)
+        graph = replace(graph, x=x, notes=(*notes, *done), treatment=treatment)
+        graph = with_masks(graph, select_column(masks, seed))
         check_masks(graph)
     tell(source, graph.notes)
     return graph

@@ -200,18 +200,6 @@ def _found(word: str, words: Sequence[str]) -> str | None:
     return next((one for one in words if one.lower() == word.lower()), None)
 
 
-def check_name(name: str) -> None:
-    """Check that a data set of this name could exist, without reading any data.
-
-    ``DataError`` names the nearest known name, or the missing file.
-    """
-    path = file_path(name)
-    if path is not None:
-        check_graph_file(path)
-    elif name.lower() not in (LINQS, CSBM, *OGB):
-        pyg_name(name)
-
-
 def check_graph_file(path: Path) -> None:
     """Refuse a graph's path that does not exist, or whose kind of file is not supported."""
     if not path.exists():

@@ -171,25 +171,17 @@ class VerifiedAlignmentClient(AlignmentClient):
 
     def blind(self, request: BlindRequest) -> SignedBlindReply:
         """Blind the clients' identities, once an epoch, and sign each block."""
-        self._known(request.clients)
-        self._enter(request.epoch)
-        clients = request.clients.tolist()
-        fresh = [client for client in clients if client not in self._blocks]
-        if fresh:
-            made = super().blind(BlindRequest(request.epoch, np.array(fresh, np.int64)))
-            self._blocks |= zip(fresh, split_rows(made.points, made.sizes), strict=True)
+        made, clients = super().blind(request), request.clients.tolist()
+        for client, block in zip(clients, split_rows(made.points, made.sizes), strict=True):
+            self._blocks.setdefault(client, block)  # a repeated request gets the same block
         blocks = [self._blocks[client] for client in clients]
         signatures = [
             self._identity.sign(OF_BLOCK, *block_parts(self._run_id, request.epoch, *pair))
             for pair in zip(clients, blocks, strict=True)
         ]
-        return SignedBlindReply(
-            request.epoch,
-            request.clients,
-            np.array([len(block) for block in blocks], np.int64),
-            np.concatenate(blocks),
-            rows_of(signatures, -1, SIGNATURE_BYTES),
-        )
+        points = np.concatenate(blocks)
+        signed = rows_of(signatures, -1, SIGNATURE_BYTES)
+        return SignedBlindReply(request.epoch, request.clients, made.sizes, points, signed)
 
     def prove(self, request: ProvedEvaluateRequest) -> ProvedEvaluateReply:
         """Multiply signed blocks by this party's share of the key, and prove each."""

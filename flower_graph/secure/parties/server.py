@@ -60,6 +60,7 @@ from flower_graph.secure.sum.round import (
 )
 from flower_graph.secure.sum.server import M, Send, SumServer
 from flower_graph.wire.codec import Message
+from flower_graph.wire.exchange import Replies
 from flower_graph.wire.fields import Bytes
 from flower_graph.wire.ledger import setup_bytes
 
@@ -380,15 +381,9 @@ class PartySums(SumServer):
 
     def _bind(self, server_round: int, send: Send, nodes: Collection[int]) -> set[int]:
         """Have the parties of some SuperNodes commit to another seed; return those that did."""
-        if not nodes:
-            return set()
-        replies = send(
-            dict.fromkeys(sorted(nodes), BindRequest(self.run_id).to_record()),
-            server_round,
-            lambda node, content: self.take_binding(node, BindReply.read(content)),
-            message_type="train.sum_bind",
-            max_reply_bytes=setup_bytes(),
-        )
+        requests = dict.fromkeys(sorted(nodes), BindRequest(self.run_id))
+        take = self.take_binding
+        replies = self._exchange(send, server_round, "sum_bind", requests, BindReply, take)
         for entry in replies.rejected:  # with a version of the registry that is old, for one
             self.forget(entry.node_id)
         return {party for party, node in self._homes.items() if node in replies.values}
@@ -618,12 +613,13 @@ class PartySums(SumServer):
         requests: Mapping[int, Message],
         kind: type[M],
         take: Callable[[int, M], object],
-    ) -> None:
-        if requests:
-            send(
-                {node: request.to_record() for node, request in requests.items()},
-                server_round,
-                lambda node, content: take(node, kind.read(content)),
-                message_type=f"train.{action}",
-                max_reply_bytes=setup_bytes(),
-            )
+    ) -> Replies[object]:
+        if not requests:
+            return Replies()
+        return send(
+            {node: request.to_record() for node, request in requests.items()},
+            server_round,
+            lambda node, content: take(node, kind.read(content)),
+            message_type=f"train.{action}",
+            max_reply_bytes=setup_bytes(),
+        )

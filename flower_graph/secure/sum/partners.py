@@ -127,9 +127,23 @@ def _most(num_parties: int, colluding: int, places: int, broken: float) -> int:
 def _chances(n: int, marked: int, k: int) -> NDArray[np.float64]:
     """Return the chances of 0 to k marked ones among k drawn of n (hypergeometric law)."""
     # As scipy.stats has it, which takes longer to import than many a run takes.
-    every = math.comb(n, k)
-    ways = (math.comb(marked, i) * math.comb(n - marked, k - i) for i in range(k + 1))
-    return np.array([count / every for count in ways])
+    factorials, result = _log_factorials(n), np.arange(max(0, k - (n - marked)), k + 1)
+    result = result[result <= marked]
+    ways = _log_ways(factorials, marked, result) + _log_ways(factorials, n - marked, k - result)
+    chances = np.zeros(k + 1)
+    chances[result] = np.exp(ways - _log_ways(factorials, n, np.array(k)))
+    return chances
+
+
+@lru_cache(maxsize=4)
+def _log_factorials(n: int) -> NDArray[np.float64]:
+    result: NDArray[np.float64] = np.concatenate([[0.0], np.log(np.arange(1, n + 1)).cumsum()])
+    return result
+
+
+def _log_ways(factorials: NDArray[np.float64], n: int, k: NDArray[np.int64]) -> NDArray[np.float64]:
+    ways: NDArray[np.float64] = factorials[n] - factorials[k] - factorials[n - k]
+    return ways
 
 
 def _log_cut(m: int, gone: int, k: int) -> float:

@@ -1,14 +1,17 @@
-"""A method's requests, an alignment's among them, told otherwise: what the server then has.
+"""A method's requests told otherwise, or an alignment's, or a sum's: what the server then has.
 
-Each run notes what every SuperNode put under masks, so that whatever the server gets can be held
-against it: a sum is that of its contributors, or words by which nothing of a SuperNode's numbers
-can be told. What a SuperNode says besides is compared between two kinds of its data.
+Entries come from the messages' declarations, with other values for each. A grid tells one of them
+otherwise, to one SuperNode or to all. Each run notes what every SuperNode put under masks, so that
+whatever the server gets can be held against it: a sum is that of its contributors, or words by
+which nothing of a SuperNode's numbers can be told. What a SuperNode says besides is compared
+between two kinds of its data.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -17,8 +20,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
-from declared_entries import Entry, entries_of_requests, others
-from tells_otherwise import AGREED, HOW, RINGS, VICTIM, Cell, TellsOtherwise
+from flwr.app import Array, Message, RecordDict
 
 from flower_graph.secure.align import blinded
 from flower_graph.secure.parties import messages as of_parties
@@ -27,9 +29,294 @@ from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.ring import SIGNED, Ring
 from flower_graph.secure.sum import messages as of_sums
 from flower_graph.secure.sum.client import SumClient
+from flower_graph.secure.sum.messages import RING
 from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.service import SumStages, entries_of
+from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
+from flower_graph.wire.arrays import decode_array
+from flower_graph.wire.codec import Field, Part
+from flower_graph.wire.codec import Message as Declared
+from flower_graph.wire.fields import Block, Exact, Flags
+from flower_graph.wire.keys import CONFIG
+
+# What an entry that is left out stands for, by its type
+DEFAULTS: Mapping[str, Any] = {"str": "", "int": 0, "float": 0.0, "bool": False}
+
+
+class Entry(NamedTuple):
+    """An entry of a request, or one of its arrays."""
+
+    message: type[Declared]
+    key: str
+    field: Field | None  # None of what a message always says, such as its stage
+    beside: frozenset[str] = frozenset()  # all keys of the message
+
+    @property
+    def default(self) -> Any:
+        """What it stands for where it is left out; None if it cannot be."""
+        return None if self.field is None else DEFAULTS.get(self.field.type)
+
+    def __str__(self) -> str:
+        return f"{self.message.__name__}.{self.key}"
+
+
+def entries_of_requests(modules: Iterable[ModuleType]) -> dict[str, Entry]:
+    """Give all entries that the requests of some modules declare, by their names."""
+    found = dict[str, Entry]()
+    for module in modules:
+        for one in vars(module).values():
+            if not isinstance(one, type) or not issubclass(one, Declared) or not one.down:
+                continue
+            if one.__module__ == module.__name__:
+                fields = list(_fields(one.layout))
+                beside = frozenset(field.key for field in fields)
+                entries = [Entry(one, key, None) for key in one.fixed]
+                entries += [Entry(one, field.key, field, beside) for field in fields]
+                found |= {str(entry): entry for entry in entries}
+    return found
+
+
+def _fields(part: Part) -> Iterator[Field]:
+    """Give the fields of a part, those of parts in it, and those that fields have with them."""
+    for part_field in part.parts.values():
+        beside = [one for kind in type(part_field).__mro__ for one in vars(kind).values()]
+        beside += [
+            *vars(part_field).values(),
+            *(size for _, size in getattr(part_field, "sent", ())),
+        ]
+        yield from (one for one in beside if isinstance(one, Field) and one.key)
+        if isinstance(part_field, Part):
+            yield from _fields(part_field)
+        elif part_field.key:
+            yield part_field
+
+
+class Seen(NamedTuple):
+    """A request as it travels: its type, its entries, and its arrays by record and name."""
+
+    kind: str
+    config: Mapping[str, Any]
+    arrays: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, message: Message) -> Seen:
+        """Take a message apart once, as Flower's records take long to look through."""
+        content, arrays = message.content, dict[str, Array]()
+        for record, named in content.array_records.items():
+            arrays |= {f"{record}/{name}": array for name, array in named.items()}
+        return cls(message.metadata.message_type, dict(content.get(CONFIG, {})), arrays)
+
+    def has(self, entry: Entry) -> bool:
+        """Tell whether it has an entry, or could have one that is left out."""
+        fixed, config = entry.message.fixed, self.config
+        names = {self.kind, self.kind.removeprefix("train.")}  # of a sum's messages the latter
+        if names.isdisjoint(entry.message.down) or any(config.get(k) != fixed[k] for k in fixed):
+            return False
+        if entry.key in config or entry.key in self.arrays:
+            return True
+        return entry.default is not None and bool(entry.beside & self.config.keys())
+
+    def value(self, entry: Entry) -> Any:
+        """Return an entry's value on the wire, of an array its numbers."""
+        if entry.key in self.config:
+            return self.config[entry.key]
+        if entry.key not in self.arrays:
+            return entry.default
+        return decode_array(entry.key.partition("/")[2], self.arrays[entry.key])
+
+
+def set_value(entry: Entry, records: dict[str, Any], value: Any) -> None:
+    """Put another value in an entry's place."""
+    if entry.key in records.get(CONFIG, {}) or entry.default is not None:
+        records[CONFIG] = type(records[CONFIG])({**records[CONFIG], entry.key: value})
+        return
+    record, _, name = entry.key.partition("/")
+    records[record] = type(records[record])({**records[record], name: Array(value)})
+
+
+def same(one: Any, other: Any) -> bool:
+    """Tell whether two values are the same."""
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    return type(one) is type(other) and bool(one == other)
+
+
+def others(entry: Entry, value: Any) -> list[Any]:
+    """Give other values than an honest one, by what the field declares and what travels."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, int):
+        return [value + 1, max(0, value // 2), 2 * value + 10]
+    if isinstance(value, float):
+        return [value / 2, value * 2 + 1]
+    if isinstance(value, str):  # what the declaration names, and what it does not
+        words = re.findall(r"`([\w-]+)`", entry.field.says if entry.field else "")
+        return [*words, value[::-1] or "another"]
+    if isinstance(value, list):
+        turned = [1 - one if one in (0, 1) else one + 1 for one in value]
+        return [turned, value[:-1], value[::-1]]
+    found = _other_bytes(entry.field, value) if isinstance(value, bytes) else _other_numbers(value)
+    return [one for one in found if not same(one, value)]
+
+
+def _other_bytes(field: Field | None, value: bytes) -> list[bytes]:
+    """Give other bytes: one number or bit changed, rows turned round, one fewer, one twice."""
+    width = 8 if isinstance(field, Exact) else 1
+    if isinstance(field, Block) and not isinstance(field, (Exact, Flags)):
+        last = field.shape.split()[-1]
+        width = int(last) if last.isdecimal() else 1
+    rows = [value[at : at + width] for at in range(0, len(value), width)]
+    if not rows:
+        return [np.ones(1, np.int64).tobytes() if width == 8 else bytes(width)]
+    first = bytes([rows[0][0] ^ 1]) + rows[0][1:]
+    changed = [[first, *rows[1:]], rows[::-1], rows[:-1], [*rows, rows[0]]]
+    return [b"".join(one) for one in changed]
+
+
+def _other_numbers(value: Any) -> list[Any]:
+    noise = np.random.default_rng(3).permutation(value.reshape(-1)).reshape(value.shape)
+    if value.dtype.kind == "f":
+        return [-value, np.zeros_like(value), noise]
+    return [value ^ value.dtype.type(1), np.zeros_like(value), noise]
+
+
+VICTIM = 0  # its partition
+HOW = ("one", "all", "replayed", "round", "run")
+AGREED = "agreed"  # to all, by a server that means it: it reads the sum by the same terms
+RINGS = {one.key: name for name, one in (RING.fields or {}).items()}
+Words = Any
+
+
+class Cell(NamedTuple):
+    """An entry, how it is told, and which of the other values."""
+
+    entry: Entry
+    how: str
+    value: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.entry} {self.how} {self.value}"
+
+
+class TellsOtherwise(InProcessGrid):
+    """Tells one entry otherwise, and notes what comes from the victim."""
+
+    def begin(self, cell: Cell | None, known: Mapping[str, list[Any]], entries: Any) -> None:
+        """Set what is told; ``known``: values of entries in another run, as they came."""
+        self.cell, self._known, self._entries = cell, known, entries
+        often = len(known.get(str(cell.entry), ())) if cell else 0
+        self._at = min(1, max(0, often - 1))  # the second, so that there is an earlier one
+        self.came: dict[str, list[Any]] = {}  # as the victim, or who first gets it, was to have it
+        self.keys: set[str] = set()  # of all entries of requests
+        self.told = int(cell is not None and cell.how == AGREED)
+        self.altered: list[bool] = []  # of what was told otherwise: whether it was refused
+        self.said: list[tuple[Any, ...]] = []  # the victim's answers, without bytes
+        self.words: list[Words] = []  # and their arrays
+        self.replies: list[RecordDict] = []
+        self._lies: set[str] = set()
+        self._later: list[str] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        sent, again, lies = list(messages), list[Message](), set[int]()
+        seen = [Seen.of(one) for one in sent]
+        self._note_requests(seen, sent)
+        for place in self._due(seen, sent):
+            lie = self._lie(sent[place], seen[place])
+            if lie is None:
+                continue
+            self.told += 1
+            if self.cell is not None and self.cell.how == "replayed":
+                again.append(lie)
+            else:
+                sent[place] = lie
+                lies.add(place)
+        ids = list(super().push_messages(sent))
+        self._later = list(super().push_messages(again)) if again else []
+        self._lies |= {number for place, number in enumerate(ids) if place in lies}
+        self._lies |= set(self._later)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        replies = list(super().pull_messages(message_ids))
+        later, self._later = list(super().pull_messages(self._later)), []
+        for reply in (*replies, *later):
+            if reply.metadata.reply_to_message_id in self._lies:
+                self.altered.append(reply.has_error())
+            if reply.metadata.src_node_id == self.victim:
+                self._note(reply)
+            if reply.has_content():
+                self.replies.append(reply.content)
+        return replies
+
+    @property
+    def victim(self) -> int:
+        return next(n for n, c in self.contexts.items() if c.node_config["partition-id"] == VICTIM)
+
+    def _first(self, entry: Entry, seen: Sequence[Seen], sent: Sequence[Message]) -> int | None:
+        """Find whose request counts: the victim's, or that of the first who gets one."""
+        having = [place for place, one in enumerate(seen) if one.has(entry)]
+        own = [place for place in having if sent[place].metadata.dst_node_id == self.victim]
+        return next(iter([*own, *having]), None)
+
+    def _note_requests(self, seen: Sequence[Seen], sent: Sequence[Message]) -> None:
+        for name, entry in self._entries.items():
+            if (place := self._first(entry, seen, sent)) is not None:
+                self.came.setdefault(name, []).append(seen[place].value(entry))
+        for one in seen:
+            self.keys |= {*one.config, *one.arrays}
+
+    def _due(self, seen: Sequence[Seen], sent: Sequence[Message]) -> list[int]:
+        """Return which of the messages are to be others."""
+        if self.cell is None or self.cell.how == AGREED:
+            return []
+        if (first := self._first(self.cell.entry, seen, sent)) is None:
+            return []
+        if len(self.came[str(self.cell.entry)]) != self._at + 1:
+            return []
+        if self.cell.how != "all":
+            return [first]
+        return [place for place, one in enumerate(seen) if one.has(self.cell.entry)]
+
+    def _lie(self, message: Message, seen: Seen) -> Message | None:
+        assert self.cell is not None
+        entry, how = self.cell.entry, self.cell.how
+        honest = seen.value(entry)
+        if how == "round":
+            value = self.came[str(entry)][self._at - 1] if self._at else honest
+        elif how == "run":
+            values = self._known.get(str(entry), [])
+            value = values[self._at] if self._at < len(values) else honest
+        else:
+            values = others(entry, honest)
+            value = values[self.cell.value % len(values)]
+        if same(value, honest):
+            return None
+        records = dict(message.content.items())
+        set_value(entry, records, value)
+        about = message.metadata
+        return Message(
+            RecordDict(records), about.dst_node_id, about.message_type, group_id=about.group_id
+        )
+
+    def _note(self, reply: Message) -> None:
+        """Note an answer: whether it is an error, and all that is neither random nor a time."""
+        kind = reply.metadata.message_type
+        if reply.has_error():
+            why = re.sub(r"got b['\"].*|\b[0-9a-f]{8,}\b|\d+", "#", str(reply.error.reason))
+            self.said.append((kind, why))
+            return
+        found = entries_of(reply.content)
+        shown = {
+            key: len(value) if isinstance(value, bytes | str) else value
+            for key, value in found.items()
+            if "seconds" not in key
+        }
+        self.said.append((kind, sorted(shown.items(), key=lambda item: item[0])))
+        for record in reply.content.array_records.values():
+            numbers = [decode_array(name, array) for name, array in record.items()]
+            self.words += [one.copy() for one in numbers if one.dtype.kind == "u"]
+
 
 FAILS = (RuntimeError, ValueError, AssertionError, LookupError)  # the server's code: it sends lies
 Words = Any
