@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -75,9 +75,11 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
         raise MalformedReplyError(
             f"array {name!r} holds {result} bytes, its shape needs {expected}"
         )
-    view: NDArray[np.generic] = np.ndarray(
-        shape, dtype, buffer=array.data, offset=offset, order="F" if fortran else "C"
-    )
+    order: Literal["F", "C"] = "F" if fortran else "C"
+    try:
+        view: NDArray[np.generic] = np.ndarray(shape, dtype, array.data, offset, order=order)
+    except (ValueError, TypeError) as error:  # sizes that are negative or beyond NumPy's
+        raise MalformedReplyError(f"array {name!r} cannot be read: {error}") from error
     return view.copy(order="K") if copy else view
 
 

@@ -13,12 +13,12 @@ from public_helpers import make_grid, still_member
 
 from flower_graph.apps.run import client_app
 from flower_graph.method.registry import method_of
+from flower_graph.ops import orthogonal_procrustes
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
 )
 from flower_graph.strategies.ppfl.secure_consensus_client import (
     first_points,
-    rotation,
 )
 
 Exchanged = dict[int, tuple[RecordDict, RecordDict]]  # by node: what it was sent, what it answered
@@ -88,7 +88,7 @@ def test_of_two_clients_each_learns_the_others_embeddings_but_for_a_turn(secure:
     strategy: Any = SecureConsensus(dropout=0.0) if secure else _built(ALL["deepwalk"].load())
     strategy.start(grid, num_rounds=1, timeout=5.0)
     if secure:  # all know the first points, which it turned to itself
-        own = vectors[0] @ rotation(vectors[0], first_points(0, 5, 3), False)
+        own = vectors[0] @ orthogonal_procrustes(vectors[0], first_points(0, 5, 3))
         mean = strategy.mean.rows
     else:
         own, mean = vectors[0], strategy.clients.targets[0]
