@@ -21,7 +21,7 @@ Mean ± sample deviation over the n seeds that were run; each seed draws other s
 weights, the same for all methods. *Test* is of the round with the best validation, *last* of the
 last round; an accuracy is the mean over the clients. Settings are those of the configs and those
 that stand in the line; of several that a method may try, validation on seeds that no line has
-chose them ([choices.md](choices.md)). Behind a difference: p of a paired t test; *Holm*, p
+chose them{choices}. Behind a difference: p of a paired t test; *Holm*, p
 corrected for all tests of its table of the same difference, whichever data set and method; and
 how many seeds have its sign. A line that still improved at its limit has its rounds in its name;
 with a run that ended in its best round it has the seed. Rounds, local steps and MiB sent are
@@ -88,7 +88,8 @@ def make_page(
     pictures: Sequence[str] = (),
 ) -> str:
     """Write the whole page; a table without rows is not on it."""
-    parts = [f"# {paper.title}", *filter(None, [paper.notes.strip()]), HOW]
+    how = HOW.format(choices=" ([choices.md](choices.md))" * any(line.has_choice for line in lines))
+    parts = [f"# {paper.title}", *filter(None, [paper.notes.strip()]), how]
     parts += settings_shown(paper, lines)
     several = len({line.names[0] for line in lines}) > 1
     for table, data in dict.fromkeys((line.table, line.names[0]) for line in lines):
