@@ -5,6 +5,7 @@ The file is sparse: numbers that nobody has written are zero, and take no room o
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -39,6 +40,17 @@ def mapped(path: Path, count: int) -> Tensor:
         return torch.from_file(path_of(handle), shared=True, size=count)
     finally:
         os.close(handle)
+
+
+def check_room(path: Path, count: int) -> None:
+    """Raise ``OSError`` if the disk lacks room for so many more numbers of a sparse file.
+
+    A write into the mapped file on a full disk would end the process.
+    """
+    file, disk = path.stat(), os.statvfs(path)
+    growth = min(4 * count, file.st_size - 512 * file.st_blocks)
+    if growth > disk.f_bavail * disk.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def mark(path: Path, server_round: int) -> None:

@@ -285,6 +285,10 @@ class NodeClient(UsersClient):
         follows = bool(request.gradient_round.any())
         place, makers = self._places(request.users), self._makers(request.settings)
         with self._state.opened(makers, follows=follows) as (cohort, tensors):
+            if self._file is not None:
+                rows = self._rows(request.settings).ptr.diff()[place].sum()
+                count = int(rows) * len(ADAM_TENSORS) * request.settings.latent_size
+                row_file.check_room(self._file, count)
             self._average(cohort, place, tensors[AVERAGE_ROUND], request)
             self._step(cohort, place, tensors[GRADIENT_ROUND], request)
             yield cohort, self._unless_all(place)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,3 +105,17 @@ def test_rows_in_a_file_are_plain_linear_maps(tmp_path: Path, more: dict[str, An
     context = Context(1, 2, {"state-dir": str(tmp_path), **sealed}, RecordDict(), {})
     with pytest.raises(ValueError):
         NodeClient(context, DATA.x, DATA.y, rows_dir=tmp_path, **more)
+
+
+def test_a_full_disk_is_an_error_before_the_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "numbers"
+    row_file.create(path, 1 << 20)
+    row_file.check_room(path, 1 << 20)
+    full = SimpleNamespace(f_bavail=1, f_frsize=4096)
+    monkeypatch.setattr(row_file.os, "statvfs", lambda path: full)
+    row_file.check_room(path, 1 << 10)
+    with pytest.raises(OSError, match="numbers") as caught:
+        row_file.check_room(path, 1 << 20)
+    assert caught.value.errno == errno.ENOSPC
