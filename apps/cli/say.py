@@ -40,7 +40,7 @@ def withheld(name: str, level: int) -> Iterator[list[logging.LogRecord]]:
 
 
 class Printable(logging.Formatter):
-    """Formats log lines as ``say`` prints."""
+    """Formats log lines without the characters that would control a terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

@@ -132,7 +132,7 @@ def _guess_variance(one: Finding) -> float:
 
 
 def page(record: Tree, notes: Sequence[str], *, level: int = 1) -> str:
-    """Write an audit as Markdown, with its method's notes."""
+    """Return an audit's record as Markdown, with ``notes`` below it."""
     seeds = ", ".join(str(seed) for seed in record["seeds"])
     # The settings of one attack below each other, in the order in which attacks came
     attacks = list(dict.fromkeys(finding["attack"] for finding in record["findings"]))

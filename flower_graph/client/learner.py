@@ -53,7 +53,7 @@ def first_module(make_module: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 def weighed(module: nn.Module, graph: GraphOnDevice) -> tuple[Tensor, ...]:
-    """Return the arguments of a module: features, edges and, if it takes them, weights."""
+    """Return a module's arguments: features, edges and, if ``forward`` takes them, edge weights."""
     if graph.edge_weight is None:
         return graph.x, graph.edge_index
     if not takes_weights(module):

@@ -38,7 +38,7 @@ OTHERWISE = (
 
 
 def seed_folders(folder: Path) -> dict[int, Path]:
-    """Return the folders of a run's seeds, by the seed."""
+    """Return a run's folders ``seed-N`` by their seed N."""
     found = ((re.fullmatch(r"seed-([0-9]{1,20})", one.name), one) for one in folder.glob("seed-*"))
     folders = {int(match[1]): one for match, one in found if match and one.is_dir()}
     return dict(sorted(folders.items()))

@@ -1,4 +1,4 @@
-"""How one graph is cut into clients: the keys of each way, and the section that has all ways."""
+"""Ways to cut one graph into clients: the keys of each way, and a section with the keys of all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a run reads graphs: which parts, the columns' meanings, and the values for missing ones.
+"""How a run reads graphs: which parts, the meanings of columns, and values for empty cells.
 
 A missing number is NaN until all nodes of a run are known. Features have the names of their
 columns, which match them with another table's. A column of words becomes one feature for each word

@@ -1,4 +1,4 @@
-"""Saves graphs that are passed to ``fg.run`` as ``data.name``, as files that a run reads."""
+"""Saves graphs, passed to ``fg.run`` as ``data.name``, in files that a run can read."""
 
 from __future__ import annotations
 

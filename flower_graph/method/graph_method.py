@@ -1,4 +1,4 @@
-"""Methods each of whose clients holds a graph."""
+"""Methods whose clients hold a graph each."""
 
 from __future__ import annotations
 

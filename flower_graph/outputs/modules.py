@@ -1,4 +1,4 @@
-"""Modules of PyG layers for saved models; a method's own are in its folder.
+"""Modules of PyG layers for saved models; a method's own modules are in its folder.
 
 Imported only when a model is read, since it takes seconds.
 """

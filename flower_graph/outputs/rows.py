@@ -1,4 +1,4 @@
-"""Rows that a run leaves: predictions, embeddings and known links, each of a node of a client.
+"""Rows that a run leaves for nodes of clients: predictions, embeddings and known links.
 
 In notebooks they are short texts, or data frames if pandas is installed.
 """

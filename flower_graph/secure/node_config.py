@@ -1,4 +1,4 @@
-"""A SuperNode's settings of secure sums and alignments, from its node config; and their defaults.
+"""A SuperNode's settings of secure sums and alignments: its node config's, or defaults.
 
 A light module: a node config is read without the code of sums and alignments.
 """

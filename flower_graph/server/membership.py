@@ -1,4 +1,4 @@
-"""Keeps which clients each SuperNode hosts, and decides which SuperNode may speak for which.
+"""Records which clients each SuperNode hosts; decides which SuperNode may speak for a client.
 
 A ``query`` asks each new SuperNode. The server's list, or else the first enrolment, ties a client
 number to a SuperNode; node ids and the order of answers play no part. A method with further

@@ -112,7 +112,7 @@ def size_of(reply: Message) -> int:
 
 
 def too_large(reply: Message, size: int, most: int | None) -> str | None:
-    """Return why a reply with content of ``size`` bytes is too large, or None."""
+    """Return why a reply with ``size`` bytes of content exceeds ``most``, or None."""
     if most is None:
         return None
     # Names and metadata are no payload, but a client writes them too.

@@ -63,7 +63,7 @@ class SageClient(ModuleClient):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; the clients' weights live behind it.
+        The ClientApp's context, with the clients' weights.
     egos : sequence of EgoNetwork
         The clients.
     settings : EgoSettings

@@ -1,4 +1,4 @@
-"""The PyG module as which models of LocalSage+ and FedSage+ are saved.
+"""The PyG module of saved models of LocalSage+ and FedSage+.
 
 Imported when a model is read; that takes PyTorch and PyTorch Geometric, not Flower.
 """

@@ -1,4 +1,4 @@
-"""PyG modules as which models of FedGLS and its baselines are saved.
+"""The PyG modules of saved models of FedGLS and its baselines.
 
 Imported only when a model is read; needs PyTorch and PyTorch Geometric, not Flower.
 """

@@ -1,4 +1,4 @@
-"""A client's vector: embeddings by slot, ones for the slots it holds, measurements, weights.
+"""A client's vector: embeddings by slot, a 1 for each slot it holds, measurements, weights.
 
 The vector is written as words of a ring, under two kinds of pads that the server does not know
 (``secure.align.client``), or as plain float64. Embeddings that are too long for the ring are

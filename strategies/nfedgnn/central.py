@@ -1,4 +1,4 @@
-"""Reference rows: training in one place, with all features or labels at hand."""
+"""Reference rows of tables: training in one place, with all features or labels."""
 
 from __future__ import annotations
 

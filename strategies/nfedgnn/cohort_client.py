@@ -156,15 +156,15 @@ class NodeClient(UsersClient):
     Parameters
     ----------
     context : Context
-        The ClientApp's context; the users' weights live behind it (``flower_graph.client.state``).
+        The ClientApp's context, with the users' weights (``flower_graph.client.state``).
     x : Tensor
         ``[n_c, f]`` the users' features, dense or sparse CSR.
     users : Tensor
         ``[n_c]`` the users' numbers in the server's graph.
     user_model : Module, optional
-        ``f_u``: any module from one user's features to a vector of ``latent_size``. Without it,
-        the paper's linear map, stored by active rows. It runs without dropout, since one latent
-        vector serves training and evaluation; put dropout into the server's model.
+        ``f_u``: any module from one user's features to a vector of ``latent_size``; by default
+        the paper's linear map. ``f_u`` runs without dropout, since one latent vector serves
+        training and evaluation; put dropout into the server's model.
     device : str
         ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"cuda:N"``.
     checkpoint_dir : Path, optional
@@ -172,8 +172,8 @@ class NodeClient(UsersClient):
     output_dir : Path, optional
         The run's output folder (``flower_graph.outputs.client``).
     rows_dir : Path, optional
-        Folder for a file of the users' weights and moments, which are then not in memory; for the
-        paper's linear map without averaging. The users are computed on the CPU.
+        Folder for a file that holds the users' weights and moments instead of the memory, only
+        for the paper's linear map without averaging. The users are computed on the CPU.
 
     Raises
     ------

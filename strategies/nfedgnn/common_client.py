@@ -1,4 +1,4 @@
-"""The users of one SuperNode, if all users have one first layer.
+"""The users of one SuperNode, if all users share one first layer.
 
 A message brings the sum for the last step; a SuperNode that has missed a step first gets a copy of
 the layer. The same sum is applied only once, however often it comes.

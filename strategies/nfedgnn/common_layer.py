@@ -1,4 +1,4 @@
-"""One first layer for all users: the users of one SuperNode, as tensors.
+"""The users of one SuperNode as tensors, if all users share one first layer.
 
 User ``i`` sends ``x'_i = W x_i`` and is answered ``g_i``; the gradient of the loss by ``W`` is the
 sum of all ``x_i g_i^T``. A SuperNode adds up its users' products. Adam's step with the sum over

@@ -52,7 +52,7 @@ class UserData(DataConfig):
 
 @dataclass
 class ModelConfig:
-    """The split model: the users' first transform and the rest at the server."""
+    """The split model: users have the first transform, the server has the rest."""
 
     name: str = setting("gcn", choice(*MODELS), help="the graph neural network")
     hidden: int = setting(16, at_least(1), help="numbers in a latent vector; `gat`: of each head")

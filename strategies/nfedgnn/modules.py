@@ -1,4 +1,4 @@
-"""PyG modules as which models of nFedGNN are saved: the server's half, and a user's.
+"""The PyG modules of nFedGNN's saved models: the server's half, and a user's half.
 
 The server's half takes latent vectors instead of features: its first layer has no linear map, since
 that map is at the users. Imported when a model is read; needs PyTorch and PyTorch Geometric, not

@@ -1,4 +1,4 @@
-"""nFedGNN whose users have one first layer: the training of one network in one place, exactly.
+"""nFedGNN with one first layer for all users: exactly the training of one network in one place.
 
 All users hold the same ``W`` and the same Adam. The loss and its gradients are those of the whole
 network, and the gradient by ``W`` is a sum over users, ``sum_i x_i g_i^T``. A step with this sum is

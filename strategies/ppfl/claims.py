@@ -1,4 +1,4 @@
-"""The public nodes of a sum, if the server is not trusted: every client computes them.
+"""The public nodes of a sum, which every SuperNode computes if the server is not trusted.
 
 The order of nodes decides which rows are added. A server that gives each client other positions can
 read every row from the sum, without a lie about masks. So each SuperNode signs which nodes its

@@ -1,4 +1,4 @@
-"""From a data config to one checked graph, and to the clients cut out of it, once a process."""
+"""Makes one checked graph from a data config, and cuts it into clients, once a process."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def table_in(folder: Path, name: str) -> Path:
 
 
 def in_full(path: str, folder: Path) -> str:
-    """Make a path absolute; a relative one starts from the given folder."""
+    """Make a path absolute; a relative path starts from ``folder``."""
     if not path or "${" in path:  # empty, or still to be filled in by OmegaConf
         return path
     full = folder.absolute() / expanded(path)

@@ -1,4 +1,4 @@
-"""Sums of vectors over Flower clients that the server cannot read one by one.
+"""Sums of Flower clients' vectors; the server cannot read a single vector.
 
 ``SecureSum`` is the server's half; the clients' is ``flower_graph.secure.client``. This module is
 only the transport of the protocol's messages. ``docs/secure-sum.md`` has an example. ``SumStages``
