@@ -203,7 +203,7 @@ def test_a_client_joins_after_three_rounds(count: int, options: dict[str, Any]) 
         ({"dropout": 1.0}, "dropout.*1.0"),
         ({"limit": float("nan")}, "limit.*nan"),
         ({"resolution": -1.0}, "resolution.*-1.0"),
-        ({"resolution": 2.0**-70}, "in steps of"),
+        ({"resolution": 2.0**-70}, "resolution"),
         ({"settings": SETTINGS._replace(tau=0.0)}, "tau: 0.0"),
         ({"registry": "none.json", "aggregation": "plain"}, "registry"),
     ],

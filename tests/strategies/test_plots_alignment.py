@@ -36,14 +36,13 @@ def test_a_runs_precision_is_beside_its_accuracy(drawn: list[Axes]) -> None:
     assert all(np.asarray(a.lines[0].get_xdata()).tolist() == [3, 4] for a in drawn)
 
 
-def test_rounds_without_figures_are_gaps_and_rounds_not_judged_are_bridged(
+def test_curves_bridge_rounds_without_figures(
     drawn: list[Axes],
 ) -> None:
     reports = [report(1, FIGURES), report(2, {}, math.nan, math.nan), report(3, FIGURES, math.nan)]
     save_alignment(Path("x.png"), reports, title="")
     precision, accuracy = drawn
-    first, gap, last = curves(precision)["P@1"]
-    assert first == last == 0.25 and math.isnan(gap)
+    assert curves(precision)["P@1"] == [0.25, 0.25]
     assert curves(accuracy) == {"validation": [0.5], "test": [0.625, 0.625]}
     assert np.asarray(accuracy.lines[1].get_xdata()).tolist() == [1, 3]
 
