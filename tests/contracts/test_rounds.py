@@ -102,7 +102,7 @@ def test_what_cannot_be_used_is_named_and_costs_no_more_than_silence(
 
 
 # Of FedSage+ a newcomer trains its generator first.
-FEDSCEM = [f"fedscem, {name}" for name in ("plain", "blinded", "local-sage", "fed-sage")]
+FEDSCEM = [f"fedscem, {name}" for name in ("plain", "local-sage", "fed-sage")]
 NEWCOMERS = [*METHODS, *FEDSCEM]
 
 
