@@ -101,7 +101,7 @@ except SystemExit:
         (["compare", "."], {"numpy", "scipy", "torch"}),
         pytest.param(
             ["run", "quickstart", "rounds=1"],
-            {"flwr", "nacl", "numpy", "scipy", "torch"},
+            {"flwr", "nacl", "numpy", "torch"},
             marks=pytest.mark.slow,
         ),
     ],

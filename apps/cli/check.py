@@ -143,7 +143,7 @@ def _tried(name: str, config: RunConfig, description: Survey) -> dict[str, objec
         "distributions": cut.statistics.distributions,
         "baselines": cut.baselines,
         "seconds": {"first-round": seconds[0], "per-round": median(seconds[1:] or seconds)},
-        # What is freed stays with a process that has run rounds, so this is what they took at most
+        # A process keeps the memory that its rounds freed, so this is the most that they took
         "memory-bytes": psutil.Process().memory_info().rss,
     }
     say(name, *_lines(config, result))

@@ -37,7 +37,7 @@ from flower_graph.storage.writing import (
     saying,
 )
 
-# What a run leaves in its folder, and what it had begun to write when it was killed
+# The files of a run, finished and half written
 WRITTEN = (
     *(CONFIG, DATA, "metrics.jsonl", "result.json", "weights.safetensors", "outputs.json"),
     *("predictions.*", "embeddings.npz", "links.npz", "model.*", "models.*", "measured.bin"),

@@ -19,12 +19,12 @@ from flower_graph.method.registry import known_apps, method_named
 
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
 WITHIN, END = "test-accuracy-within", "the end"
-BASELINES = {  # what nobody needs to train a GNN for, by the name of its lines
+BASELINES = {  # methods without a GNN, by the name of their lines
     "own commonest class": "majority-per-client",
     "regression on all features": "logistic-regression",
     "label propagation": "label-propagation",
 }
-GUESS, REGRESSION, PROPAGATION = BASELINES
+_, REGRESSION, PROPAGATION = BASELINES
 MOST_TRIED = 4  # settings of a method, and as many that only it has
 
 Settings = Sequence[str]

@@ -17,6 +17,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from flower_graph import __version__
+from flower_graph.config.rules import at_least
 from flower_graph.data.folders.members import MEMBERS, Member
 from flower_graph.errors import MalformedReplyError, MembershipError, one_line
 from flower_graph.records.participation import ranges
@@ -58,8 +59,8 @@ class Admission:
     """
 
     def __init__(self, listed: Collection[Member] | None = None, most: int | None = None) -> None:
-        if most is not None and most < 1:
-            raise ValueError(f"most: {most} is not at least 1")
+        if most is not None:
+            at_least(1).check("most", most)
         self.listed, self.most = listed, most
         self._by_node = {one.node: one for one in listed or () if one.node is not None}
         self._by_client = {client: one for one in listed or () for client in one.clients}

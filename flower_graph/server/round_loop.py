@@ -231,8 +231,7 @@ class RoundLoop(Strategy):
             If an argument is impossible.
         """
         rounds = self.usual_rounds if num_rounds is None else num_rounds
-        if rounds < 1:
-            raise ValueError(f"num_rounds: {rounds} is not at least 1")
+        at_least(1).check("num_rounds", rounds)
         at_least(0).check("patience", patience)
         SOME.check("metrics", metrics)
         self.metrics, self.counting = tuple(metrics), counting_of(metrics)

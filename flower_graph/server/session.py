@@ -20,6 +20,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flower_graph.config.rules import SHARE, at_least, require
 from flower_graph.errors import MalformedReplyError, NoClientsError, one_line
 from flower_graph.flower_compat import replace_dead_actors
 from flower_graph.records.participation import NOT_DRAWN, Participation, account_for, ranges
@@ -52,10 +53,10 @@ class RunCheckpoints:
     """Decides when to save, and which checkpoint the run resumes from."""
 
     def __init__(self, folder: Path | None, every: int) -> None:
-        if every < 0:
-            raise ValueError(f"checkpoint_every: {every} is not at least 0")
-        if every and folder is None:
-            raise ValueError(f"checkpoint_every: {every} needs a checkpoint_dir")
+        at_least(0).check("checkpoint_every", every)
+        require(
+            not every or folder is not None, "checkpoint_every", every, "0 without checkpoint_dir"
+        )
         self.folder, self.every = folder, every
         self.resume = Resume(run=uuid.uuid4().hex)  # distinguishes the run's files from others
         self._is_late = False  # whether a checkpoint is overdue
@@ -123,10 +124,8 @@ class Session:
         checkpoint_dir: Path | None = None,
         checkpoint_every: int = 0,
     ) -> None:
-        if not 0 < participation <= 1:
-            raise ValueError(f"participation: {participation} is not above 0 and at most 1")
-        if min_nodes < 1:
-            raise ValueError(f"min_nodes: {min_nodes} is not at least 1")
+        SHARE.check("participation", participation)
+        at_least(1).check("min_nodes", min_nodes)
         self.members, self.min_nodes = members, min_nodes
         self.admission = Admission()  # rules of enrolment; set before the session is open
         self.share, self.seed = participation, seed

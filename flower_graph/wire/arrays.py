@@ -70,7 +70,7 @@ def decode_array(name: str, array: Array, *, copy: bool = False) -> NDArray[np.g
         held = f"{dtype}{list(shape)}"
         raise MalformedReplyError(f"array {name!r} says it is {described} but holds {held}")
     expected = int(np.prod(shape, dtype=object)) * dtype.itemsize  # no overflow in Python's int
-    if len(array.data) - offset != expected or min(shape, default=0) < 0:
+    if len(array.data) - offset != expected:
         result = len(array.data) - offset
         raise MalformedReplyError(
             f"array {name!r} holds {result} bytes, its shape needs {expected}"
@@ -98,6 +98,8 @@ def _read_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[np.generi
         header = np.lib.format.read_array_header_2_0(stream)
     else:
         raise ValueError(f"npy version {version}")
+    if min(header[0], default=0) < 0:
+        raise ValueError(f"shape {header[0]}")
     return (*header, stream.tell())
 
 

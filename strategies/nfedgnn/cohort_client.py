@@ -286,8 +286,9 @@ class NodeClient(UsersClient):
         place, makers = self._places(request.users), self._makers(request.settings)
         with self._state.opened(makers, follows=follows) as (cohort, tensors):
             if self._file is not None:
-                rows = self._rows(request.settings).ptr.diff()[place].sum()
-                count = int(rows) * len(ADAM_TENSORS) * request.settings.latent_size
+                ptr = self._rows(request.settings).ptr
+                rows = int((ptr[place + 1] - ptr[place]).sum())
+                count = rows * len(ADAM_TENSORS) * request.settings.latent_size
                 row_file.check_room(self._file, count)
             self._average(cohort, place, tensors[AVERAGE_ROUND], request)
             self._step(cohort, place, tensors[GRADIENT_ROUND], request)

@@ -28,7 +28,7 @@ METHODS = {
     # Not in the paper: learners stay as they began, neighbours weighted by similarity.
     "FedGLS, phi fixed": ["strategy.name=structure-fedavg", "graph.learning_rate=0"],
 }
-# What each method may try in Table 1: the shipped settings, and others.
+# The settings that each method may try in Table 1: the shipped settings, and others.
 RATE, NEIGHBOURS = "strategy.learning_rate", "graph.neighbours"
 STEPS = [[f"{RATE}=0.01"], [f"{RATE}=0.003"], [f"{RATE}=0.03"], ["strategy.local_epochs=1"]]
 NEAR = [

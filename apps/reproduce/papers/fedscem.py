@@ -46,7 +46,8 @@ TRAINED = [*METHODS][:11]
 MAIN = ["Self-training", "FedAvg", "FedSCem", "FedAvg+FedSCem"]
 PAPERS_OWN = {"Cora": (5, 10), "CiteSeer": (1, 0.1), "PubMed": (10, 1), "LastFM-Asia": (1, 0.1)}
 RATE, FIVE, MU = "strategy.learning_rate", "strategy.local_epochs=5", "strategy.mu"
-# What each method may try. At one step of the paper's 0.0005 a round most need many hundred rounds.
+# The settings that each method may try. At one step of the paper's 0.0005 a round most methods
+# need many hundred rounds.
 # Of one local epoch at 0.002 methods that share weights stand still for fifty rounds first.
 ALONE = [[f"{RATE}=0.01"], [f"{RATE}=0.002"], [f"{RATE}=0.002", FIVE], [f"{RATE}=0.01", FIVE]]
 SLOW = [f"{RATE}=0.002", FIVE]

@@ -17,7 +17,7 @@ USERS = ["strategy.learning_rate=0.01", "patience=50", "strategy.reg_weight=0"]
 DROPPED = "centralised, dropout of features"  # as the summed form drops them at its users
 SUMMED = "nFedGNN, summed"
 WHOLE, INSIDE = "The whole graph", "Inside clients"
-# What nobody needs to train a network for, by the name of its lines
+# Methods without a network, by the name of their lines
 BASELINES = {
     "common neighbours": "common-neighbours",
     "Adamic-Adar": "adamic-adar",
@@ -79,7 +79,7 @@ def line(table: str, data: str, method: str) -> Line:
         rounds=200,
         figures=[*FIGURES, *more],
         trained=UNTRAINED.get(method, ""),
-        # What each method may try: the same two for all
+        # The settings that each method may try: the same two for all
         tries=[["strategy.weight_decay=0"], ["strategy.weight_decay=5e-3"]] if trained else [()],
         choosers=(10,),
     )

@@ -25,8 +25,8 @@ MODELS = {
     "GCN": [],
     "GAT": ["model.name=gat", "model.dropout=0.6", "strategy.learning_rate=0.01"],
 }
-# What each method may try: lambda for those that have it, the step size for the others. The
-# paper's are lambda of Figures 5 and 9, 0.1 with GCN and 0.01 with GAT.
+# Each method may try lambdas where it has one, else step sizes. The paper has the lambdas of its
+# Figures 5 and 9, and step sizes of 0.1 with GCN and 0.01 with GAT.
 WEIGHTS = [[f"strategy.reg_weight={weight}"] for weight in (100, 1, 300, 10)]
 RATES = [[f"strategy.learning_rate={rate}"] for rate in (0.01, 0.1, 0.03, 0.003)]
 CHOOSERS = (3, 4)

@@ -38,7 +38,7 @@ MODEL = [
 ]
 LOUVAIN = ["partition.method=louvain", "partition.every_node=true"]
 OVERLAPPING = ["partition.method=metis-overlapping"]
-# What each method may try: the same weight decays for all, and what only some have
+# Each method may try the same weight decays; some have settings of their own besides
 DECAYS = [[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-4", "5e-3")]
 ALONE = {
     "FedProx": [[f"strategy.proximal={mu}"] for mu in (0.01, 0.1, 1, 10)],

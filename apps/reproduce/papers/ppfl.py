@@ -31,7 +31,7 @@ METHODS = {
 # 0.2 % of the first's. A GAT's round is 20 epochs.
 MODELS = {"DeepWalk": (22, "patience=4"), "GAT": (25, "patience=6")}
 RATE, DECAY, DROPOUT = "deepwalk.learning_rate", "deepwalk.decay", "gat.dropout"
-# What each method may try in Tables 1 and 2. Two each, not four, which would take half an hour
+# The settings of Tables 1 and 2. Each method tries two, not four, which would take half an hour
 # more. They are the best two of what docs/results/ppfl/choices-10-rounds.md has for each method.
 SLOW, FAST = [f"{RATE}=0.025", f"{DECAY}=1"], [f"{RATE}=0.1", f"{DECAY}=0.75"]
 TRIES = {

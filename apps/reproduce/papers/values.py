@@ -11,7 +11,7 @@ MODEL = [
 ]
 ONE = ["partition.method=random", "partition.clients=1"]
 TEN = ["partition.method=louvain", "partition.every_node=true", "partition.clients=10"]
-# What each method may try: the same four for all, and what only some have
+# Each method may try the same four settings; some have settings of their own besides
 FOUR = [
     [f"strategy.weight_decay={decay}", f"model.dropout={dropout}"]
     for decay in ("0", "5e-3")
