@@ -27,8 +27,7 @@ from flower_graph.secure.sum.service import SumStages
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem import cohort_client
 from flower_graph.strategies.fedscem.messages import Layout
-from flower_graph.strategies.fedscem.session import EgoSession
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl import secure_consensus_client
 from flower_graph.strategies.ppfl.secure_consensus import CommonMean
 
