@@ -18,7 +18,7 @@ from flower_graph.errors import ConfigError, DataError
 from flower_graph.method.load import load_config
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.nfedgnn.newcomers import hosted_by, users_graph, users_left
+from flower_graph.strategies.nfedgnn.method import hosted_by, users_graph, users_left
 
 # name, class, part and the numbers of two features; friends are who stands beside whom
 PEOPLE = {
