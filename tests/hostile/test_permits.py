@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from ego_helpers import toy_egos
-from flwr.app import Context, Message, RecordDict
+from federation import ALL, Federation
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.client_app import app
+from flower_graph.apps.run import client_app
+from flower_graph.config.schema import known_keys
 from flower_graph.data.sources.cache import fetching, missing_message
-from flower_graph.errors import ConfigError, DataError, RefusedError
+from flower_graph.errors import ConfigError, DataError, NoClientsError, RefusedError
 from flower_graph.method.load import load_config
 from flower_graph.method.of_app import configured_client
-from flower_graph.method.permits import Permits
+from flower_graph.method.permits import PROMISES, Permits
+from flower_graph.method.registry import known_apps, method_named, method_of
+from flower_graph.privacy.accountant import noise_multiplier
 from flower_graph.secure.node_config import least_clients
+from flower_graph.secure.parties.identity import new_identity
+from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest
 from flower_graph.simulation import InProcessGrid
+from flower_graph.wire.keys import CONFIG
 
 NOISY = ("privacy.epsilon=2", "privacy.clipping_norm=5")
 NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
@@ -187,3 +197,187 @@ def test_check_prints_what_a_node_permits(capsys: pytest.CaptureFixture[str]) ->
     assert main(["check", "--node", "nonsense"]) == 2
     assert "--node" in capsys.readouterr().err
     assert main(["check"]) == 2
+
+
+# Every other key, by what it is: a name that ends in a dot stands for a section. A new key is in
+# neither list until somebody has asked whether a server learns more by turning it.
+OTHERS = {
+    "what is trained, and how: it changes what is protected, not how": """
+        data.label data.weight data.decimal model. gat. deepwalk. graph. links. judge. task seed
+        strategy.absent strategy.average_every strategy.average_over strategy.batch_size
+        strategy.beta strategy.block_density strategy.block_nodes strategy.blocks
+        strategy.gradient_norm strategy.l1 strategy.learning_rate strategy.local_epochs
+        strategy.masks strategy.moments strategy.mu strategy.newcomers_alone strategy.norm_scale
+        strategy.optimiser strategy.order strategy.prototype_weight strategy.proximal strategy.pull
+        strategy.reg_weight strategy.resolution strategy.restart strategy.rotations_only
+        strategy.schedule strategy.server_average strategy.sketch strategy.steps strategy.tau
+        strategy.temperature strategy.threshold strategy.variant strategy.weight_decay
+        strategy.evaluate_every""",
+    "a SuperNode's own data: its data folder's manifest has them, and another run is refused": """
+        partition. data.active data.categories data.classes data.degree data.feature_noise
+        data.features data.homophily data.missing data.no_features data.nodes data.num_features
+        data.num_test data.num_val data.ratios data.remove data.signal data.split
+        data.split_seed data.train_per_class""",
+    "what is written, each on its own machine": """
+        checkpoint_every every keep save track metrics strategy.state""",
+    "which method's code: the node config's `methods`": "app",
+    "who takes part, and when it ends: sums of too few are `least-clients`' to refuse": """
+        patience strategy.min_nodes strategy.most_supernodes strategy.num_malicious
+        strategy.participation strategy.robust strategy.timeout strategy.dropout strategy.limit""",
+    "under a budget refused; else a masked sum as the others": "strategy.model_sharing",
+    "the server's own copy; each SuperNode reads its own": "strategy.registry",
+    "the run's to say": "device",
+}
+FLOORED = {key for settings in PROMISES.values() for key in settings}
+
+
+def kinds_of(key: str) -> list[str]:
+    section = key.partition(".")[0] + "."
+    found = [why for why, keys in OTHERS.items() if {key, section} & set(keys.split())]
+    return found + ["floor"] * (key in FLOORED)
+
+
+@pytest.mark.parametrize("app", sorted(known_apps()))
+def test_every_key_has_a_floor_or_a_reason(app: str) -> None:
+    kinds = {key: kinds_of(key) for key in known_keys(method_named(app).schema)}
+    assert {key: kind for key, kind in kinds.items() if len(kind) != 1} == {}
+
+
+def test_every_listed_key_is_there() -> None:
+    known = {key for app in known_apps() for key in known_keys(method_named(app).schema)}
+    known |= {key.partition(".")[0] + "." for key in known if "." in key}
+    listed = {word for keys in OTHERS.values() for word in keys.split()} | FLOORED
+    assert listed <= known
+
+
+def test_the_page_names_what_each_promise_depends_on() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "limits.md").read_text("utf-8")
+    table = page.partition("## Floors")[2].partition("\n## ")[0]
+    named = set(re.findall("`([^`]+)`", table))
+    assert {*PROMISES, *FLOORED} <= named
+
+
+# Of each limit: a run that it permits, and each way to turn a setting of it for the worse
+NOISE = ("privacy.epsilon=2", "privacy.clipping_norm=5")
+RUNS: dict[str, tuple[Any, str, tuple[str, ...], tuple[str, ...]]] = {
+    "most-epsilon": (2, "nfedgnn/cora", NOISE, (
+        "privacy.epsilon=3", "privacy.epsilon=null", "privacy.delta=0.5", "privacy.delta=2e-5",
+        "privacy.measurements=report")),
+    "least-noise": (0.1, "nfedgnn/cora", NOISE, (
+        "privacy.epsilon=1e6", "privacy.epsilon=null", "privacy.measurements=report")),
+    "most-clip": (5, "nfedgnn/cora", NOISE, (
+        "privacy.clipping_norm=6", "privacy.epsilon=null", "privacy.measurements=report")),
+    "most-delta": (1e-5, "nfedgnn/cora", NOISE, (
+        "privacy.delta=0.9", "privacy.epsilon=null", "privacy.measurements=report")),
+    "least-clients": (5, "fedscem/cora-linqs", (), (
+        "strategy.aggregation=plain", "strategy.alignment=plain",
+        "strategy.name=fedavg")),
+    "least-holders": (3, "fedscem/cora-linqs", ("strategy.least_holders=3",),
+                      ("strategy.least_holders=2",)),
+    "differ-by": (3, "fedscem/cora-linqs",
+                  ("strategy.trust=malicious-server", "strategy.differ_by=3"),
+                  ("strategy.differ_by=2",)),
+    "allow-trust": ("semi-honest", "fedscem/cora-linqs", (), (
+        "strategy.aggregation=plain", "strategy.alignment=plain", "strategy.name=fedavg",
+        "strategy.trust=malicious-server")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("floor", RUNS)
+def test_each_setting_that_a_promise_depends_on_is_held(floor: str) -> None:
+    value, name, permitted, worse = RUNS[floor]
+    permits = Permits.of({floor: value})
+    permits.check(load_config(name, permitted))
+    for one in worse:
+        with pytest.raises(RefusedError, match="node config has"):
+            permits.check(load_config(name, (*permitted, one)))
+
+
+def test_what_central_noise_is_worth_is_the_servers_to_say() -> None:
+    run = load_config("fedgls/cora-linqs", ("strategy.name=fed-gnn", "privacy.epsilon=2"))
+    Permits.of({"most-epsilon": 2}).check(run)
+    central = ("strategy.name=fed-gnn", "privacy.epsilon=2", "privacy.form=central")
+    for floor in ("most-epsilon", "least-noise", "most-clip", "most-delta"):
+        with pytest.raises(RefusedError, match=floor):
+            Permits.of({floor: 0.9}).check(load_config("fedgls/cora-linqs", central))
+
+
+def test_no_budget_at_the_floors_has_less_noise_than_that_of_the_floors() -> None:
+    """Drawn runs: all that `most-epsilon` lets through have the noise that it stands for."""
+    rng, permits = np.random.default_rng(0), Permits.of({"most-epsilon": 2})
+    least, taken = noise_multiplier(2.0, 1e-5, 1), 0
+    for _ in range(40):
+        epsilon, delta = float(rng.uniform(0.5, 4)), float(10 ** rng.uniform(-7, -0.01))
+        rounds = int(rng.integers(1, 400))
+        overrides = (f"privacy.epsilon={epsilon}", f"privacy.delta={delta}", f"rounds={rounds}")
+        config = load_config("nfedgnn/cora", overrides)
+        try:
+            permits.check(config)
+        except RefusedError:
+            continue
+        taken += 1
+        assert noise_multiplier(epsilon, delta, rounds) >= least
+    assert taken
+
+
+METHODS = ("fedscem", "fedscem, plain", "deepwalk, secure", "fedgls", "nfedgnn")
+
+
+def parties(folder: Path, count: int) -> list[dict[str, Any]]:
+    """Make keys and a registry of five or more; return each SuperNode's node config."""
+    registry = Registry({}, 100)
+    for number in range(max(count, 5)):
+        clients = [range(100 * number, 100 * number + 100)]
+        registry = registry.with_party(new_identity(folder / f"key-{number}"), clients)
+    registry.write(folder / "registry.json")
+    where = {"registry": str(folder / "registry.json")}
+    return [{"identity-key": str(folder / f"key-{number}"), **where} for number in range(count)]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_nothing_leaves_a_supernode_with_a_key_of_its_own(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = ALL[name]
+    config = setup.load()
+    strategy: Any = method_of(config).build_strategy(config, None)
+    grid = Federation(
+        client_app(config, None),
+        num_supernodes=setup.supernodes,
+        node_configs=parties(tmp_path, setup.supernodes),
+    )
+    with caplog.at_level(logging.WARNING), pytest.raises(NoClientsError):
+        strategy.start(grid, num_rounds=1, timeout=1.0)
+    assert grid.exchanged
+    assert all(reply.has_error() for _, reply in grid.exchanged)
+    assert all(not context.state for context in grid.contexts.values())
+    assert "identity-key" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"identity-key": None}, "identity-key: None"),
+        ({"trust-minimun": 5}, "trust-minimun"),
+        ({"identity-key": None, "registry": None, "trust-minimum": 5}, "identity-key: None"),
+        ({"identity-key": None, "registry": None, "block-cap": 64}, "identity-key: None"),
+        ({"identity-key": "/nowhere"}, "/nowhere:"),
+        ({"trust-corrupt": 0.5}, "trust-corrupt: 0.5"),
+    ],
+)
+def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
+    changes: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The SuperNode's own log has what is wrong; the server is told nothing of it."""
+    given = parties(tmp_path, 5)[0] | changes
+    grid = InProcessGrid(
+        client_app(ALL["fedgls"].load(), None),
+        num_supernodes=1,
+        node_config={key: value for key, value in given.items() if value is not None},
+    )
+    (node,) = grid.get_node_ids()
+    content = RecordDict({CONFIG: ConfigRecord({"server-round": 1})})
+    (reply,) = grid.send_and_receive([Message(content, node, "query")])
+    assert "key of its own, or should have" in reply.error.reason
+    assert "its own log says why" in reply.error.reason and "/" not in reply.error.reason
+    assert said in caplog.text
