@@ -208,34 +208,13 @@ def large(megabytes: int) -> RecordDict:
     return RecordDict({"arrays": ArrayRecord({"x": values}), "metrics": metrics})
 
 
-def reply_with(content: RecordDict) -> tuple[Message, Message]:
-    """Make a message and a reply to it."""
-
-    def app(message: Message, context: Any) -> Message:
-        return Message(content, reply_to=message)
-
-    grid = InProcessGrid(app, num_supernodes=1)  # type: ignore[arg-type]
-    (node,) = grid.get_node_ids()
-    message = Message(RecordDict(), node, "train", group_id="1")
-    (reply,) = grid.send_and_receive([message])
-    return message, reply
-
-
 def test_a_reply_of_200_mb_is_refused_without_a_copy() -> None:
-    message, reply = reply_with(large(200))
-    gathering = Gathering[Any](
-        1, lambda node, content: pytest.fail("it was read"), reply_bytes(1000)
-    )
-    gathering.open[message.metadata.message_id] = message.metadata.dst_node_id
-    _, used = peak(lambda: gathering.take(reply, count_bytes(reply.content), {}))
-    (entry,) = gathering.replies.rejected
-    assert entry.reason.startswith("reply of 2097")
-    assert entry.reason.endswith(f"at most {reply_bytes(1000)} allowed")
+    said, used = refused(large(200), reply_bytes(1000))
+    assert said.startswith("reply of 2097")
+    assert said.endswith(f"at most {reply_bytes(1000)} allowed")
     assert used < MB
-
-
-def test_flowers_averaging_refuses_it_too() -> None:
-    message, reply = reply_with(large(200))
+    # Flower's averaging refuses it too
+    message, reply = exchange(large(200))
     model = ArrayRecord({"x": Array(np.zeros((2, 3), np.float32))})
     checked, used = peak(lambda: check_replies([message], [reply], model, 1.0))
     assert checked.usable == []

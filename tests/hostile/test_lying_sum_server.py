@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from lying_grid import flipped, own_key
 from party_helpers import PartyWorld
 from sum_helpers import LENGTH, RING, TERMS, World, wire
 
@@ -47,22 +48,6 @@ def without(present, places):
     return result
 
 
-def own_key(message):
-    """Put the server's own key in place of the first partner's."""
-    keys = np.array(message.channel_keys)
-    keys[0] = np.frombuffer(new_key()[1], np.uint8)
-    return replace(message, channel_keys=keys)
-
-
-def swap_first(name, size):
-    def change(message):
-        rows = np.array(getattr(message, name))
-        rows[0, :size] ^= 1
-        return replace(message, **{name: rows})
-
-    return change
-
-
 def lying(kind, change, node=VICTIM):
     return lambda at, message: (
         change(message) if isinstance(message, kind) and node in (at, None) else message
@@ -74,57 +59,58 @@ def world(tmp_path):
     return PartyWorld.make(12, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "why"),
-    [
-        (RevealRequest, swap_first("commitments", 1), "committed to another seed|not on the list"),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
-            "minimum.*9.*7",
-        ),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=np.delete(m.parties, 3), commitments=m.commitments[1:]),
-            "commitment",
-        ),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=np.append(m.parties[:-1], 99)),
-            "party 99.*registry",
-        ),
-    ],
-)
-def test_an_epoch_is_refused(world, kind, change, why):
-    world.tamper = lying(kind, change)
-    with pytest.raises(RefusedError, match=why):
-        world.begin()
-
-
 def declare(message, row, points):
     declared = np.array(message.declared)
     declared[row, 1] = points
     return replace(message, declared=declared)
 
 
+def listing(places):
+    """Show a list without some places."""
+    return lambda m: replace(m, listed=without(m.listed, places))
+
+
+LIES = [
+    (RevealRequest, flipped("commitments"), "committed to another seed|not on the list"),
+    (
+        RevealRequest,
+        lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
+        "minimum.*9.*7",
+    ),
+    (
+        RevealRequest,
+        lambda m: replace(m, parties=np.delete(m.parties, 3), commitments=m.commitments[1:]),
+        "commitment",
+    ),
+    (RevealRequest, lambda m: replace(m, parties=np.append(m.parties[:-1], 99)), "party 99.*regi"),
+    (PrepareRequest, lambda m: replace(m, minimum=5), "minimum 5"),
+    (PrepareRequest, own_key, "signed"),
+    (ListRequest, listing(range(4, 8)), "8 parties"),
+    (ListRequest, lambda m: replace(m, server_round=1), "round 1"),
+]
+OF_POINTS = [
+    (lambda m: declare(m, 6, 32), "declared"),
+    (lambda m: replace(m, declared=m.declared[:6]), "declared"),
+    (lambda m: declare(m, 0, 65), "client 0.*65"),
+    (lambda m: declare(m, 0, 0), "client 0.*0"),
+    (lambda m: replace(m, declared=m.declared[::-1]), "ascending"),
+    # Of a partner's: from another list another graph follows, and its binding says otherwise
+    (lambda m: declare(m, 0, 32), "not granted to it|is not signed"),
+    (lambda m: replace(m, declared=m.declared[1:]), "not granted to it|blocks"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "change", "why"),
-    [
-        (RevealRequest, lambda m: declare(m, 6, 32), "declared"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[:6]), "declared"),
-        (RevealRequest, lambda m: declare(m, 0, 65), "client 0.*65"),
-        (RevealRequest, lambda m: declare(m, 0, 0), "client 0.*0"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[::-1]), "ascending"),
-        # Of a partner's: from another list another graph follows, and its binding says otherwise
-        (RevealRequest, lambda m: declare(m, 0, 32), "not granted to it|is not signed"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[1:]), "not granted to it|blocks"),
-    ],
+    ("kind", "change", "why", "points"),
+    [*((*lie, 0) for lie in LIES), *((RevealRequest, *lie, 16) for lie in OF_POINTS)],
 )
-def test_points_of_an_alignment_are_as_their_party_signed_them(tmp_path, kind, change, why):
-    world = PartyWorld.make(12, tmp_path, points=16)
+def test_a_lie_is_refused(tmp_path, kind, change, why, points):
+    """About an epoch, points of an alignment as their party signed them, a round, or a list."""
+    world = PartyWorld.make(12, tmp_path, points=points)
     world.tamper = lying(kind, change)
     with pytest.raises(RefusedError, match=why):
         world.begin()
+        world.round(0)
 
 
 def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
@@ -174,20 +160,6 @@ def test_a_seed_that_was_shown_serves_no_second_list(world):
         world.parties[VICTIM].reveal(replace(request, number=request.number + 1))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda m: replace(m, minimum=5), "minimum 5"),
-        (own_key, "signed"),
-    ],
-)
-def test_a_preparation_is_refused(world, change, why):
-    world.begin()
-    world.tamper = lying(PrepareRequest, change)
-    with pytest.raises(RefusedError, match=why):
-        world.prepare(0)
-
-
 def test_a_round_key_of_the_servers_own_is_refused(world):
     """It cannot open the packet beside it, and nobody signed it: no mask is made with it."""
     world.begin()
@@ -205,26 +177,18 @@ def to_lists(world, number=0):
     world.mask(number)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda m: replace(m, listed=without(m.listed, range(4, 8))), "8 parties"),
-        (lambda m: replace(m, server_round=1), "round 1"),
-    ],
-)
-def test_a_list_is_refused(world, change, why):
+@pytest.mark.parametrize(("put_back", "why"), [(False, "already"), (True, "after 0")])
+def test_a_second_list_is_refused(world, put_back, why):
+    """The seed of one, by the first list, and its mask key, by the second, open its vector."""
     to_lists(world)
-    world.tamper = lying(ListRequest, change)
-    with pytest.raises(RefusedError, match=why):
-        world.sign(0)
-
-
-def test_a_second_list_is_refused(world):
-    to_lists(world)
-    requests = world.server.list_requests(0)
-    world.parties[VICTIM].sign_list(requests[VICTIM])
-    with pytest.raises(RefusedError, match="already"):
-        world.parties[VICTIM].sign_list(requests[VICTIM])
+    party, request = world.parties[VICTIM], world.server.list_requests(0)[VICTIM]
+    before = party.to_bytes()
+    party.sign_list(request)
+    for again in (request, replace(request, listed=without(request.listed, [5]))):
+        if put_back:
+            party = PartyClient.from_bytes(before, party.trust)
+        with pytest.raises(RefusedError, match=why):
+            party.sign_list(again)
 
 
 def two_lists(world, halves, gone):
@@ -299,30 +263,26 @@ def ring_of(epoch):
     return ring
 
 
+def refused_on(epoch, gone):
+    """Check a list without some under another minimum: the partners alone must show it."""
+    wide = replace(epoch, minimum=5)
+    wide.__dict__["order"] = epoch.order
+    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
+        wide.check_present(without(np.ones(60, bool), gone), "sent")
+
+
 def test_the_partners_of_a_victim_cannot_be_named_as_vanished(circle):
     """All but one of them gone would leave the victim's vector with one mask of its own."""
     epoch = circle.server.epoch
-    everybody = np.ones(60, bool)
     gone = epoch.partners[3][: epoch.plan[0] - epoch.threshold + 1]
     assert 60 - gone.size >= epoch.minimum - 10
-    wide = replace(epoch, minimum=5)  # not the minimum: the partners alone must show it
-    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
-        _check_with_graph(wide, epoch, without(everybody, gone))
+    refused_on(epoch, gone)
 
 
 def test_the_circle_cannot_be_cut_by_two_sets_of_dropouts(circle):
     epoch = circle.server.epoch
     ring, half = ring_of(epoch), epoch.plan[0] // 2
-    gone = [*ring[:half], *ring[30 : 30 + half]]
-    wide = replace(epoch, minimum=5)
-    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
-        _check_with_graph(wide, epoch, without(np.ones(60, bool), gone))
-
-
-def _check_with_graph(wide, epoch, present):
-    """Check a list under another minimum, which alone would refuse it, and the same graph."""
-    wide.__dict__["order"] = epoch.order
-    wide.check_present(present, "sent")
+    refused_on(epoch, [*ring[:half], *ring[30 : 30 + half]])
 
 
 def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
@@ -493,31 +453,6 @@ def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
 
 
 # The form that does not trust it ------------------------------------------------------------------
-
-
-def signed_by_all(world: PartyWorld, states: dict[int, bytes], gone: int) -> list[Any]:
-    """Put everybody's state back to before it signed; ask for another list, without one."""
-    listed = world.server._round(0).live.copy()
-    listed[gone] = False
-    said = []
-    for node, state in states.items():
-        party = type(world.parties[node]).from_bytes(state, world.parties[node].trust)
-        request = next(iter(world.server.list_requests(0).values()))
-        if node != 1000 + gone:
-            said.append(party.sign_list(replace(request, listed=listed)))
-    return said
-
-
-def test_a_second_list_is_refused_where_state_was_put_back(tmp_path):
-    """The seed of one, by the first list, and its mask key, by the second, open its vector."""
-    world = PartyWorld.make(12, tmp_path)
-    world.begin()
-    world.prepare(0)
-    world.mask(0)
-    before = {node: party.to_bytes() for node, party in world.parties.items()}
-    world.sign(0)
-    with pytest.raises(RefusedError, match="after 0"):
-        signed_by_all(world, before, PLACE)
 
 
 def test_who_was_ready_is_signed_too(tmp_path):

@@ -12,6 +12,7 @@ import pytest
 from ego_helpers import toy_egos
 from federation import ALL, Federation
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from party_helpers import write_keys
 
 from flower_graph.apps.cli.main import main
 from flower_graph.apps.client_app import app
@@ -25,74 +26,79 @@ from flower_graph.method.permits import PROMISES, Permits
 from flower_graph.method.registry import known_apps, method_named, method_of
 from flower_graph.privacy.accountant import noise_multiplier
 from flower_graph.secure.node_config import least_clients
-from flower_graph.secure.parties.identity import new_identity
-from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import PrepareRequest
 from flower_graph.simulation import InProcessGrid
 from flower_graph.wire.keys import CONFIG
 
-NOISY = ("privacy.epsilon=2", "privacy.clipping_norm=5")
 NODE: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
-MASKED = ("strategy.aggregation=masked",)
-LIES = (*MASKED, "strategy.trust=malicious-server")
+CORA, SUMMED, SCEM = "nfedgnn/cora", "nfedgnn/cora-summed", "fedscem/cora-linqs"
+GLS, GAT = "fedgls/cora-linqs", "ppfl/cora-linqs-gat"
+NOISE = "privacy.epsilon=2 privacy.clipping_norm=5"
+LIES = "strategy.aggregation=masked strategy.trust=malicious-server"
+SECURE, DISTRUSTING = "strategy.alignment=secure", "strategy.trust=malicious-server"
+PLAINER = ("strategy.aggregation=plain", "strategy.alignment=plain", "strategy.name=fedavg")
+# A floor, a run that it permits (None: none is here), and ways to turn a setting for the worse
+HELD: tuple[tuple[str, Any, str, str | None, tuple[str, ...]], ...] = (
+    ("most-epsilon", 2, CORA, NOISE, (
+        "privacy.epsilon=3", "privacy.epsilon=1000000", "privacy.epsilon=null",
+        "privacy.delta=0.5", "privacy.delta=2e-5", "privacy.measurements=report")),
+    ("most-epsilon", 2, GLS, "strategy.name=fed-gnn privacy.epsilon=2", ("privacy.form=central",)),
+    ("least-noise", 0.1, CORA, NOISE, (
+        "privacy.epsilon=1e6", "privacy.epsilon=null", "privacy.measurements=report")),
+    ("least-noise", 1, CORA, None, ("privacy.epsilon=1000",)),
+    ("most-clip", 5, CORA, NOISE, (
+        "privacy.clipping_norm=6", "privacy.clipping_norm=1e30", "privacy.epsilon=null",
+        "privacy.measurements=report")),
+    ("most-delta", 1e-5, CORA, NOISE, (
+        "privacy.delta=0.9", "privacy.epsilon=null", "privacy.measurements=report")),
+    ("least-clients", 5, SCEM, "", PLAINER),
+    ("least-clients", 5, SUMMED, LIES, ()),
+    ("least-clients", 10, CORA, None, ("",)),
+    ("least-holders", 3, SCEM, "strategy.least_holders=3", ("strategy.least_holders=2",)),
+    ("least-holders", 3, CORA, "", ()),
+    ("least-holders", 3, GAT, None, (SECURE,)),
+    ("differ-by", 3, SCEM, f"{DISTRUSTING} strategy.differ_by=3", ("strategy.differ_by=2",)),
+    ("differ-by", 2, SCEM, None, ("", PLAINER[0], f"{DISTRUSTING} strategy.differ_by=1")),
+    ("differ-by", 2, SUMMED, None, (LIES,)),
+    ("allow-trust", "semi-honest", SCEM, "", (*PLAINER, DISTRUSTING)),
+    ("allow-trust", "semi-honest", GAT, SECURE, ()),
+    ("allow-trust", "semi-honest,malicious-server", GAT, None, ("",)),
+    ("allow-trust", "malicious-server", SCEM, None, ("",)),
+    ("allow-trust", "malicious-server", SUMMED, LIES, ("strategy.trust=semi-honest",)),
+)  # fmt: skip
 
-REFUSED = [
-    ("nfedgnn/cora", (), {"most-epsilon": 2}),
-    ("nfedgnn/cora", ("privacy.epsilon=1000000",), {"most-epsilon": 2}),
-    ("nfedgnn/cora", (), {"most-clip": 5}),
-    ("nfedgnn/cora", ("privacy.epsilon=2", "privacy.clipping_norm=1e30"), {"most-clip": 5.0}),
-    ("nfedgnn/cora", ("privacy.epsilon=1000",), {"least-noise": 1}),
-    ("fedgls/cora-linqs", ("strategy.name=fed-gnn", "privacy.epsilon=2", "privacy.form=central"),
-     {"most-epsilon": 2}),
-    ("nfedgnn/cora", (), {"least-clients": 10}),
-    ("fedscem/cora-linqs", ("strategy.aggregation=plain",), {"least-clients": 10}),
-    ("fedscem/cora-linqs", ("strategy.aggregation=plain",), {"allow-trust": "semi-honest"}),
-    ("fedscem/cora-linqs", (), {"allow-trust": "malicious-server"}),
-    ("ppfl/cora-linqs-gat", (), {"allow-trust": "semi-honest,malicious-server"}),
-    ("fedscem/cora-linqs", (), {"least-holders": 3}),
-    ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 4}),
-    ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"least-holders": 3}),
-    ("nfedgnn/cora-summed", MASKED, {"allow-trust": "malicious-server"}),
-    ("nfedgnn/cora-summed", LIES, {"differ-by": 2}),
-]  # fmt: skip
 
-
-@pytest.mark.parametrize("name,overrides,node", REFUSED)
+@pytest.mark.parametrize(("floor", "value", "name", "permitted", "worse"), HELD)
 def test_a_run_below_a_floor_is_refused_by_its_name(
-    name: str, overrides: tuple[str, ...], node: dict[str, Any]
+    floor: str, value: Any, name: str, permitted: str | None, worse: tuple[str, ...]
 ) -> None:
-    (floor,) = node
-    with pytest.raises(RefusedError, match=floor):
-        Permits.of(node).check(load_config(name, overrides))
+    permits, words = Permits.of({floor: value}), (permitted or "").split()
+    if permitted is not None:
+        permits.check(load_config(name, words))
+    for one in worse:
+        run = load_config(name, [*words, *one.split()])
+        with pytest.raises(RefusedError, match="node config has") as error:
+            permits.check(run)
+        assert ("most-delta" if "delta" in one else floor) in str(error.value)
+        Permits.of({}).check(run)
 
 
-TAKEN = [
-    ("nfedgnn/cora", NOISY, {"most-epsilon": 2, "most-clip": 5, "least-noise": 0.1}),
-    ("nfedgnn/cora", (), {}),
-    ("fedscem/cora-linqs", (), {"allow-trust": "semi-honest", "least-clients": 2}),
-    ("ppfl/cora-linqs-gat", ("strategy.alignment=secure",), {"allow-trust": "semi-honest"}),
-    ("fedscem/cora-linqs", ("strategy.least_holders=3",), {"least-holders": 3}),
-    ("nfedgnn/cora", (), {"least-holders": 3}),
-    ("nfedgnn/cora-summed", LIES, {"allow-trust": "malicious-server", "least-clients": 5}),
-]
-
-
-@pytest.mark.parametrize("name,overrides,node", TAKEN)
-def test_a_run_at_the_floors_is_taken(
-    name: str, overrides: tuple[str, ...], node: dict[str, Any]
-) -> None:
-    Permits.of(node).check(load_config(name, overrides))
+def said_to(node: dict[str, Any], tmp_path: Path, overrides: str, client_app: Any = app) -> str:
+    """Ask a SuperNode for a run; return the reason of its refusal."""
+    there = {**NODE, "state-dir": str(tmp_path / "state"), **node}
+    run: dict[str, Any] = {"config": "nfedgnn/cora-linqs", "overrides": overrides}
+    grid = InProcessGrid(client_app, num_supernodes=1, run_config=run, node_config=there)
+    (number,) = grid.get_node_ids()
+    content = RecordDict({CONFIG: ConfigRecord({"server-round": 1})})
+    (reply,) = grid.send_and_receive([Message(content, number, "query")])
+    return str(reply.error.reason)
 
 
 @pytest.mark.parametrize("node", [{}, {"state-dir": ":memory:"}], ids=["deployed", "simulated"])
 def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]) -> None:
-    there = {**NODE, "state-dir": str(tmp_path), "most-epsilon": 2, **node}
-    run: dict[str, Any] = {"config": "nfedgnn/cora-linqs", "overrides": "privacy.epsilon=1000000"}
-    grid = InProcessGrid(app, num_supernodes=1, run_config=run, node_config=there)
-    (number,) = grid.get_node_ids()
-    (reply,) = grid.send_and_receive([Message(RecordDict(), number, "query")])
-    assert reply.has_error() and "most-epsilon=2" in reply.error.reason
+    said = said_to({"most-epsilon": 2, **node}, tmp_path, "privacy.epsilon=1000000")
+    assert "most-epsilon=2" in said
 
 
 @pytest.mark.parametrize("node,key", [
@@ -103,6 +109,7 @@ def test_the_server_hears_which_floor_it_is(tmp_path: Path, node: dict[str, Any]
     ({"allow-trust": ""}, "allow-trust"), ({"data": 3}, "data"),
     ({"least-holders": 1}, "least-holders"), ({"most-points": 0}, "most-points"),
     ({"most-point": 9}, "most-points"), ({"least-holder": 3}, "least-holders"),
+    *(({"differ-by": wrong}, "differ-by") for wrong in (0, -1, 1.5, "2", True)),
 ])  # fmt: skip
 def test_a_floor_that_cannot_be_read_is_an_error(node: dict[str, Any], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
@@ -137,13 +144,8 @@ def test_a_deployed_supernode_fetches_nothing(
     monkeypatch.setattr("flower_graph.data.sources.pyg.check_reachable", stop)
     monkeypatch.setenv("FLOWER_GRAPH_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("FLOWER_GRAPH_DATA", raising=False)
-    there = {**NODE, "state-dir": str(tmp_path / "state")}
-    run: dict[str, Any] = {"config": "nfedgnn/cora", "overrides": "data.name=Airports/usa"}
-    grid = InProcessGrid(app, num_supernodes=1, run_config=run, node_config=there)
-    (number,) = grid.get_node_ids()
-    (reply,) = grid.send_and_receive([Message(RecordDict(), number, "query")])
-    assert reply.has_error() and "fetches no data" in reply.error.reason
-    assert str(tmp_path) not in reply.error.reason
+    said = said_to({}, tmp_path, "data.name=Airports/usa")
+    assert "fetches no data" in said and str(tmp_path) not in said
 
 
 def test_what_may_be_fetched_ends_with_the_message(tmp_path: Path) -> None:
@@ -176,13 +178,16 @@ def test_a_sum_of_too_few_clients_is_not_opened() -> None:
     assert least_clients({"least-clients": 4}) == 4 and least_clients({}) == 1
 
 
-@pytest.mark.parametrize("name,alignment", [
-    ("fedscem/cora-linqs", "plain"),
-    ("ppfl/cora-linqs-gat", "pairs"),
+@pytest.mark.parametrize("name,overrides,key", [
+    (SCEM, ("strategy.least_holders=3", "strategy.alignment=plain"), "least_holders"),
+    (GAT, ("strategy.least_holders=3", "strategy.alignment=pairs"), "least_holders"),
+    (SCEM, ("strategy.differ_by=3",), "differ_by"),
 ])  # fmt: skip
-def test_more_holders_are_asked_for_where_they_are_counted_alone(name: str, alignment: str) -> None:
-    with pytest.raises(ConfigError, match="least_holders"):
-        load_config(name, ("strategy.least_holders=3", f"strategy.alignment={alignment}"))
+def test_more_is_asked_for_where_it_counts_alone(
+    name: str, overrides: tuple[str, ...], key: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"strategy\.{key}"):
+        load_config(name, overrides)
 
 
 def test_check_prints_what_a_node_permits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -257,49 +262,18 @@ def test_the_page_names_what_each_promise_depends_on() -> None:
     assert {*PROMISES, *FLOORED} <= named
 
 
-# Of each limit: a run that it permits, and each way to turn a setting of it for the worse
-NOISE = ("privacy.epsilon=2", "privacy.clipping_norm=5")
-RUNS: dict[str, tuple[Any, str, tuple[str, ...], tuple[str, ...]]] = {
-    "most-epsilon": (2, "nfedgnn/cora", NOISE, (
-        "privacy.epsilon=3", "privacy.epsilon=null", "privacy.delta=0.5", "privacy.delta=2e-5",
-        "privacy.measurements=report")),
-    "least-noise": (0.1, "nfedgnn/cora", NOISE, (
-        "privacy.epsilon=1e6", "privacy.epsilon=null", "privacy.measurements=report")),
-    "most-clip": (5, "nfedgnn/cora", NOISE, (
-        "privacy.clipping_norm=6", "privacy.epsilon=null", "privacy.measurements=report")),
-    "most-delta": (1e-5, "nfedgnn/cora", NOISE, (
-        "privacy.delta=0.9", "privacy.epsilon=null", "privacy.measurements=report")),
-    "least-clients": (5, "fedscem/cora-linqs", (), (
-        "strategy.aggregation=plain", "strategy.alignment=plain",
-        "strategy.name=fedavg")),
-    "least-holders": (3, "fedscem/cora-linqs", ("strategy.least_holders=3",),
-                      ("strategy.least_holders=2",)),
-    "differ-by": (3, "fedscem/cora-linqs",
-                  ("strategy.trust=malicious-server", "strategy.differ_by=3"),
-                  ("strategy.differ_by=2",)),
-    "allow-trust": ("semi-honest", "fedscem/cora-linqs", (), (
-        "strategy.aggregation=plain", "strategy.alignment=plain", "strategy.name=fedavg",
-        "strategy.trust=malicious-server")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("floor", RUNS)
-def test_each_setting_that_a_promise_depends_on_is_held(floor: str) -> None:
-    value, name, permitted, worse = RUNS[floor]
-    permits = Permits.of({floor: value})
-    permits.check(load_config(name, permitted))
-    for one in worse:
-        with pytest.raises(RefusedError, match="node config has"):
-            permits.check(load_config(name, (*permitted, one)))
-
-
-def test_what_central_noise_is_worth_is_the_servers_to_say() -> None:
-    run = load_config("fedgls/cora-linqs", ("strategy.name=fed-gnn", "privacy.epsilon=2"))
-    Permits.of({"most-epsilon": 2}).check(run)
+@pytest.mark.parametrize("floor", ["most-epsilon", "least-noise", "most-clip", "most-delta"])
+def test_what_central_noise_is_worth_is_the_servers_to_say(floor: str) -> None:
     central = ("strategy.name=fed-gnn", "privacy.epsilon=2", "privacy.form=central")
-    for floor in ("most-epsilon", "least-noise", "most-clip", "most-delta"):
-        with pytest.raises(RefusedError, match=floor):
-            Permits.of({floor: 0.9}).check(load_config("fedgls/cora-linqs", central))
+    with pytest.raises(RefusedError, match=floor):
+        Permits.of({floor: 0.9}).check(load_config(GLS, central))
+
+
+def test_noise_of_the_nodes_own_config_stands_in_for_it() -> None:
+    config = load_config(SCEM, [*NOISE.split(), DISTRUSTING, "strategy.differ_by=1"])
+    with pytest.raises(RefusedError, match="differ-by"):
+        Permits.of({"differ-by": 2}).check(config)
+    Permits.of({"differ-by": 2, "most-epsilon": 2}).check(config)
 
 
 def test_no_budget_at_the_floors_has_less_noise_than_that_of_the_floors() -> None:
@@ -325,13 +299,8 @@ METHODS = ("fedscem", "fedscem, plain", "deepwalk, secure", "fedgls", "nfedgnn")
 
 def parties(folder: Path, count: int) -> list[dict[str, Any]]:
     """Make keys and a registry of five or more; return each SuperNode's node config."""
-    registry = Registry({}, 100)
-    for number in range(max(count, 5)):
-        clients = [range(100 * number, 100 * number + 100)]
-        registry = registry.with_party(new_identity(folder / f"key-{number}"), clients)
-    registry.write(folder / "registry.json")
-    where = {"registry": str(folder / "registry.json")}
-    return [{"identity-key": str(folder / f"key-{number}"), **where} for number in range(count)]
+    registry, keys = write_keys(max(count, 5), folder)
+    return [{"identity-key": str(key), "registry": str(registry)} for key in keys[:count]]
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -370,14 +339,8 @@ def test_settings_that_are_wrong_are_no_reason_to_trust_the_server(
 ) -> None:
     """The SuperNode's own log has what is wrong; the server is told nothing of it."""
     given = parties(tmp_path, 5)[0] | changes
-    grid = InProcessGrid(
-        client_app(ALL["fedgls"].load(), None),
-        num_supernodes=1,
-        node_config={key: value for key, value in given.items() if value is not None},
-    )
-    (node,) = grid.get_node_ids()
-    content = RecordDict({CONFIG: ConfigRecord({"server-round": 1})})
-    (reply,) = grid.send_and_receive([Message(content, node, "query")])
-    assert "key of its own, or should have" in reply.error.reason
-    assert "its own log says why" in reply.error.reason and "/" not in reply.error.reason
+    node = {key: value for key, value in given.items() if value is not None}
+    reason = said_to(node, tmp_path, "", client_app(ALL["fedgls"].load(), None))
+    assert "key of its own, or should have" in reason
+    assert "its own log says why" in reason and "/" not in reason
     assert said in caplog.text
