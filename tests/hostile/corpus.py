@@ -12,9 +12,20 @@ from random import Random
 from typing import Any, TypeVar
 
 import numpy as np
-from attacked_runs import CAMPAIGN, SHORT, Attacked, Method
 from flwr.app import Array, ArrayRecord, RecordDict
-from hostile_grid import ENVELOPES, ERRORS, Around, Attack, Key, Told, copied
+from hostile_grid import (
+    CAMPAIGN,
+    ENVELOPES,
+    ERRORS,
+    SHORT,
+    Around,
+    Attack,
+    Attacked,
+    Key,
+    Method,
+    Told,
+    copied,
+)
 from mutations import (
     Mutation,
     accusing,

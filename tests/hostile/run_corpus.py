@@ -29,8 +29,8 @@ sys.path[:0] = [
 
 import flwr
 import hypothesis
-from attacked_runs import CORPUS
 from corpus import COUNTS, kinds_tried, try_all
+from hostile_grid import CORPUS
 
 import flower_graph
 

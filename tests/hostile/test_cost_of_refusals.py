@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
+import os
+import tracemalloc
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from attack_helpers import peak
+import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from mutations import Evil, objects, with_header
 
-from flower_graph.errors import MalformedReplyError, brief, one_line
+from flower_graph import ClientGraph
+from flower_graph.apps.run import run
+from flower_graph.data import as_graph
+from flower_graph.errors import (
+    ConfigError,
+    DataError,
+    MalformedReplyError,
+    OutputError,
+    brief,
+    one_line,
+)
+from flower_graph.method import load_config, method_of
+from flower_graph.secure.ring import Ring
+from flower_graph.secure.sum.messages import sum_bytes
 from flower_graph.server.averaging_replies import check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
+from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
+from flower_graph.strategies.fedscem.cohort import EgoSettings
+from flower_graph.strategies.fedscem.cohort import initial_weights as first_of
 from flower_graph.strategies.ppfl.messages import EmbeddingEnrolment
+from flower_graph.wire.arrays import decode_array, read_array
 from flower_graph.wire.averaging import Enrolment, Trained
 from flower_graph.wire.exchange import MAX_NAMED, Gathering, Rejected, few, log_rejected
-from flower_graph.wire.ledger import ENROLMENT, ROOM, reply_bytes, size_of
+from flower_graph.wire.ledger import ENROLMENT, ROOM, count_bytes, reply_bytes, setup_bytes, size_of
 
 MB = 1 << 20
 
@@ -169,3 +194,240 @@ def test_lines_of_a_reply_are_bounded() -> None:
     with pytest.raises(MalformedReplyError, match="left-out"):
         Trained.read(content)
     assert reply_bytes() == ROOM
+
+
+ROOT = Path(__file__).resolve().parents[2]
+CODE = [
+    path for part in ("flower_graph", "strategies", "apps") for path in (ROOT / part).rglob("*.py")
+]
+
+
+def large(megabytes: int) -> RecordDict:
+    values = Array(np.zeros((megabytes, MB // 4), np.float32))
+    metrics = MetricRecord({"num-examples": 1})
+    return RecordDict({"arrays": ArrayRecord({"x": values}), "metrics": metrics})
+
+
+def test_a_reply_of_200_mb_is_refused_without_a_copy() -> None:
+    said, used = refused(large(200), reply_bytes(1000))
+    assert said.startswith("reply of 2097")
+    assert said.endswith(f"at most {reply_bytes(1000)} allowed")
+    assert used < MB
+    # Flower's averaging refuses it too
+    message, reply = exchange(large(200))
+    model = ArrayRecord({"x": Array(np.zeros((2, 3), np.float32))})
+    checked, used = peak(lambda: check_replies([message], [reply], model, 1.0))
+    assert checked.usable == []
+    assert "at most" in checked.rejected[0].reason
+    assert used < MB
+
+
+@pytest.mark.parametrize("dtype", ["<f4", "|V0", "|S1000000000", "<f8"])
+@pytest.mark.parametrize("shape", [(1 << 28,), (1 << 14, 1 << 14), (1 << 62, 1 << 62), (-1, -4)])
+def test_a_claim_of_a_gigabyte_costs_nothing(dtype: str, shape: tuple[int, ...]) -> None:
+    array = with_header(Array(np.zeros(4, np.float32)), shape, dtype)
+    content = RecordDict({"arrays": ArrayRecord({"x": array})})
+    why, used = peak(lambda: refusal(lambda: read_array(content, "arrays", "x", (4,))))
+    assert "x" in why
+    assert used < MB
+
+
+def refusal(read: Callable[[], Any]) -> str:
+    with pytest.raises(ValueError) as caught:
+        read()
+    return str(caught.value)
+
+
+def test_a_head_that_is_too_long_to_be_one() -> None:
+    data = b"\x93NUMPY\x02\x00" + (1 << 30).to_bytes(4, "little") + b"{" * 1000
+    array = Array("float32", (4,), "numpy.ndarray", data)
+    why, used = peak(lambda: refusal(lambda: decode_array("x", array)))
+    assert "not in NumPy's format" in why
+    assert used < MB
+
+
+def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    array = objects()
+    np.load(BytesIO(array.data), allow_pickle=True)  # the trap works
+    assert (tmp_path / "unpickled").exists()
+    os.unlink(tmp_path / "unpickled")
+    assert "needs pickle; refused" in refusal(lambda: decode_array("x", array))
+    with pytest.raises(ValueError, match="allow_pickle=False"):
+        array.numpy()  # Flower's own way
+    torch.save({"x": Evil("unpickled")}, tmp_path / "saved.pt")
+    with pytest.raises(Exception, match="eights"):
+        torch.load(tmp_path / "saved.pt", weights_only=True)
+    assert not (tmp_path / "unpickled").exists()
+
+
+def nodes_of(*kinds: type) -> Iterator[tuple[str, Any]]:
+    """Give all parts of the code of some kinds, each with its place."""
+    for path in CODE:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, kinds):
+                yield f"{path.name}:{getattr(node, 'lineno', 0)}", node
+
+
+def test_no_code_unpickles() -> None:
+    picklers = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
+    found = [
+        place
+        for place, node in nodes_of(ast.Import, ast.ImportFrom)
+        if picklers & {*(alias.name for alias in node.names), getattr(node, "module", "")}
+        and not place.startswith("pickled.py:")  # its error alone
+    ]
+    found += [place for place, node in nodes_of(ast.Call) if not _is_safe(node)]
+    assert found == []
+
+
+def _is_safe(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    given = {word.arg: ast.unparse(word.value) for word in call.keywords}
+    if given.get("allow_pickle", "False") != "False":
+        return False
+    if name in ("np.load", "numpy.load"):
+        return "allow_pickle" in given
+    return name != "torch.load" or given.get("weights_only") == "True"
+
+
+@pytest.mark.parametrize("load", ["np.load(f)", "torch.load(f)"])
+@pytest.mark.parametrize("given", ["", ", allow_pickle=True", ", weights_only=False"])
+def test_the_search_for_unsafe_calls_finds_them(load: str, given: str) -> None:
+    call = ast.parse(load.replace("(f", f"(f{given}"), mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert not _is_safe(call)
+
+
+def test_every_exchange_bounds_its_replies() -> None:
+    unbounded = []
+    for place, node in nodes_of(ast.Call):
+        words = {word.arg for word in node.keywords}
+        sends = isinstance(node.func, ast.Attribute) and node.func.attr == "send"
+        is_exchange = sends and {"server_round", "timeout"} <= words
+        if is_exchange and "max_reply_bytes" not in words:
+            unbounded.append(place)
+    assert unbounded == []
+
+
+def test_limits_leave_room_for_what_was_asked() -> None:
+    assert reply_bytes(1000, 3) > ROOM + 8 * 1000
+    assert setup_bytes(10) > setup_bytes() > 1000 * ROOM / 100
+    assert sum_bytes([], []) == ROOM
+
+
+def test_a_crowd_of_entries_is_counted() -> None:
+    crowd = RecordDict({"config": ConfigRecord({f"{n:06d}": "x" * 94 for n in range(20_000)})})
+    assert count_bytes(crowd) == 2_000_000 > reply_bytes()
+
+
+TINY = [
+    "app=fedgls", "data.name=csbm", "data.nodes=40", "data.classes=2", "data.num_features=8",
+    "data.active=3", "partition.clients=2", "partition.method=random", "save=none",
+    "checkpoint_every=2", "strategy.name=fed-gnn",
+]  # fmt: skip
+
+
+def rounds_of(out: Path) -> list[int]:
+    lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["round"] for line in lines]
+
+
+@pytest.mark.parametrize("meets", [False, True], ids=["one after the other", "at once"])
+def test_a_second_resume_never_leaves_rounds_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meets: bool
+) -> None:
+    """Two resumes of a run with two rounds; the second begins while the first runs."""
+    short, long = (load_config("fedgls/cora", [*TINY, f"rounds={n}"]) for n in (2, 4))
+    more = load_config("fedgls/cora", [*TINY, "rounds=6"])
+    out = tmp_path / "run"
+    run(short, out)
+    method, resumed = type(method_of(long)), False
+    baselines = method.baselines
+
+    def other_first(self: Any, config: Any) -> Any:
+        nonlocal resumed
+        if not resumed:
+            resumed = True
+            run(long, out, resume=True)
+        return baselines(self, config)
+
+    if not meets:
+        monkeypatch.setattr(method, "baselines", other_first)
+        run(more, out, resume=True)
+        assert rounds_of(out) == [1, 2, 3, 4, 5, 6]
+        return
+    why: list[str] = []
+
+    def other_then(_: Any) -> None:
+        if not why:
+            with pytest.raises(OutputError) as caught:
+                run(more, out, resume=True)
+            why.append(str(caught.value))
+
+    run(long, out, resume=True, progress=other_then)
+    assert "another run writes there" in why[0]
+    assert rounds_of(out) == [1, 2, 3, 4]
+
+
+def test_a_ring_for_numbers_that_no_float_can_scale() -> None:
+    with pytest.raises(ValueError, match=r"1e\+300.*resolution 1e-300"):
+        Ring.fit(10, 1e300, 1e-300)
+    assert Ring.fit(10, 1e-300, 1e-300).word == 32
+    with pytest.raises(ConfigError, match=r"strategy.resolution: 1e-300"):
+        load_config("fedscem/cora", ["strategy.limit=1e300", "strategy.resolution=1e-300"])
+
+
+def graph_with(label: int) -> ClientGraph:
+    y = torch.tensor([0, 1, label])
+    parts = ("train_mask", "val_mask", "test_mask")
+    masks = {part: torch.full((3,), part == parts[0]) for part in parts}
+    edges = torch.tensor([[0, 1], [1, 0]])
+    return ClientGraph(0, torch.arange(3), torch.ones(3, 2), y, edges, None, **masks)
+
+
+def test_a_label_that_is_no_class_is_named() -> None:
+    from flower_graph.data.description import check_clients, server_graph
+
+    with pytest.raises(DataError, match=r"client 0.*\[2\]"):
+        check_clients([graph_with(10**12)])
+    with pytest.raises(DataError, match=r"y\[2\]"):
+        server_graph(graph_with(10**12))
+    check_clients([graph_with(99_999)])
+
+
+@pytest.mark.parametrize("make", ["as_graph", "structure", "ego"])
+def test_a_billion_classes_are_refused_before_anything_is_made(make: str) -> None:
+    def refused() -> str:
+        with pytest.raises(ValueError, match=r"num_classes.*1000000000") as caught:
+            if make == "as_graph":
+                as_graph(graph_with(2), num_classes=10**9)
+            elif make == "structure":
+                initial_models(StructureSettings(2, 10**9))
+            else:
+                first_of(EgoSettings(2, 10**9))
+        return str(caught.value)
+
+    said, used = peak(refused)
+    assert "100000" in said
+    assert used < MB
+
+
+def test_a_servers_word_of_classes_is_checked_by_clients() -> None:
+    from flower_graph.strategies.fedscem.messages import (
+        read_settings,
+        write_settings,
+    )
+
+    with pytest.raises(ValueError, match=r"num-classes.*1000000000"):
+        read_settings(write_settings(EgoSettings(2, 10**9)))
+
+
+def peak(work: Callable[[], Any]) -> tuple[Any, int]:
+    """Return what work returns, and how much memory it took at most."""
+    tracemalloc.start()
+    try:
+        found = work()
+        return found, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()

@@ -13,9 +13,7 @@ import pytest
 from party_helpers import PartyWorld, write_keys
 
 from flower_graph.client.adaptor import make_client_app
-from flower_graph.errors import ConfigError, RefusedError
-from flower_graph.method.load import load_config
-from flower_graph.method.permits import Permits
+from flower_graph.errors import RefusedError
 from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties.differences import (
     check_difference,
@@ -249,38 +247,3 @@ def test_vectors_that_change_are_summed_over_members_that_differ_by_two(
         assert not isinstance(summed, Skipped)
         sets.append(set(summed.contributors.tolist()))
     assert apart(sets) and len(sets[0]) == 10 and any(one != two for one, two in pairwise(sets))
-
-
-# Node config --------------------------------------------------------------------------------------
-
-DISTRUSTING = ("strategy.trust=malicious-server",)
-
-
-@pytest.mark.parametrize(("overrides", "node"), [
-    ((), {"differ-by": 2}), (("strategy.aggregation=plain",), {"differ-by": 2}),
-    (DISTRUSTING, {"differ-by": 3}),
-    ((*DISTRUSTING, "strategy.differ_by=1"), {"differ-by": 2}),
-])  # fmt: skip
-def test_a_run_whose_sums_may_differ_by_less_is_refused(
-    overrides: tuple[str, ...], node: dict[str, Any]
-) -> None:
-    config = load_config("fedscem/cora-linqs", overrides)
-    with pytest.raises(RefusedError, match="differ-by"):
-        Permits.of(node).check(config)
-    Permits.of({}).check(config)
-
-
-def test_noise_of_the_nodes_own_config_stands_in_for_it() -> None:
-    noisy = ("privacy.epsilon=2", "privacy.clipping_norm=5", "strategy.differ_by=1")
-    config = load_config("fedscem/cora-linqs", (*DISTRUSTING, *noisy))
-    with pytest.raises(RefusedError, match="differ-by"):
-        Permits.of({"differ-by": 2}).check(config)
-    Permits.of({"differ-by": 2, "most-epsilon": 2}).check(config)
-
-
-def test_a_difference_that_is_no_number_is_an_error() -> None:
-    for wrong in (0, -1, 1.5, "2", True):
-        with pytest.raises(ConfigError, match="differ-by"):
-            Permits.of({"differ-by": wrong})
-    with pytest.raises(ConfigError, match=r"strategy\.differ_by"):
-        load_config("fedscem/cora-linqs", ("strategy.differ_by=3",))

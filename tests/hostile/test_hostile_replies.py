@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from attacked_runs import (
+from corpus import Tally, attacks_on, campaigns, some_of, try_all, try_campaigns, try_each
+from federation import ALL, tried
+from hostile_grid import (
     CORPUS,
     FEDGLS,
     FINE,
@@ -18,12 +20,11 @@ from attacked_runs import (
     SECURE,
     SHORT,
     TIMEOUT,
+    Around,
     Method,
+    fit_for_a_log,
     registered,
 )
-from corpus import Tally, attacks_on, campaigns, some_of, try_all, try_campaigns, try_each
-from federation import ALL, tried
-from hostile_grid import Around, fit_for_a_log
 from mutations import Mutation, drawn, invented
 from run_corpus import FORMS, run, totals
 

@@ -3,14 +3,21 @@
 The lies that one run can try one after the other are in ``lying_grid.py``.
 """
 
+from __future__ import annotations
+
+import copy
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from lying_grid import flipped, own_key
 from party_helpers import PartyWorld
-from sum_helpers import LENGTH, TERMS
+from sum_helpers import LENGTH, RING, TERMS, World, wire
 
+from flower_graph.audit.deviating import Opened
 from flower_graph.errors import IdentityError, MalformedReplyError, RefusedError
+from flower_graph.secure import channel
 from flower_graph.secure.channel import new_key
 from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.parties.epoch import MOST_LISTS
@@ -21,9 +28,17 @@ from flower_graph.secure.parties.messages import (
 )
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.parties.server import PartySums
-from flower_graph.secure.sum.messages import MASK_KEY, SEED, PrepareRequest, UnmaskRequest
+from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
+from flower_graph.secure.sum.messages import (
+    MASK_KEY,
+    NOTHING,
+    SEED,
+    PrepareReply,
+    PrepareRequest,
+    UnmaskRequest,
+)
 
-VICTIM, STATE = 1003, bytes(16)
+VICTIM, PLACE, STATE = 1003, 3, bytes(16)
 
 
 def without(present, places):
@@ -31,22 +46,6 @@ def without(present, places):
     result = np.array(present)
     result[list(places)] = False
     return result
-
-
-def own_key(message):
-    """Put the server's own key in place of the first partner's."""
-    keys = np.array(message.channel_keys)
-    keys[0] = np.frombuffer(new_key()[1], np.uint8)
-    return replace(message, channel_keys=keys)
-
-
-def swap_first(name, size):
-    def change(message):
-        rows = np.array(getattr(message, name))
-        rows[0, :size] ^= 1
-        return replace(message, **{name: rows})
-
-    return change
 
 
 def lying(kind, change, node=VICTIM):
@@ -60,57 +59,58 @@ def world(tmp_path):
     return PartyWorld.make(12, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "why"),
-    [
-        (RevealRequest, swap_first("commitments", 1), "committed to another seed|not on the list"),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
-            "minimum.*9.*7",
-        ),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=np.delete(m.parties, 3), commitments=m.commitments[1:]),
-            "commitment",
-        ),
-        (
-            RevealRequest,
-            lambda m: replace(m, parties=np.append(m.parties[:-1], 99)),
-            "party 99.*registry",
-        ),
-    ],
-)
-def test_an_epoch_is_refused(world, kind, change, why):
-    world.tamper = lying(kind, change)
-    with pytest.raises(RefusedError, match=why):
-        world.begin()
-
-
 def declare(message, row, points):
     declared = np.array(message.declared)
     declared[row, 1] = points
     return replace(message, declared=declared)
 
 
+def listing(places):
+    """Show a list without some places."""
+    return lambda m: replace(m, listed=without(m.listed, places))
+
+
+LIES = [
+    (RevealRequest, flipped("commitments"), "committed to another seed|not on the list"),
+    (
+        RevealRequest,
+        lambda m: replace(m, parties=m.parties[:7], commitments=m.commitments[:7]),
+        "minimum.*9.*7",
+    ),
+    (
+        RevealRequest,
+        lambda m: replace(m, parties=np.delete(m.parties, 3), commitments=m.commitments[1:]),
+        "commitment",
+    ),
+    (RevealRequest, lambda m: replace(m, parties=np.append(m.parties[:-1], 99)), "party 99.*regi"),
+    (PrepareRequest, lambda m: replace(m, minimum=5), "minimum 5"),
+    (PrepareRequest, own_key, "signed"),
+    (ListRequest, listing(range(4, 8)), "8 parties"),
+    (ListRequest, lambda m: replace(m, server_round=1), "round 1"),
+]
+OF_POINTS = [
+    (lambda m: declare(m, 6, 32), "declared"),
+    (lambda m: replace(m, declared=m.declared[:6]), "declared"),
+    (lambda m: declare(m, 0, 65), "client 0.*65"),
+    (lambda m: declare(m, 0, 0), "client 0.*0"),
+    (lambda m: replace(m, declared=m.declared[::-1]), "ascending"),
+    # Of a partner's: from another list another graph follows, and its binding says otherwise
+    (lambda m: declare(m, 0, 32), "not granted to it|is not signed"),
+    (lambda m: replace(m, declared=m.declared[1:]), "not granted to it|blocks"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "change", "why"),
-    [
-        (RevealRequest, lambda m: declare(m, 6, 32), "declared"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[:6]), "declared"),
-        (RevealRequest, lambda m: declare(m, 0, 65), "client 0.*65"),
-        (RevealRequest, lambda m: declare(m, 0, 0), "client 0.*0"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[::-1]), "ascending"),
-        # Of a partner's: from another list another graph follows, and its binding says otherwise
-        (RevealRequest, lambda m: declare(m, 0, 32), "not granted to it|is not signed"),
-        (RevealRequest, lambda m: replace(m, declared=m.declared[1:]), "not granted to it|blocks"),
-    ],
+    ("kind", "change", "why", "points"),
+    [*((*lie, 0) for lie in LIES), *((RevealRequest, *lie, 16) for lie in OF_POINTS)],
 )
-def test_points_of_an_alignment_are_as_their_party_signed_them(tmp_path, kind, change, why):
-    world = PartyWorld.make(12, tmp_path, points=16)
+def test_a_lie_is_refused(tmp_path, kind, change, why, points):
+    """About an epoch, points of an alignment as their party signed them, a round, or a list."""
+    world = PartyWorld.make(12, tmp_path, points=points)
     world.tamper = lying(kind, change)
     with pytest.raises(RefusedError, match=why):
         world.begin()
+        world.round(0)
 
 
 def test_who_declares_more_than_the_cap_is_not_bound(tmp_path):
@@ -160,20 +160,6 @@ def test_a_seed_that_was_shown_serves_no_second_list(world):
         world.parties[VICTIM].reveal(replace(request, number=request.number + 1))
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda m: replace(m, minimum=5), "minimum 5"),
-        (own_key, "signed"),
-    ],
-)
-def test_a_preparation_is_refused(world, change, why):
-    world.begin()
-    world.tamper = lying(PrepareRequest, change)
-    with pytest.raises(RefusedError, match=why):
-        world.prepare(0)
-
-
 def test_a_round_key_of_the_servers_own_is_refused(world):
     """It cannot open the packet beside it, and nobody signed it: no mask is made with it."""
     world.begin()
@@ -191,26 +177,18 @@ def to_lists(world, number=0):
     world.mask(number)
 
 
-@pytest.mark.parametrize(
-    ("change", "why"),
-    [
-        (lambda m: replace(m, listed=without(m.listed, range(4, 8))), "8 parties"),
-        (lambda m: replace(m, server_round=1), "round 1"),
-    ],
-)
-def test_a_list_is_refused(world, change, why):
+@pytest.mark.parametrize(("put_back", "why"), [(False, "already"), (True, "after 0")])
+def test_a_second_list_is_refused(world, put_back, why):
+    """The seed of one, by the first list, and its mask key, by the second, open its vector."""
     to_lists(world)
-    world.tamper = lying(ListRequest, change)
-    with pytest.raises(RefusedError, match=why):
-        world.sign(0)
-
-
-def test_a_second_list_is_refused(world):
-    to_lists(world)
-    requests = world.server.list_requests(0)
-    world.parties[VICTIM].sign_list(requests[VICTIM])
-    with pytest.raises(RefusedError, match="already"):
-        world.parties[VICTIM].sign_list(requests[VICTIM])
+    party, request = world.parties[VICTIM], world.server.list_requests(0)[VICTIM]
+    before = party.to_bytes()
+    party.sign_list(request)
+    for again in (request, replace(request, listed=without(request.listed, [5]))):
+        if put_back:
+            party = PartyClient.from_bytes(before, party.trust)
+        with pytest.raises(RefusedError, match=why):
+            party.sign_list(again)
 
 
 def two_lists(world, halves, gone):
@@ -285,30 +263,26 @@ def ring_of(epoch):
     return ring
 
 
+def refused_on(epoch, gone):
+    """Check a list without some under another minimum: the partners alone must show it."""
+    wide = replace(epoch, minimum=5)
+    wide.__dict__["order"] = epoch.order
+    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
+        wide.check_present(without(np.ones(60, bool), gone), "sent")
+
+
 def test_the_partners_of_a_victim_cannot_be_named_as_vanished(circle):
     """All but one of them gone would leave the victim's vector with one mask of its own."""
     epoch = circle.server.epoch
-    everybody = np.ones(60, bool)
     gone = epoch.partners[3][: epoch.plan[0] - epoch.threshold + 1]
     assert 60 - gone.size >= epoch.minimum - 10
-    wide = replace(epoch, minimum=5)  # not the minimum: the partners alone must show it
-    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
-        _check_with_graph(wide, epoch, without(everybody, gone))
+    refused_on(epoch, gone)
 
 
 def test_the_circle_cannot_be_cut_by_two_sets_of_dropouts(circle):
     epoch = circle.server.epoch
     ring, half = ring_of(epoch), epoch.plan[0] // 2
-    gone = [*ring[:half], *ring[30 : 30 + half]]
-    wide = replace(epoch, minimum=5)
-    with pytest.raises(RefusedError, match="fewer than 20 of its partners"):
-        _check_with_graph(wide, epoch, without(np.ones(60, bool), gone))
-
-
-def _check_with_graph(wide, epoch, present):
-    """Check a list under another minimum, which alone would refuse it, and the same graph."""
-    wide.__dict__["order"] = epoch.order
-    wide.check_present(present, "sent")
+    refused_on(epoch, [*ring[:half], *ring[30 : 30 + half]])
 
 
 def test_nothing_goes_to_a_round_a_second_time_after_a_restored_state(world):
@@ -410,3 +384,143 @@ def test_epochs_of_newcomers_are_not(tmp_path):
         assert len(found) == 11
         there.update(found)
     assert there == set(range(12))
+
+
+def stories(partners: np.ndarray, threshold: int) -> dict[int, np.ndarray]:
+    """Say which of the victim's partners each client is to believe to have vanished.
+
+    Nobody believes in more than its partners less the threshold; each partner of the victim is to
+    be gone for as many as possible.
+    """
+    around, told = set(partners[PLACE].tolist()), np.zeros(len(partners), int)
+    shared = {c: sorted(around & set(row.tolist())) for c, row in enumerate(partners)}
+    gone = {}
+    for client in sorted(shared, key=lambda c: len(shared[c])):
+        free = sorted((one for one in shared[client] if one != client), key=told.__getitem__)
+        gone[client] = np.array(free[: partners.shape[1] - threshold], int)
+        told[gone[client]] += 1
+    return gone
+
+
+@pytest.mark.parametrize(
+    ("m", "corrupt", "opened"), [(40, 0.0, True), (40, 0.1, False), (100, 0.1, False)]
+)
+def test_a_trusted_server_may_name_the_partners_of_one_client_as_vanished(m, corrupt, opened):
+    """Some of them to these holders, some to those; each holder is told what can be."""
+    world = World.make(m, corrupt=corrupt)
+    world.prepare(0)
+    world.mask(0)
+    local = world.server._rounds[0]
+    gone, found = stories(local.partners, local.threshold), Opened(local)
+    for node, request in world.server.unmask_requests(0).items():
+        (client,), partners = request.clients, local.partners[node - 1000]
+        kinds = np.where(np.isin(partners, gone[int(client)]), MASK_KEY, SEED).astype(np.uint8)
+        lie = replace(request, kinds=kinds[None], contributors=m)
+        found.take(world.hosts[node].unmask(wire(lie)))
+    assert found.is_open(PLACE) is opened
+
+
+def test_a_trusted_server_may_hand_out_channel_keys_of_its_own():
+    """The victim shares its secrets with the server, in the place of all its partners."""
+    world, (own, public) = World.make(10), new_key()
+    sent: dict[str, Any] = {}
+
+    def tamper(node: int, message: Any) -> Any:
+        if node == VICTIM and isinstance(message, PrepareRequest):
+            keys = np.broadcast_to(np.frombuffer(public, np.uint8), message.channel_keys.shape)
+            return replace(message, channel_keys=keys)
+        if node == VICTIM and isinstance(message, PrepareReply):
+            sent["reply"] = message
+        return message
+
+    world.tamper = tamper
+    world.prepare(0)
+    local, reply = world.server._rounds[0], sent["reply"]
+    victim, run = world.hosts[VICTIM], world.server.run_id
+    (secret,) = channel.agree(own, [victim.keys().channel_key.tobytes()])
+    round_key, shares = reply.round_keys[0].tobytes(), []
+    for holder, packet in zip(local.partners[PLACE].tolist(), reply.packets, strict=True):
+        what_for = channel.packet_context(run, 0, PLACE, holder)
+        plain = channel.unseal(secret, what_for, round_key, packet.tobytes())
+        assert plain is not None
+        shares.append((plain[:SHARE_BYTES], plain[SHARE_BYTES:]))
+    places = range(1, local.threshold + 1)
+    seed, mask_key = (
+        combine_shares(places, both[: local.threshold]) for both in zip(*shares, strict=True)
+    )
+    assert channel.commit_to_seed(run, 0, PLACE, seed) == reply.seed_commitments[0].tobytes()
+    assert channel.public_key(mask_key) == round_key
+
+
+# The form that does not trust it ------------------------------------------------------------------
+
+
+def test_who_was_ready_is_signed_too(tmp_path):
+    """Two halves that saw different partners mask: nobody shows a share to either."""
+    world = PartyWorld.make(12, tmp_path)
+    world.begin()
+    world.prepare(0)
+    epoch, replies = world.server.epoch, {}
+    missing = {place: 11 if place < 6 else 0 for place in range(12)}
+    for node, (request, ready) in world.server.mask_requests(0, LENGTH, 64, TERMS).items():
+        place = node - 1000
+        seen, row = ready.ready.copy(), epoch.partners[place]
+        seen[missing[place]] = False
+        kept = seen[row]
+        names = ("round_keys", "packets", "share_commitments")
+        fewer = {name: getattr(request, name)[kept] for name in names}
+        if seen[place]:
+            lie = replace(request, live=kept, **fewer)
+            told = replace(ready, ready=seen, signatures=ready.signatures[kept])
+            world.parties[node].receive(lie, told, TERMS.ring)
+            replies[node] = world.parties[node].mask(world.words[place], TERMS, STATE)
+    assert len(replies) == 12
+    both = np.ones(12, bool)
+    both[[0, 11]] = False
+    request = ListRequest(epoch.id, 0, both)
+    signed = {}
+    for node in replies:
+        if node not in (1000, 1011):
+            signed[node] = world.parties[node].sign_list(request).signature
+    server = world.server._round(0)
+    for node, signature in signed.items():
+        server.lists[node - 1000], server.signed[node - 1000] = signature, True
+    for node in signed:
+        place = node - 1000
+        row, ready = epoch.partners[place], np.ones(12, bool)
+        ready[missing[place]] = False
+        columns = np.flatnonzero(server.signed[row])
+        kinds = np.where(both[row], SEED, np.where(ready[row], MASK_KEY, NOTHING)).astype(np.uint8)
+        parties = epoch.parties[[place]]
+        told = UnmaskRequest(epoch.id, 0, int(both.sum()), parties, kinds[None])
+        with pytest.raises(RefusedError, match="something else"):
+            world.parties[node].unmask(told, Signatures(columns, server.lists[row[columns]]))
+
+
+def test_packets_of_another_epoch_do_not_open(tmp_path):
+    """Two halves that agreed on different epochs, by all that the server could make fit."""
+    world = PartyWorld.make(12, tmp_path)
+    server = world.server
+    for node, party in world.parties.items():
+        server.take_binding(node, wire(party.bind()))
+    server.reveal_requests(RING.limit)
+    other = copy.deepcopy(server)
+    other._request = replace(server._request, number=1)
+    of = {node: other if node >= 1006 else server for node in world.parties}
+    for node, party in world.parties.items():
+        reply = party.reveal(of[node]._request)
+        for number, one in enumerate((server, other)):
+            one.take_seed(node, replace(reply, number=number))
+    asked = {one: one.epoch_requests() for one in (server, other)}
+    for node, party in world.parties.items():
+        party.begin(asked[of[node]][node])
+    assert server.epoch.id != other.epoch.id
+    asked = {one: one.open_round(0, one.clients) for one in (server, other)}
+    one = server._round(0)
+    for node, party in world.parties.items():
+        reply, signed = party.prepare(asked[of[node]][node])
+        one.take(node, replace(reply, run_id=server.epoch.id))
+        one.keys[node - 1000] = signed.signature
+    request, ready = server.mask_requests(0, LENGTH, 64, TERMS)[1000]
+    with pytest.raises(RefusedError, match=r"8.*partners"):
+        world.parties[1000].receive(request, ready, TERMS.ring)

@@ -19,7 +19,7 @@ import pytest
 from flwr.app import Array, Context, Message
 from party_helpers import write_keys
 from test_summed import Summed, rich_graph
-from told_worlds import COUNT, egos_app, egos_server, trust_in
+from told_otherwise import COUNT, egos_app, egos_server, trust_in
 
 from flower_graph import EgoNetworkClient
 from flower_graph.client.state import forget_run

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attacked_runs import FEDSCEM, PSI, SECURE, Attacked
 from flwr.app import Array, RecordDict
+from hostile_grid import FEDSCEM, PSI, SECURE, Attacked
 from mutations import Mutation
 
 from flower_graph.strategies.fedscem.messages import SUMMED_NAMES
