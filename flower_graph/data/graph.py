@@ -176,27 +176,18 @@ class WholeGraph(Protocol):
     y: Tensor
 
 
-class HeldGraph(Protocol):
+class HeldGraph:
     """One client's graph: the attributes that all methods' graphs have, as in ``ClientGraph``."""
 
-    @property
-    def client(self) -> int: ...
-    @property
-    def nodes(self) -> Tensor: ...
-    @property
-    def x(self) -> Tensor: ...
-    @property
-    def y(self) -> Tensor: ...
-    @property
-    def edge_index(self) -> Tensor | None: ...
-    @property
-    def train_mask(self) -> Tensor: ...
-    @property
-    def val_mask(self) -> Tensor: ...
-    @property
-    def test_mask(self) -> Tensor: ...
-    @property
-    def called(self) -> tuple[str, ...] | None: ...
+    client: int
+    nodes: Tensor
+    x: Tensor
+    y: Tensor
+    edge_index: Tensor | None
+    train_mask: Tensor
+    val_mask: Tensor
+    test_mask: Tensor
+    called: tuple[str, ...] | None
 
 
 def called(graphs: Sequence[HeldGraph]) -> Tensor | list[str]:
