@@ -127,11 +127,23 @@ class Line:
         return len(self.choices) > 1
 
     @property
+    def wanted(self) -> list[Figure]:
+        """The figures of the line."""
+        return [Figure(one) if isinstance(one, str) else one for one in self.figures]
+
+    @property
     def words(self) -> str:
         """The place of the line in words."""
         data, model, method = self.names
         keys = [f"{key} {value}" for key, value in self.keys.items()]
         return ", ".join(filter(None, [self.table, data, model, *keys, method]))
+
+
+def gains(
+    method: str, over: Mapping[str, tuple[str, Sequence[str]]], of: str = TEST
+) -> list[Figure]:
+    """List a method's differences: by name, over which method, and which methods have them."""
+    return [Figure(name, of, rival) for name, (rival, ours) in over.items() if method in ours]
 
 
 def baselines(line: Line) -> list[Line]:
@@ -178,6 +190,16 @@ class Paper:
     pictures: Sequence[Picture] = ()
     settings: Mapping[str, Sequence[str]] = field(default_factory=dict)
     scale: int = 1
+
+    @property
+    def lines(self) -> list[Line]:
+        """The lines of all tables, each once."""
+        return [*dict.fromkeys(line for lines in self.tables.values() for line in lines)]
+
+    @property
+    def asked(self) -> list[Sequence[Line]]:
+        """The groups that are run; the page has the others too, if their runs are there."""
+        return [lines for name, lines in self.tables.items() if name not in self.on_request]
 
 
 def papers() -> dict[str, str]:

@@ -149,7 +149,8 @@ TABLE_3 = [
     for method, accuracy in zip(COMPARED, accuracies, strict=True)
 ]
 MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]
-TRUE = {"true edges": {"method": "FedGLS", "metric": "true-homophily"}}
+EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}
+TRUE = {"FedGLS": {"true edges": "true-homophily"}}
 PAPER = Paper(
     title="FedGLS: the paper's comparison",
     notes="""
@@ -176,17 +177,13 @@ edges: its runs are the same ones in all lines of a data set. How to read this:
         Picture(
             "axes-{data}.png", "axes", "table-1", {"Table 1": None}, options={"marked": MARKED}
         ),
-        Picture("figure-3-{data}.png", "curves", "table-1", {"Table 1": ["Fed-GNN_k", "FedGLS"]}),
+        Picture("figure-3-{data}.png", "curves", "table-1", EDGES),
         *(
             Picture(
-                *(f"structure-{name}.png", "intervals", "table-1"),
-                options={
-                    "label": f"{name} of the edges",
-                    "rows": {"table": "Table 1", "metric": name},
-                    "points": {"Fed-GNN_k": None, "FedGLS": None, **more},
-                },
+                *(f"structure-{name}.png", "intervals", "table-1", EDGES),
+                options={"label": f"{name} of the edges", "metric": name, "also": also},
             )
-            for name, more in {"precision": {}, "recall": {}, "homophily": TRUE}.items()
+            for name, also in {"precision": {}, "recall": {}, "homophily": TRUE}.items()
         ),
     ],
 )

@@ -312,14 +312,7 @@ memory is that of its tensors: graph, weights, optimiser and what a round makes.
     },
     pictures=[
         *(
-            Picture(
-                *(f"figure-5{letter}.png", "intervals", "figure-5"),
-                options={
-                    "label": "test accuracy",
-                    "rows": {"table": "Table 3", "metric": TEST},
-                    "points": dict.fromkeys(methods),
-                },
-            )
+            Picture(f"figure-5{letter}.png", "intervals", "figure-5", {"Table 3": methods})
             for letter, methods in {"a": FIGURE_5, "b": VARIANTS}.items()
         ),
         *(
@@ -330,10 +323,9 @@ memory is that of its tensors: graph, weights, optimiser and what a round makes.
             )
         ),
         Picture(
-            *("figure-6a-{data}.png", "matrices", "figure-6a"),
+            *("figure-6a-{data}.png", "matrices", "figure-6a", {"Figure 6a": None}),
             options={
-                "rows": {"table": "Figure 6a"},
-                "axes": {"mu": MUS, "tau": TAUS},
+                "axes": ["mu", "tau"],
                 "label": "accuracy",
                 "metrics": {VALIDATION: "best validation", TEST: "test"},
             },

@@ -76,10 +76,9 @@ their embeddings judged by an SVC: micro-F1. How to read this: [README.md](READM
     },
     pictures=[
         Picture(
-            *("heat-map.png", "matrices", "gain"),
+            *("heat-map.png", "matrices", "gain", {"Gain": None}),
             options={
-                "rows": {"table": "Gain"},
-                "axes": {"homophily": HOMOPHILY, "signal": SIGNAL},
+                "axes": ["homophily", "signal"],
                 "label": "gain in test accuracy",
                 "metrics": {
                     "gain-nfedgnn": "nFedGNN − regression on the labelled users' features",

@@ -227,11 +227,6 @@ nothing. Table 1: MiB of all users in 200 rounds. How to read this: [README.md](
                 "gat": ("Figure 7", "Figure 8"),
             }.items()
         ),
-        Picture(
-            "privacy.png",
-            "budgets",
-            "privacy",
-            options={"metric": TEST, "noisy": "nFedGNN, with noise"},
-        ),
+        Picture("privacy.png", "budgets", "privacy", {"Privacy": None}),
     ],
 )

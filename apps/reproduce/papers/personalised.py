@@ -108,14 +108,7 @@ How to read this: [README.md](README.md).
     },
     pictures=[
         *(
-            Picture(
-                *(f"{group}.png", "intervals", group),
-                options={
-                    "label": "test accuracy",
-                    "rows": {"table": table, "metric": TEST},
-                    "points": dict.fromkeys([*ALL, REGRESSION]),
-                },
-            )
+            Picture(f"{group}.png", "intervals", group, {table: [*ALL, REGRESSION]})
             for group, table in (("louvain", LOUVAIN_TABLE), ("overlapping", OVERLAPPING_TABLE))
         ),
         Picture(

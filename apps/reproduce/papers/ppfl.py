@@ -306,11 +306,6 @@ flower-graph run ppfl/cora-gat --seeds 0,1,2,3,4 strategy.name=local    # one LO
             *("figures-3-to-6.png", "flower_graph.strategies.ppfl.plots:plot_figures", "figures"),
             {**dict.fromkeys(FIGURES), "Table 1": [FULL], "Table 2": [FULL]},
         ),
-        Picture(
-            "privacy.png",
-            "budgets",
-            "privacy",
-            options={"metric": TEST, "noisy": "FED, with noise"},
-        ),
+        Picture("privacy.png", "budgets", "privacy", {"Privacy": None}),
     ],
 )
