@@ -365,7 +365,7 @@ class Masked(NamedTuple):
 class Had:
     """What the server had of a run, and what it is held against."""
 
-    grid: TellsOtherwise
+    grid: TellsOtherwise = field(default=None)  # type: ignore[assignment]
     masked: dict[int, list[Masked]] = field(default_factory=dict)  # by number of the sum
     sums: list[tuple[int, SumResult]] = field(default_factory=list)
     blinded: set[bytes] = field(default_factory=set)  # points that clients sent
@@ -574,7 +574,7 @@ class World:
             if self._parts(had, number, result) is None:
                 views[f"sum {number}"] = result.total
         own = [m for all_ in had.masked.values() for m in all_ if VICTIM in m.clients]
-        truths = {f"{n}": _signed(one.numbers) for n, one in enumerate(own)}
+        truths = {f"{n}": signed(one.numbers) for n, one in enumerate(own)}
         for name, words in views.items():
             if words.size >= 256 and words.dtype.kind == "u":
                 given = {n: t for n, t in truths.items() if t.size == words.size and t.std()}
@@ -646,7 +646,7 @@ def _of_holder(answer: tuple[Any, ...]) -> bool:
     return kind == "train.align" and "align-points" in keys and "align-clients" not in keys
 
 
-def _signed(words: Words) -> Any:
+def signed(words: Words) -> Any:
     return words.view(SIGNED[8 * words.itemsize]).astype(np.float64)
 
 
