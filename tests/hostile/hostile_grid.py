@@ -7,16 +7,16 @@ import re
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from federation import ALL, METHODS, Federation, round_of
 from flwr.app import Error, Message, RecordDict
-from mutations import Mutation
+from mutations import Mutation, Named
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import IN_PROCESS
@@ -30,7 +30,7 @@ from flower_graph.wire.exchange import Exchange
 NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" * 5000
 # By name: what is done around the content of a reply
 ENVELOPES = (
-    *("an error", "the round before", "the round after", "no round", "another's name"),
+    *("the round before", "the round after", "no round", "another's name"),
     *("to another's message", "to no message", "no content", "a replay", "another's content"),
     *("twice", "500 times"),
 )
@@ -52,19 +52,15 @@ TIMES = {"twice": 1, "500 times": 499}
 
 
 @dataclass(frozen=True)
-class Around:
+class Around(Named):
     """An attack on what is around a reply's content."""
 
-    way: str
+    what: str
     where: str = "envelope"
-
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.way}"
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(Named):
     """An error in place of the reply."""
 
     what: str
@@ -72,11 +68,8 @@ class Told:
     reason: str = field(repr=False)
     where: str = "error"
 
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.what}"
 
-
+LOST = Told("lost", 0, "lost")  # stands for a reply that never comes, so that nobody waits
 Attack = Mutation | Around | Told
 Key = tuple[str, int]  # type of a message, and the how-manieth of this type it is
 
@@ -85,7 +78,7 @@ class HostileGrid(Federation):
     """Spoils replies of the SuperNode in place 1.
 
     ``plan`` says which: by type of message, and the how-manieth of its type. ``None`` stands for
-    a reply that never comes; an error is sent instead, so that nobody waits. With ``new_id`` it
+    a reply that never comes. With ``new_id`` it
     comes back under another id, without what it kept, whenever it has attacked.
 
     What the server does between two exchanges is weighed: its processor time, and the memory that
@@ -169,13 +162,11 @@ class HostileGrid(Federation):
             if reply.has_content():
                 self.examples[key] = copied(reply.content)
             return
-        attack, self._has_struck = self.plan[key], True
-        if attack is None:
-            self._replies[number] = Message(Error(0, "lost"), reply_to=message)
-            self._number(self._replies[number])
-        elif isinstance(attack, Told):
-            self._replies[number] = Message(Error(attack.code, attack.reason), reply_to=message)
-            self._number(self._replies[number])
+        attack, self._has_struck = self.plan[key] or LOST, True
+        if isinstance(attack, Told):
+            reply = Message(Error(attack.code, attack.reason), reply_to=message)
+            self._replies[number] = reply
+            self._number(reply)
         elif not reply.has_content():
             self.failed.append(key)
         elif isinstance(attack, Mutation):
@@ -187,16 +178,13 @@ class HostileGrid(Federation):
             else:
                 reply.content = spoilt
         else:
-            self._around(attack.way, number, message, ids)
+            self._around(attack.what, number, message, ids)
 
     def _around(self, way: str, number: str, message: Message, ids: list[str]) -> None:
         reply, kind = self._replies[number], message.metadata.message_type
         group = int(message.metadata.group_id or 0)
         others = [node for node in self.contexts if node != self.hostile]
-        if way == "an error":
-            self._replies[number] = Message(Error(7, NASTY), reply_to=message)
-            self._number(self._replies[number])
-        elif way in ("the round before", "the round after", "no round"):
+        if way in ("the round before", "the round after", "no round"):
             step = {"the round before": -1, "the round after": 1}.get(way)
             reply.metadata.group_id = "" if step is None else str(group + step)
         elif way == "another's name":
@@ -310,23 +298,6 @@ class Attacked:
         )
 
 
-@contextmanager
-def limits_noted(grid: HostileGrid) -> Iterator[None]:
-    """Tell the grid how large replies may be."""
-    send = Exchange.send
-
-    def noting(self: Exchange, requests: Any, **how: Any) -> Any:
-        kind = how.get("message_type", "train")
-        grid.limits[kind] = max(grid.limits.get(kind, 0), how.get("max_reply_bytes") or 0)
-        return send(self, requests, **how)
-
-    Exchange.send = noting  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        Exchange.send = send  # type: ignore[method-assign]
-
-
 @dataclass(frozen=True, eq=False)
 class Method:
     """A method under attack; the clients at the SuperNode in place 1 are hostile.
@@ -368,10 +339,17 @@ class Method:
         app, strategy = self.build()
         grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan, new_id=new_id)
         reports: list[RoundReport] = []
+        send = Exchange.send
+
+        def noting(exchange: Exchange, requests: Any, **how: Any) -> Any:
+            """Tell the grid how large replies may be."""
+            kind = how.get("message_type", "train")
+            grid.limits[kind] = max(grid.limits.get(kind, 0), how.get("max_reply_bytes") or 0)
+            return send(exchange, requests, **how)
 
         def go() -> BaseException | None:
             try:
-                with limits_noted(grid):
+                with patch.object(Exchange, "send", noting):
                     strategy.start(
                         grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append
                     )
