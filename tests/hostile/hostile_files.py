@@ -70,7 +70,6 @@ class Target(NamedTuple):
 
 
 def use_run(folder: Path) -> None:
-    """Read all that a run's folder has."""
     run = load_run(folder)
     for look in (
         lambda: run.predictions().of_client(0).of_role("train").accuracy(),
@@ -89,7 +88,6 @@ def use_run(folder: Path) -> None:
 
 
 def use_models(folder: Path) -> None:
-    """Read models of several clients, and write out the weights of each."""
     for one in read_models(folder):
         for client in one.clients:
             one.state_dict(client)
@@ -102,7 +100,6 @@ def use_state(file: Path) -> None:
 
 
 def make_several(folder: Path) -> None:
-    """Write models that have rows of their own, and embeddings."""
     shared = {"lin.weight": torch.ones(4, 3), "lin.bias": torch.ones(4)}
     rows = SparseRows(
         "lin.weight", torch.ones(3, 4), torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), True
@@ -117,7 +114,6 @@ def make_several(folder: Path) -> None:
 
 
 def make_graphs(folder: Path) -> list[Path]:
-    """Write one graph in every form."""
     folder.mkdir()
     edges, y = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.tensor([0, 1, 0, 1])
     masks = {f"{part}_mask": y == 0 for part in ("train", "val", "test")}
@@ -167,7 +163,6 @@ def make_all(place: Path) -> list[Target]:
 
 
 def of_figures(place: Path) -> list[Target]:
-    """Write what clients of a simulation measured, and the result of the command line's run."""
     out, log = place / "simulated", FigureLog(place / "figures")
     for number in range(3):
         log.add(number, [0, 1], loss=[0.5, 0.25], accuracy=np.eye(2, 3), nodes=[4, 5])
@@ -184,7 +179,6 @@ def of_figures(place: Path) -> list[Target]:
 
 
 def of_parties(place: Path) -> list[Target]:
-    """Write a registry, keys and a journal."""
     keys = [new_identity(place / f"key-{number}") for number in range(5)]
     registry = Registry({}, 10)
     for number, key in enumerate(keys):
@@ -201,7 +195,6 @@ def of_parties(place: Path) -> list[Target]:
 
 
 def of_supernode(place: Path) -> list[Target]:
-    """Write checkpoints, a data folder, a state, a state's key and settings."""
     saved = place / "checkpoints"
     client = checkpoint.round_folder(saved, 1) / "client-0.safetensors"
     checkpoint.save_client(client, {"a": torch.arange(6.0), "b": torch.tensor(2)}, RUN)
@@ -228,8 +221,6 @@ def of_supernode(place: Path) -> list[Target]:
 
 
 class Called:
-    """Is pickled as a call."""
-
     def __init__(self, function: Any, *args: Any) -> None:
         self.call = function, args
 
@@ -238,22 +229,18 @@ class Called:
 
 
 def of_no_kind(path: Path) -> None:
-    """Lay a pipe that nobody writes to."""
     os.mkfifo(path)
 
 
 def folder_there(path: Path) -> None:
-    """Lay a folder."""
     path.mkdir()
 
 
 def loop(path: Path) -> None:
-    """Lay a link to itself."""
     path.symlink_to(path)
 
 
 def endless(path: Path) -> None:
-    """Lay a link to a device that never ends."""
     path.symlink_to("/dev/zero")
 
 
@@ -267,7 +254,6 @@ PLACED = (of_no_kind, folder_there, loop, endless, huge)
 
 
 def unfolding_arrays() -> Iterator[bytes]:
-    """Give archives that unfold, or claim more than they have."""
     yield zeros(1000)
     for shape in ("(10000000000000,)", "(-1, -8)", "(4611686018427387904, 4)", "(" * 99):
         yield packed({"client.npy": npy("<i8", shape)})
@@ -277,7 +263,6 @@ def unfolding_arrays() -> Iterator[bytes]:
 
 
 def zeros(megabytes: int) -> bytes:
-    """Write an archive with an array of zeros, a thousandth of its size."""
     out, size = io.BytesIO(), megabytes << 20
     with (
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
@@ -290,13 +275,11 @@ def zeros(megabytes: int) -> bytes:
 
 
 def npy(kind: str, shape: str) -> bytes:
-    """Write the head of an array without numbers."""
     head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(64)
 
 
 def packed(members: dict[str, bytes]) -> bytes:
-    """Write an archive."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name, data in members.items():
@@ -338,7 +321,6 @@ def larger_storages() -> Iterator[bytes]:
 
 
 def unfolding_tensors() -> Iterator[bytes]:
-    """Give heads of tensors that are long, or claim much."""
     yield struct.pack("<Q", 2**62) + b"{}"
     for kind, shape in (("F32", [2**40]), ("F8_E4M3", [4]), ("F32", [-1]), ("F32", [2**62, 4])):
         entry = {"a": {"dtype": kind, "shape": shape, "data_offsets": [0, 4]}}
@@ -348,13 +330,11 @@ def unfolding_tensors() -> Iterator[bytes]:
 
 
 def head_of(entries: dict[str, Any]) -> bytes:
-    """Write the head of a file of tensors."""
     data = json.dumps(entries).encode()
     return struct.pack("<Q", len(data)) + data
 
 
 def unfolding_json() -> Iterator[bytes]:
-    """Give JSON that is deep, or has numbers without end."""
     yield b"[" * 10**6
     yield b'{"round":' * 3000 + b"1" + b"}" * 3000
     for number in (b"9" * 5000, b"-" + b"9" * 4299, b"1e400", b"NaN"):
@@ -375,7 +355,6 @@ def of_models() -> Iterator[bytes]:
 
 
 def unfolding_yaml() -> Iterator[bytes]:
-    """Give settings that unfold, or have themselves in them."""
     lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
     for name, before in zip("bcdefghij", "abcdefghi", strict=True):
         lines.append(f"{name}: &{name} [{', '.join(['*' + before] * 10)}]")
@@ -389,7 +368,6 @@ def unfolding_yaml() -> Iterator[bytes]:
 
 
 def unfolding_xml() -> Iterator[bytes]:
-    """Give XML that unfolds, or is deep."""
     pairs = zip("bcdefgh", "abcdefg", strict=True)
     entities = "".join(f'<!ENTITY {name} "' + f"&{before};" * 20 + '">' for name, before in pairs)
     dtd = f'<!DOCTYPE g [<!ENTITY a "xxxxxxxxxx">{entities}]>'
@@ -402,7 +380,6 @@ def unfolding_xml() -> Iterator[bytes]:
 
 
 def unfolding_tables() -> Iterator[bytes]:
-    """Give tables with rows or cells without end."""
     yield b"name,label" + b"," * 20_000_000
     yield b'name,label\n"' + b"x" * 10**6
     yield b"name,label\n" + b'"\n",' * 6_000_000
@@ -475,7 +452,6 @@ class TooLongError(BaseException):
 
 
 def too_long(*_: Any) -> None:
-    """End what hangs."""
     raise TooLongError(f"more than {LONGEST} s")
 
 

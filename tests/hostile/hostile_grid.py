@@ -204,8 +204,6 @@ class HostileGrid(Federation):
 
 
 class Listener(logging.Handler):
-    """Notes every warning."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
@@ -228,7 +226,6 @@ def listening(run: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def fit_for_a_log(line: str) -> bool:
-    """Whether a line can do a log no harm."""
     return line.isprintable() and len(line) < 1000 and not re.search(r"[\r\n\x1b]", line)
 
 
@@ -287,7 +284,6 @@ class Attacked:
         return [line for line in own if "left out" in line or "takes no part" in line]
 
     def same(self, other: Attacked, atol: float) -> bool:
-        """Whether everything that a user sees is the same."""
         if self.figures.shape != other.figures.shape or self.weights.keys() != other.weights.keys():
             return False
         pairs = [(np.asarray(w), np.asarray(other.weights[k])) for k, w in self.weights.items()]
@@ -318,14 +314,12 @@ class Method:
 
     @cached_property
     def clean(self) -> Attacked:
-        """A run without attacks."""
         found = self._run({}, SHORT)
         assert found.error is None, found.error
         return found
 
     @cached_property
     def honest(self) -> frozenset[int]:
-        """Clients of the other SuperNodes."""
         return self.clean.members - set(self.clean.clients)
 
     @cached_property
@@ -376,7 +370,6 @@ class Method:
 
     @cached_property
     def rounds(self) -> list[str]:
-        """Types of the messages that come in every round."""
         kinds = dict.fromkeys(kind for kind, _ in self.clean.grid.rounds)
         return [k for k in kinds if all(self.in_round(k, n) for n in range(1, SHORT + 1))]
 

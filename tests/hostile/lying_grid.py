@@ -67,7 +67,6 @@ class Lie:
 
 
 def changed(kind: Any, change: Callable[[Any], Any]) -> Change:
-    """Change one of the messages that travel together."""
     return lambda entries, _: {**entries, **change(kind.from_config(dict(entries))).to_config()}
 
 
@@ -84,14 +83,12 @@ def own_key(message: Any) -> Any:
 
 
 def fewer(message: Any) -> Any:
-    """Name one as not ready."""
     ready = np.array(message.ready)
     ready[np.flatnonzero(ready)[-1]] = False
     return replace(message, ready=ready)
 
 
 def left_out(entries: Entries, place: int) -> dict[str, Any]:
-    """Leave out whom the list is for."""
     request = ListRequest.from_config(dict(entries))
     return without(request, place).to_config()
 
@@ -114,14 +111,12 @@ def flipped(name: str) -> Callable[[Any], Any]:
 
 
 def halves(message: Any) -> Any:
-    """Name as vanished who stands at two places of the circle."""
     listed = np.array(message.listed)
     listed[[0, listed.size // 2]] = False
     return replace(message, listed=listed)
 
 
 def alone(message: Any) -> Any:
-    """Name nobody but one as there."""
     listed = np.zeros_like(message.listed)
     listed[np.flatnonzero(message.listed)[0]] = True
     return replace(message, listed=listed)
@@ -181,7 +176,6 @@ def in_the_clear(entries: Entries, place: int) -> dict[str, Any]:
 
 
 def own_answers(request: ProvedUnionRequest) -> ProvedUnionRequest:
-    """Answer in the first key-holder's place, with a key of the server's own."""
     share = ids.scalar(b"the server's own", b"key", 0)
     keys, points = np.array(request.keys), np.array(request.points)
     keys[0] = np.frombuffer(public_of(share), np.uint8)
@@ -190,7 +184,6 @@ def own_answers(request: ProvedUnionRequest) -> ProvedUnionRequest:
 
 
 def guesses(request: ProvedEvaluateRequest) -> ProvedEvaluateRequest:
-    """Have other points evaluated than a client sent."""
     return replace(request, points=request.points[::-1])
 
 
@@ -230,7 +223,6 @@ class LyingGrid:
         return getattr(self.grid, name)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Lie to those whom the messages are for, then send them."""
         honest = list(messages)
         for one in honest:
             entries = entries_of(one.content)
@@ -243,7 +235,6 @@ class LyingGrid:
         return self.grid.push_messages(honest)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Keep what is signed."""
         replies = list(self.grid.pull_messages(message_ids))
         for reply in replies:
             found = {} if reply.has_error() else entries_of(reply.content)

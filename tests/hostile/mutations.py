@@ -84,7 +84,6 @@ def objects(path: str = "unpickled") -> Array:
 
 
 def raw(array: Array, **changes: Any) -> Array:
-    """Put other things into an array than its constructor would."""
     parts = {name: getattr(array, name) for name in ("dtype", "shape", "stype", "data")} | changes
     return Array(**parts)
 
@@ -116,7 +115,6 @@ def reshaped(array: Array, way: str) -> Array:
 
 
 def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
-    """Draw what is done to one array."""
     sizes = st.lists(st.sampled_from((0, 1, 5, 1000, 2**31, 2**40, -1, -4)), max_size=3)
     draws = (
         st.sampled_from(DTYPES).map(lambda d: (f"type {d}", lambda a: Array(a.numpy().astype(d)))),
@@ -150,8 +148,6 @@ def replaced(record: str, key: str, change: Callable[[Any], Any]) -> Change:
 
 
 def moved(key: str, name: str, record: str = "") -> Change:
-    """Give a record, or an entry of one, another name."""
-
     def apply(content: RecordDict) -> None:
         holder: Any = content[record] if record else content
         holder[name] = holder.pop(key)
@@ -182,7 +178,6 @@ def byte_changes() -> st.SearchStrategy[tuple[str, Callable[[bytes], bytes]]]:
 
 @st.composite
 def mutations(draw: Any, example: RecordDict) -> Mutation:
-    """Draw a mutation of a reply that looks like this one."""
     record = draw(st.sampled_from(sorted(example)))
     keys = sorted(example[record])
     if not keys or draw(st.integers(0, 9)) == 0:
@@ -319,7 +314,6 @@ def often(record: str, key: str) -> Mutation:
 
 
 def who(record: Any) -> str | None:
-    """Return the key of the clients that a record is about."""
     found = [key for key in WHO if isinstance(record.get(key), (bytes, list)) and record[key]]
     return found[0] if found else None
 
@@ -361,8 +355,6 @@ def accusing(own: int, others: list[int], times: int = 1) -> Mutation:
 
 
 def leaving_out(others: list[int]) -> Mutation:
-    """Say of others that they left themselves out."""
-
     def apply(content: RecordDict) -> None:
         config = content["config"]
         key = "mask-left-out" if "mask-clients" in config else "left-out"
@@ -374,6 +366,5 @@ def leaving_out(others: list[int]) -> Mutation:
 
 
 def withholding(content: RecordDict) -> None:
-    """Reveal nothing of what one holds."""
     content["config"]["unmask-kinds"] = bytes(len(content["config"]["unmask-kinds"]))
     content["config"]["unmask-shares"] = b""

@@ -97,12 +97,10 @@ class Campaign(Named):
 
 
 def always(kind: str, *attacks: Attack) -> dict[Key, Attack | None]:
-    """Attack every message of a type, in turn."""
     return {(kind, n + 1): attacks[n % len(attacks)] for n in range(OFTEN)}
 
 
 def kinds_of(method: Method) -> dict[str, list[Key]]:
-    """Give the types of messages of a run, each with its examples."""
     found: dict[str, list[Key]] = {}
     for key in method.clean.grid.examples:
         found.setdefault(key[0], []).append(key)
@@ -110,7 +108,6 @@ def kinds_of(method: Method) -> dict[str, list[Key]]:
 
 
 def campaigns(method: Method) -> list[Campaign]:
-    """Give every campaign against a method, in the same order each time."""
     found: list[Campaign] = []
     for kind, keys in kinds_of(method).items():
         found += _errors(kind)
@@ -138,7 +135,6 @@ def _envelopes(kind: str) -> Iterator[Campaign]:
 
 
 def _claims(method: Method, key: Key) -> Iterator[Campaign]:
-    """Give what is done to a reply's entries, each time that it has them."""
     kind, example = key[0], method.clean.grid.examples[key]
     others, own = sorted(method.honest), method.clean.clients[0]
     changes: list[Mutation] = [invented(*how) for how in NUMBERS]
@@ -164,7 +160,6 @@ def _spoilt(record: str, name: str) -> Mutation:
 
 
 def _fits(change: Mutation, method: Method, key: Key) -> bool:
-    """Whether a reply has what is changed."""
     try:
         change.apply(copied(method.clean.grid.examples[key]))
     except KeyError:
@@ -273,7 +268,6 @@ class Tally(dict[str, dict[str, str]]):
         self.tried = tried
 
     def summary(self) -> dict[str, Any]:
-        """Give the verdicts, by attack; why something was refused or taken is left out."""
         counts = {"tried": self.tried} | {name: len(found) for name, found in self.items()}
         reasons = ("crashed", "evicted", "costly")
         found = {name: one if name in reasons else [*one] for name, one in self.items() if one}
@@ -333,7 +327,6 @@ def _judge_trace(
 
 
 def try_campaigns(method: Method, chosen: Sequence[Campaign]) -> Tally:
-    """Try SuperNodes that attack all the time."""
     tally = Tally(len(chosen))
     for one in chosen:
         run = partial(method.run, one.plan, CAMPAIGN, new_id=one.new_id)
@@ -370,7 +363,6 @@ def some_of(attacks: Sequence[T], part: int, seed: int = 0) -> list[T]:
 
 
 def kinds_tried(method: Method) -> list[str]:
-    """Give all types of messages of a run."""
     return list(dict.fromkeys(kind for kind, _ in method.clean.grid.examples))
 
 
@@ -433,7 +425,6 @@ def work_of(name: str) -> list[tuple[str, str]]:
 
 
 def run_all(forms: Sequence[str], jobs: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Try forms of methods, each type of message by itself."""
     started = time.perf_counter()
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         work = [task for tasks in pool.map(work_of, forms) for task in tasks]
@@ -444,7 +435,6 @@ def run_all(forms: Sequence[str], jobs: int) -> Iterator[tuple[str, dict[str, An
 
 
 def totals(methods: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Add up the counts of all forms of a method, and of all methods."""
     counts = {name: [kind["counts"] for kind in kinds.values()] for name, kinds in methods.items()}
     found = {
         paper: added_up([one for name in forms for one in counts.get(name, ())])
@@ -458,7 +448,6 @@ def added_up(counts: list[dict[str, int]]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", choices=FORMS, nargs="+", help="the file keeps all others")
@@ -489,7 +478,6 @@ def write(out: Path, name: str, found: dict[str, Any]) -> None:
 
 
 def table(sums: dict[str, dict[str, int]]) -> str:
-    """Write the sums as a table."""
     head = ("method", *COUNTS)
     rows = [[name, *(f"{found[one]:,}" for one in COUNTS)] for name, found in sums.items()]
     lines = [head, ["---"] * len(head), *rows]

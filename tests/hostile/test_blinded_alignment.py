@@ -35,8 +35,6 @@ EVER = range(1, 5)  # rounds
 
 
 def claiming(*numbers: int) -> Any:
-    """Claim client numbers besides the own ones."""
-
     def change(content: RecordDict) -> None:
         config: Any = content.config_records["config"]
         config["sum-clients"] += pack_integers(np.array(numbers))
@@ -75,7 +73,6 @@ def test_more_clients_than_can_be_aligned_are_named_and_the_rest_aligned() -> No
 
 
 def spoilt(content: RecordDict) -> None:
-    """Send noise instead of a table."""
     (name,) = content.array_records
     (key,) = content[name]
     shape = content[name][key].numpy().shape
@@ -101,7 +98,6 @@ def test_a_first_union_that_nobody_can_read_ends_the_run(supernodes: int) -> Non
 
 
 def unopenable(content: RecordDict) -> None:
-    """Seal packets that nobody can open."""
     config: Any = content.config_records["config"]
     config["prepare-packets"] = bytes(byte ^ 1 for byte in config["prepare-packets"])
 

@@ -262,7 +262,6 @@ def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def nodes_of(*kinds: type) -> Iterator[tuple[str, Any]]:
-    """Give all parts of the code of some kinds, each with its place."""
     for path in CODE:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, kinds):
