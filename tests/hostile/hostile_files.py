@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from mutations import Called
+from party_helpers import write_keys
 from run_folders import GRAPH, make_run
 from spoiled_files import spoiled
 
@@ -47,7 +49,7 @@ from flower_graph.outputs.files import (
     write_outputs,
 )
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.secure.parties.identity import Identity, Registry, new_identity, read_public
+from flower_graph.secure.parties.identity import Identity, Registry, read_public
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import reading
@@ -179,17 +181,14 @@ def of_figures(place: Path) -> list[Target]:
 
 
 def of_parties(place: Path) -> list[Target]:
-    keys = [new_identity(place / f"key-{number}") for number in range(5)]
-    registry = Registry({}, 10)
-    for number, key in enumerate(keys):
-        registry = registry.with_party(key, [range(10 * number, 10 * number + 10)])
-    registry.write(place / "registry.json")
+    _, (key, *_) = write_keys(5, place)
+    registry = Registry.read(place / "registry.json")
     journal = Journal(place / "own.journal")
     journal.contribute(3, b"a run")
     return [
         Target(place / "registry.json", lambda: Registry.read(place / "registry.json")),
-        Target(place / "key-0", lambda: Identity.read(place / "key-0", registry)),
-        Target(place / "key-0.pub", lambda: read_public(place / "key-0.pub")),
+        Target(key, lambda: Identity.read(key, registry)),
+        Target(key.with_suffix(".pub"), lambda: read_public(key.with_suffix(".pub"))),
         Target(place / "own.journal", lambda: Journal(place / "own.journal").last(b"a run")),
     ]
 
@@ -220,37 +219,18 @@ def of_supernode(place: Path) -> list[Target]:
     ]  # fmt: skip
 
 
-class Called:
-    def __init__(self, function: Any, *args: Any) -> None:
-        self.call = function, args
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-def of_no_kind(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def folder_there(path: Path) -> None:
-    path.mkdir()
-
-
-def loop(path: Path) -> None:
-    path.symlink_to(path)
-
-
-def endless(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
 def huge(path: Path) -> None:
-    """Lay a file of two million million bytes, which are nowhere."""
     path.touch()
     os.truncate(path, 1 << 41)
 
 
-PLACED = (of_no_kind, folder_there, loop, endless, huge)
+PLACED: dict[str, Callable[[Path], Any]] = {
+    "a pipe that nobody writes to": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a device that never ends": lambda path: path.symlink_to("/dev/zero"),
+    "two million million bytes, which are nowhere": huge,
+}
 
 
 def unfolding_arrays() -> Iterator[bytes]:
@@ -263,12 +243,12 @@ def unfolding_arrays() -> Iterator[bytes]:
 
 
 def zeros(megabytes: int) -> bytes:
-    out, size = io.BytesIO(), megabytes << 20
+    out = io.BytesIO()
     with (
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open("client.npy", "w") as member,
     ):
-        member.write(npy("|i1", f"({size},)")[:-64])
+        member.write(npy("|i1", f"({megabytes << 20},)")[:-64])
         for _ in range(megabytes):
             member.write(bytes(1 << 20))
     return out.getvalue()
@@ -279,11 +259,17 @@ def npy(kind: str, shape: str) -> bytes:
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(64)
 
 
-def packed(members: dict[str, bytes]) -> bytes:
+def packed(members: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(out, "w", how, compresslevel=1) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
+    return out.getvalue()
+
+
+def saved(value: Any, zipped: bool = True) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out, _use_new_zipfile_serialization=zipped)
     return out.getvalue()
 
 
@@ -297,27 +283,19 @@ def unfolding_saved() -> Iterator[bytes]:
     values += [nested, one.expand(10**9).to("meta"), Called(os.system, "true")]
     for value in values:
         for zipped in (True, False):
-            out = io.BytesIO()
-            torch.save({"x": value, "y": value}, out, _use_new_zipfile_serialization=zipped)
-            yield out.getvalue()
+            yield saved({"x": value, "y": value}, zipped)
     yield b"\x80\x02" + b"(" * 200_000 + b"t" * 200_000 + b"."
     yield from larger_storages()
 
 
 def larger_storages() -> Iterator[bytes]:
     """Give archives whose pickle says that a tensor is larger than its member."""
-    out = io.BytesIO()
-    torch.save({"x": torch.ones(10, 10)}, out)
-    with zipfile.ZipFile(out) as archive:
+    with zipfile.ZipFile(io.BytesIO(saved({"x": torch.ones(10, 10)}))) as archive:
         members = {one: archive.read(one) for one in archive.namelist()}
     name = next(one for one in members if one.endswith("data.pkl"))
     for count in (101, 10**9, -1):
         wider = members[name].replace(b"Kd", b"J" + struct.pack("<i", min(count, 2**31 - 1)))
-        made = io.BytesIO()
-        with zipfile.ZipFile(made, "w") as archive:
-            for one, data in members.items():
-                archive.writestr(one, wider if one == name else data)
-        yield made.getvalue()
+        yield packed(members | {name: wider}, zipfile.ZIP_STORED)
 
 
 def unfolding_tensors() -> Iterator[bytes]:
@@ -407,8 +385,8 @@ def made_by_hand(targets: list[Target]) -> Iterator[tuple[str, Target, Callable[
         if suffix not in cache:
             cache[suffix] = [*PLAIN, *(BOMBS[suffix]() if suffix in BOMBS else ())]
         more = [*of_models()] if target.path.name in ("model.json", "models.json") else []
-        for lay in PLACED:
-            yield lay.__name__, target, lay
+        for what, lay in PLACED.items():
+            yield what, target, lay
         for number, data in enumerate([*cache[suffix], *more]):
             yield f"{number}", target, lambda path, data=data: path.write_bytes(data)
 

@@ -59,20 +59,25 @@ class Mutation(Named):
     claims: int = 0  # clients that it says are here besides those that are
 
 
-class Evil:
-    """Would make a file if it were unpickled."""
+class Called:
+    """Is pickled as a call."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
 
     def __reduce__(self) -> Any:
-        return (open, (self.path, "w"))
+        return self.call
+
+
+def evil(path: str) -> Called:
+    """Would make a file if it were unpickled."""
+    return Called(open, path, "w")
 
 
 def pickled_array(path: str = "unpickled") -> bytes:
     """The bytes that ``numpy.save`` writes for objects: a header, then a pickle."""
     stream = BytesIO()
-    np.save(stream, np.array([Evil(path)], dtype=object), allow_pickle=True)
+    np.save(stream, np.array([evil(path)], dtype=object), allow_pickle=True)
     return stream.getvalue()
 
 
@@ -131,7 +136,7 @@ def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
             lambda n: (f"{n} bytes more", lambda a: raw(a, data=a.data + bytes(n)))
         ),
         st.binary(max_size=64).map(lambda b: (f"bytes {b.hex()}", lambda a: raw(a, data=b))),
-        st.just(("a pickle", lambda a: raw(a, data=pickle.dumps(Evil("unpickled"))))),
+        st.just(("a pickle", lambda a: raw(a, data=pickle.dumps(evil("unpickled"))))),
         st.just(("objects", lambda _: objects())),
     )
     return st.one_of(*draws)

@@ -90,13 +90,18 @@ def odd_array(rng: random.Random) -> Any:
     return made
 
 
+def swapped(parts: dict[str, Any], odd: Callable[[random.Random], Any], rng: random.Random) -> Any:
+    """Put another part in the place of one, leave one out, or add one."""
+    name = rng.choice([*parts, "more"])
+    parts[name] = odd(rng)
+    if rng.random() < 0.2:
+        del parts[name]
+    return parts
+
+
 def in_arrays(honest: bytes, rng: random.Random) -> bytes:
     with np.load(io.BytesIO(honest)) as file:
-        arrays = dict(file)
-    name = rng.choice([*arrays, "more"])
-    arrays[name] = odd_array(rng)
-    if rng.random() < 0.2:
-        del arrays[name]
+        arrays = swapped(dict(file), odd_array, rng)
     out = io.BytesIO()
     np.savez(out, **arrays)
     return out.getvalue()
@@ -113,12 +118,7 @@ def odd_tensor(rng: random.Random) -> torch.Tensor:
 
 
 def in_tensors(honest: bytes, rng: random.Random) -> bytes:
-    tensors = load(honest)
-    name = rng.choice([*tensors, "more"])
-    tensors[name] = odd_tensor(rng)
-    if rng.random() < 0.2:
-        del tensors[name]
-    return save(tensors)
+    return save(swapped(load(honest), odd_tensor, rng))
 
 
 def in_saved(honest: bytes, rng: random.Random) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from mutations import Evil, objects, with_header
+from mutations import evil, objects, with_header
 
 from flower_graph import ClientGraph
 from flower_graph.apps.run import run
@@ -238,7 +238,7 @@ def test_pickles_are_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "needs pickle; refused" in cheap(lambda: decode_array("x", array))
     with pytest.raises(ValueError, match="allow_pickle=False"):
         array.numpy()  # Flower's own way
-    torch.save({"x": Evil("unpickled")}, tmp_path / "saved.pt")
+    torch.save({"x": evil("unpickled")}, tmp_path / "saved.pt")
     with pytest.raises(Exception, match="eights"):
         torch.load(tmp_path / "saved.pt", weights_only=True)
     assert not (tmp_path / "unpickled").exists()

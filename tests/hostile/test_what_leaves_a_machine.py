@@ -18,7 +18,7 @@ from ego_strategy_helpers import run as run_ego
 from ego_strategy_helpers import seven_egos
 from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from mutations import Evil
+from mutations import evil
 from party_helpers import PartyWorld
 from public_helpers import toy_members
 
@@ -105,7 +105,7 @@ def planetoid(folder: Path) -> Path:
     raw = folder / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
-        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(Evil(str(folder / "ran"))))
+        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(evil(str(folder / "ran"))))
     (raw / "ind.cora.test.index").write_text("0\n")
     return folder
 
