@@ -57,7 +57,6 @@ class Setup:
 
     @property
     def name(self) -> str:
-        """The method as a reader knows it."""
         app = self.config.partition("/")[0]
         return NAMES.get(app, app)
 
@@ -67,15 +66,12 @@ class Setup:
         return FEWEST_PARTIES if self.load().strategy.distrusts else 1
 
     def with_(self, *overrides: str, **changes: Any) -> Setup:
-        """Change settings."""
         return replace(self, overrides=(*self.overrides, *overrides), **changes)
 
     def load(self, *overrides: str) -> RunConfig:
-        """Load the config."""
         return load_config(self.config, [*self.overrides, *overrides])
 
     def run(self, out: Path, *overrides: str, **how: Any) -> Done:
-        """Run it with one SuperNode for each client, or as many as ``how`` says."""
         return run(self.load(*overrides), out, **{"supernodes": self.supernodes, **how})
 
 
@@ -181,8 +177,6 @@ ONCE = tried(name for name in METHODS if name != "deepwalk")  # for what no mode
 
 @dataclass(frozen=True)
 class Done:
-    """A run that ended, and what is left of it."""
-
     out: Path
     result: dict[str, Any]
     reports: list[RoundReport]
@@ -190,7 +184,6 @@ class Done:
 
     @property
     def accuracies(self) -> list[float]:
-        """Test accuracy of every round."""
         return [report.test_accuracy for report in self.reports]
 
     @property
@@ -201,12 +194,10 @@ class Done:
 
     @property
     def who(self) -> list[Participation]:
-        """Who took part, by round."""
         return [Participation.from_record(report.participation) for report in self.reports]
 
     @property
     def kept(self) -> dict[str, torch.Tensor]:
-        """What is left at the end: the server's weights, the clients' embeddings."""
         files = sorted(self.out.glob("weights.safetensors"))
         kept = {name: value for file in files for name, value in load_file(file).items()}
         for file in sorted(self.out.glob("embeddings/*.npz")):
@@ -246,7 +237,6 @@ def run(
 
 
 def good(partition: int, server_round: int, message_type: str) -> str:
-    """Let nothing go wrong."""
     return "good"
 
 
@@ -304,19 +294,16 @@ class Federation(InProcessGrid):
         self._round, self._is_trained = 0, False
 
     def word(self, node_id: int, server_round: int, message_type: str) -> str:
-        """Say what happens to a message."""
         partition = int(self.contexts[node_id].node_config["partition-id"])
         return self.faults(partition, server_round, message_type)
 
     def get_node_ids(self) -> list[int]:
-        """Start anew whom it is time for; return who is connected in the round that comes."""
         for partition in self._restarts.pop(self.done, []):
             self._restart(partition)
         connected = super().get_node_ids()
         return [n for n in connected if self.word(n, self._round + 1, "connect") != "gone"]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Deliver the messages, or what is left of them."""
         self._replies.update(self._late)
         self._late, ids, kind = {}, [], ""
         for message in messages:
@@ -331,20 +318,17 @@ class Federation(InProcessGrid):
         return [one for one in ids if one]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Hand over replies, and some of them again."""
         replies = super().pull_messages(message_ids)
         if replies:
             replies, self._again = replies + self._again, []
         return replies
 
     def _handle(self, message: Message, context: Context) -> Message:
-        """Note what the client was sent and what it answers."""
         reply = super()._handle(message, context)
         self.exchanged.append((message, reply))
         return reply
 
     def word_of(self, message: Message, server_round: int) -> Word:
-        """Say what happens to a message; to a SuperNode that left, nothing does."""
         meta = message.metadata
         if meta.dst_node_id not in self.contexts:
             return "unknown"
@@ -376,8 +360,6 @@ class Federation(InProcessGrid):
         return numbers[0]
 
     def _fail(self, message: Message) -> str:
-        """Let the client fail before it begins."""
-
         def broken(*_: Any) -> Message:
             raise OSError("the disk is full")
 
@@ -404,7 +386,6 @@ class Federation(InProcessGrid):
         self.killed += 1
 
     def _restart(self, partition: int) -> None:
-        """End a SuperNode and start it anew: memory and context are gone."""
         old = next(c for c in self.contexts.values() if c.node_config["partition-id"] == partition)
         forget_live(old.run_id, old.node_id)
         del self.contexts[old.node_id]

@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from flwr.app import ConfigRecord, RecordDict
+from mutations import Called
+from party_helpers import write_keys
 from run_folders import GRAPH, make_run
 from spoiled_files import spoiled
 
@@ -47,7 +49,7 @@ from flower_graph.outputs.files import (
     write_outputs,
 )
 from flower_graph.records.rounds import RoundReport, read_reports
-from flower_graph.secure.parties.identity import Identity, Registry, new_identity, read_public
+from flower_graph.secure.parties.identity import Identity, Registry, read_public
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.storage import checkpoint
 from flower_graph.storage.reading import reading
@@ -70,7 +72,6 @@ class Target(NamedTuple):
 
 
 def use_run(folder: Path) -> None:
-    """Read all that a run's folder has."""
     run = load_run(folder)
     for look in (
         lambda: run.predictions().of_client(0).of_role("train").accuracy(),
@@ -89,7 +90,6 @@ def use_run(folder: Path) -> None:
 
 
 def use_models(folder: Path) -> None:
-    """Read models of several clients, and write out the weights of each."""
     for one in read_models(folder):
         for client in one.clients:
             one.state_dict(client)
@@ -102,7 +102,6 @@ def use_state(file: Path) -> None:
 
 
 def make_several(folder: Path) -> None:
-    """Write models that have rows of their own, and embeddings."""
     shared = {"lin.weight": torch.ones(4, 3), "lin.bias": torch.ones(4)}
     rows = SparseRows(
         "lin.weight", torch.ones(3, 4), torch.tensor([0, 2, 1]), torch.tensor([0, 2, 3]), True
@@ -117,7 +116,6 @@ def make_several(folder: Path) -> None:
 
 
 def make_graphs(folder: Path) -> list[Path]:
-    """Write one graph in every form."""
     folder.mkdir()
     edges, y = torch.tensor([[0, 1, 2], [1, 2, 3]]), torch.tensor([0, 1, 0, 1])
     masks = {f"{part}_mask": y == 0 for part in ("train", "val", "test")}
@@ -167,7 +165,6 @@ def make_all(place: Path) -> list[Target]:
 
 
 def of_figures(place: Path) -> list[Target]:
-    """Write what clients of a simulation measured, and the result of the command line's run."""
     out, log = place / "simulated", FigureLog(place / "figures")
     for number in range(3):
         log.add(number, [0, 1], loss=[0.5, 0.25], accuracy=np.eye(2, 3), nodes=[4, 5])
@@ -184,24 +181,19 @@ def of_figures(place: Path) -> list[Target]:
 
 
 def of_parties(place: Path) -> list[Target]:
-    """Write a registry, keys and a journal."""
-    keys = [new_identity(place / f"key-{number}") for number in range(5)]
-    registry = Registry({}, 10)
-    for number, key in enumerate(keys):
-        registry = registry.with_party(key, [range(10 * number, 10 * number + 10)])
-    registry.write(place / "registry.json")
+    _, (key, *_) = write_keys(5, place)
+    registry = Registry.read(place / "registry.json")
     journal = Journal(place / "own.journal")
     journal.contribute(3, b"a run")
     return [
         Target(place / "registry.json", lambda: Registry.read(place / "registry.json")),
-        Target(place / "key-0", lambda: Identity.read(place / "key-0", registry)),
-        Target(place / "key-0.pub", lambda: read_public(place / "key-0.pub")),
+        Target(key, lambda: Identity.read(key, registry)),
+        Target(key.with_suffix(".pub"), lambda: read_public(key.with_suffix(".pub"))),
         Target(place / "own.journal", lambda: Journal(place / "own.journal").last(b"a run")),
     ]
 
 
 def of_supernode(place: Path) -> list[Target]:
-    """Write checkpoints, a data folder, a state, a state's key and settings."""
     saved = place / "checkpoints"
     client = checkpoint.round_folder(saved, 1) / "client-0.safetensors"
     checkpoint.save_client(client, {"a": torch.arange(6.0), "b": torch.tensor(2)}, RUN)
@@ -227,47 +219,21 @@ def of_supernode(place: Path) -> list[Target]:
     ]  # fmt: skip
 
 
-class Called:
-    """Is pickled as a call."""
-
-    def __init__(self, function: Any, *args: Any) -> None:
-        self.call = function, args
-
-    def __reduce__(self) -> Any:
-        return self.call
-
-
-def of_no_kind(path: Path) -> None:
-    """Lay a pipe that nobody writes to."""
-    os.mkfifo(path)
-
-
-def folder_there(path: Path) -> None:
-    """Lay a folder."""
-    path.mkdir()
-
-
-def loop(path: Path) -> None:
-    """Lay a link to itself."""
-    path.symlink_to(path)
-
-
-def endless(path: Path) -> None:
-    """Lay a link to a device that never ends."""
-    path.symlink_to("/dev/zero")
-
-
 def huge(path: Path) -> None:
-    """Lay a file of two million million bytes, which are nowhere."""
     path.touch()
     os.truncate(path, 1 << 41)
 
 
-PLACED = (of_no_kind, folder_there, loop, endless, huge)
+PLACED: dict[str, Callable[[Path], Any]] = {
+    "a pipe that nobody writes to": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a device that never ends": lambda path: path.symlink_to("/dev/zero"),
+    "two million million bytes, which are nowhere": huge,
+}
 
 
 def unfolding_arrays() -> Iterator[bytes]:
-    """Give archives that unfold, or claim more than they have."""
     yield zeros(1000)
     for shape in ("(10000000000000,)", "(-1, -8)", "(4611686018427387904, 4)", "(" * 99):
         yield packed({"client.npy": npy("<i8", shape)})
@@ -277,30 +243,33 @@ def unfolding_arrays() -> Iterator[bytes]:
 
 
 def zeros(megabytes: int) -> bytes:
-    """Write an archive with an array of zeros, a thousandth of its size."""
-    out, size = io.BytesIO(), megabytes << 20
+    out = io.BytesIO()
     with (
         zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open("client.npy", "w") as member,
     ):
-        member.write(npy("|i1", f"({size},)")[:-64])
+        member.write(npy("|i1", f"({megabytes << 20},)")[:-64])
         for _ in range(megabytes):
             member.write(bytes(1 << 20))
     return out.getvalue()
 
 
 def npy(kind: str, shape: str) -> bytes:
-    """Write the head of an array without numbers."""
     head = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(head)) + head + bytes(64)
 
 
-def packed(members: dict[str, bytes]) -> bytes:
-    """Write an archive."""
+def packed(members: dict[str, bytes], how: int = zipfile.ZIP_DEFLATED) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+    with zipfile.ZipFile(out, "w", how, compresslevel=1) as archive:
         for name, data in members.items():
             archive.writestr(name, data)
+    return out.getvalue()
+
+
+def saved(value: Any, zipped: bool = True) -> bytes:
+    out = io.BytesIO()
+    torch.save(value, out, _use_new_zipfile_serialization=zipped)
     return out.getvalue()
 
 
@@ -314,31 +283,22 @@ def unfolding_saved() -> Iterator[bytes]:
     values += [nested, one.expand(10**9).to("meta"), Called(os.system, "true")]
     for value in values:
         for zipped in (True, False):
-            out = io.BytesIO()
-            torch.save({"x": value, "y": value}, out, _use_new_zipfile_serialization=zipped)
-            yield out.getvalue()
+            yield saved({"x": value, "y": value}, zipped)
     yield b"\x80\x02" + b"(" * 200_000 + b"t" * 200_000 + b"."
     yield from larger_storages()
 
 
 def larger_storages() -> Iterator[bytes]:
     """Give archives whose pickle says that a tensor is larger than its member."""
-    out = io.BytesIO()
-    torch.save({"x": torch.ones(10, 10)}, out)
-    with zipfile.ZipFile(out) as archive:
+    with zipfile.ZipFile(io.BytesIO(saved({"x": torch.ones(10, 10)}))) as archive:
         members = {one: archive.read(one) for one in archive.namelist()}
     name = next(one for one in members if one.endswith("data.pkl"))
     for count in (101, 10**9, -1):
         wider = members[name].replace(b"Kd", b"J" + struct.pack("<i", min(count, 2**31 - 1)))
-        made = io.BytesIO()
-        with zipfile.ZipFile(made, "w") as archive:
-            for one, data in members.items():
-                archive.writestr(one, wider if one == name else data)
-        yield made.getvalue()
+        yield packed(members | {name: wider}, zipfile.ZIP_STORED)
 
 
 def unfolding_tensors() -> Iterator[bytes]:
-    """Give heads of tensors that are long, or claim much."""
     yield struct.pack("<Q", 2**62) + b"{}"
     for kind, shape in (("F32", [2**40]), ("F8_E4M3", [4]), ("F32", [-1]), ("F32", [2**62, 4])):
         entry = {"a": {"dtype": kind, "shape": shape, "data_offsets": [0, 4]}}
@@ -348,13 +308,11 @@ def unfolding_tensors() -> Iterator[bytes]:
 
 
 def head_of(entries: dict[str, Any]) -> bytes:
-    """Write the head of a file of tensors."""
     data = json.dumps(entries).encode()
     return struct.pack("<Q", len(data)) + data
 
 
 def unfolding_json() -> Iterator[bytes]:
-    """Give JSON that is deep, or has numbers without end."""
     yield b"[" * 10**6
     yield b'{"round":' * 3000 + b"1" + b"}" * 3000
     for number in (b"9" * 5000, b"-" + b"9" * 4299, b"1e400", b"NaN"):
@@ -375,7 +333,6 @@ def of_models() -> Iterator[bytes]:
 
 
 def unfolding_yaml() -> Iterator[bytes]:
-    """Give settings that unfold, or have themselves in them."""
     lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
     for name, before in zip("bcdefghij", "abcdefghi", strict=True):
         lines.append(f"{name}: &{name} [{', '.join(['*' + before] * 10)}]")
@@ -389,7 +346,6 @@ def unfolding_yaml() -> Iterator[bytes]:
 
 
 def unfolding_xml() -> Iterator[bytes]:
-    """Give XML that unfolds, or is deep."""
     pairs = zip("bcdefgh", "abcdefg", strict=True)
     entities = "".join(f'<!ENTITY {name} "' + f"&{before};" * 20 + '">' for name, before in pairs)
     dtd = f'<!DOCTYPE g [<!ENTITY a "xxxxxxxxxx">{entities}]>'
@@ -402,7 +358,6 @@ def unfolding_xml() -> Iterator[bytes]:
 
 
 def unfolding_tables() -> Iterator[bytes]:
-    """Give tables with rows or cells without end."""
     yield b"name,label" + b"," * 20_000_000
     yield b'name,label\n"' + b"x" * 10**6
     yield b"name,label\n" + b'"\n",' * 6_000_000
@@ -430,8 +385,8 @@ def made_by_hand(targets: list[Target]) -> Iterator[tuple[str, Target, Callable[
         if suffix not in cache:
             cache[suffix] = [*PLAIN, *(BOMBS[suffix]() if suffix in BOMBS else ())]
         more = [*of_models()] if target.path.name in ("model.json", "models.json") else []
-        for lay in PLACED:
-            yield lay.__name__, target, lay
+        for what, lay in PLACED.items():
+            yield what, target, lay
         for number, data in enumerate([*cache[suffix], *more]):
             yield f"{number}", target, lambda path, data=data: path.write_bytes(data)
 
@@ -475,7 +430,6 @@ class TooLongError(BaseException):
 
 
 def too_long(*_: Any) -> None:
-    """End what hangs."""
     raise TooLongError(f"more than {LONGEST} s")
 
 

@@ -7,16 +7,16 @@ import re
 import time
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from federation import ALL, METHODS, Federation, round_of
 from flwr.app import Error, Message, RecordDict
-from mutations import Mutation
+from mutations import Mutation, Named
 
 from flower_graph.apps.run import client_app
 from flower_graph.client.state import IN_PROCESS
@@ -30,7 +30,7 @@ from flower_graph.wire.exchange import Exchange
 NASTY = "\x1b[31mround 1: all is well\r\nround 2: \u202eall is well\x00" + "x" * 5000
 # By name: what is done around the content of a reply
 ENVELOPES = (
-    *("an error", "the round before", "the round after", "no round", "another's name"),
+    *("the round before", "the round after", "no round", "another's name"),
     *("to another's message", "to no message", "no content", "a replay", "another's content"),
     *("twice", "500 times"),
 )
@@ -52,19 +52,15 @@ TIMES = {"twice": 1, "500 times": 499}
 
 
 @dataclass(frozen=True)
-class Around:
+class Around(Named):
     """An attack on what is around a reply's content."""
 
-    way: str
+    what: str
     where: str = "envelope"
-
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.way}"
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(Named):
     """An error in place of the reply."""
 
     what: str
@@ -72,11 +68,8 @@ class Told:
     reason: str = field(repr=False)
     where: str = "error"
 
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.what}"
 
-
+LOST = Told("lost", 0, "lost")  # stands for a reply that never comes, so that nobody waits
 Attack = Mutation | Around | Told
 Key = tuple[str, int]  # type of a message, and the how-manieth of this type it is
 
@@ -85,7 +78,7 @@ class HostileGrid(Federation):
     """Spoils replies of the SuperNode in place 1.
 
     ``plan`` says which: by type of message, and the how-manieth of its type. ``None`` stands for
-    a reply that never comes; an error is sent instead, so that nobody waits. With ``new_id`` it
+    a reply that never comes. With ``new_id`` it
     comes back under another id, without what it kept, whenever it has attacked.
 
     What the server does between two exchanges is weighed: its processor time, and the memory that
@@ -169,13 +162,11 @@ class HostileGrid(Federation):
             if reply.has_content():
                 self.examples[key] = copied(reply.content)
             return
-        attack, self._has_struck = self.plan[key], True
-        if attack is None:
-            self._replies[number] = Message(Error(0, "lost"), reply_to=message)
-            self._number(self._replies[number])
-        elif isinstance(attack, Told):
-            self._replies[number] = Message(Error(attack.code, attack.reason), reply_to=message)
-            self._number(self._replies[number])
+        attack, self._has_struck = self.plan[key] or LOST, True
+        if isinstance(attack, Told):
+            reply = Message(Error(attack.code, attack.reason), reply_to=message)
+            self._replies[number] = reply
+            self._number(reply)
         elif not reply.has_content():
             self.failed.append(key)
         elif isinstance(attack, Mutation):
@@ -187,16 +178,13 @@ class HostileGrid(Federation):
             else:
                 reply.content = spoilt
         else:
-            self._around(attack.way, number, message, ids)
+            self._around(attack.what, number, message, ids)
 
     def _around(self, way: str, number: str, message: Message, ids: list[str]) -> None:
         reply, kind = self._replies[number], message.metadata.message_type
         group = int(message.metadata.group_id or 0)
         others = [node for node in self.contexts if node != self.hostile]
-        if way == "an error":
-            self._replies[number] = Message(Error(7, NASTY), reply_to=message)
-            self._number(self._replies[number])
-        elif way in ("the round before", "the round after", "no round"):
+        if way in ("the round before", "the round after", "no round"):
             step = {"the round before": -1, "the round after": 1}.get(way)
             reply.metadata.group_id = "" if step is None else str(group + step)
         elif way == "another's name":
@@ -216,8 +204,6 @@ class HostileGrid(Federation):
 
 
 class Listener(logging.Handler):
-    """Notes every warning."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.lines: list[str] = []
@@ -240,7 +226,6 @@ def listening(run: Callable[[], Any]) -> tuple[Any, list[str]]:
 
 
 def fit_for_a_log(line: str) -> bool:
-    """Whether a line can do a log no harm."""
     return line.isprintable() and len(line) < 1000 and not re.search(r"[\r\n\x1b]", line)
 
 
@@ -299,7 +284,6 @@ class Attacked:
         return [line for line in own if "left out" in line or "takes no part" in line]
 
     def same(self, other: Attacked, atol: float) -> bool:
-        """Whether everything that a user sees is the same."""
         if self.figures.shape != other.figures.shape or self.weights.keys() != other.weights.keys():
             return False
         pairs = [(np.asarray(w), np.asarray(other.weights[k])) for k, w in self.weights.items()]
@@ -308,23 +292,6 @@ class Attacked:
             one.shape == two.shape and np.allclose(one, two, rtol=0, atol=atol, equal_nan=True)
             for one, two in pairs
         )
-
-
-@contextmanager
-def limits_noted(grid: HostileGrid) -> Iterator[None]:
-    """Tell the grid how large replies may be."""
-    send = Exchange.send
-
-    def noting(self: Exchange, requests: Any, **how: Any) -> Any:
-        kind = how.get("message_type", "train")
-        grid.limits[kind] = max(grid.limits.get(kind, 0), how.get("max_reply_bytes") or 0)
-        return send(self, requests, **how)
-
-    Exchange.send = noting  # type: ignore[method-assign,assignment]
-    try:
-        yield
-    finally:
-        Exchange.send = send  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True, eq=False)
@@ -347,14 +314,12 @@ class Method:
 
     @cached_property
     def clean(self) -> Attacked:
-        """A run without attacks."""
         found = self._run({}, SHORT)
         assert found.error is None, found.error
         return found
 
     @cached_property
     def honest(self) -> frozenset[int]:
-        """Clients of the other SuperNodes."""
         return self.clean.members - set(self.clean.clients)
 
     @cached_property
@@ -368,10 +333,17 @@ class Method:
         app, strategy = self.build()
         grid = HostileGrid(app, num_supernodes=self.supernodes, plan=plan, new_id=new_id)
         reports: list[RoundReport] = []
+        send = Exchange.send
+
+        def noting(exchange: Exchange, requests: Any, **how: Any) -> Any:
+            """Tell the grid how large replies may be."""
+            kind = how.get("message_type", "train")
+            grid.limits[kind] = max(grid.limits.get(kind, 0), how.get("max_reply_bytes") or 0)
+            return send(exchange, requests, **how)
 
         def go() -> BaseException | None:
             try:
-                with limits_noted(grid):
+                with patch.object(Exchange, "send", noting):
                     strategy.start(
                         grid, num_rounds=rounds, timeout=TIMEOUT, on_round=reports.append
                     )
@@ -398,7 +370,6 @@ class Method:
 
     @cached_property
     def rounds(self) -> list[str]:
-        """Types of the messages that come in every round."""
         kinds = dict.fromkeys(kind for kind, _ in self.clean.grid.rounds)
         return [k for k in kinds if all(self.in_round(k, n) for n in range(1, SHORT + 1))]
 

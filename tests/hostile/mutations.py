@@ -7,7 +7,7 @@ real reply of the same kind is all that is needed to draw mutations from.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any
@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-Change = Callable[[RecordDict], None]
+Change = Callable[[RecordDict], Any]
 STYPE = "numpy.ndarray"
 DTYPES = (
     *(">f4", ">f8", "<f2", "<f8", "<f16", "<c16", "?"),
@@ -38,8 +38,19 @@ VALUES = {
 }
 
 
+class Named:
+    """Something that is done to a reply: where it strikes, and what it does there."""
+
+    where: str
+    what: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.where}: {self.what}"
+
+
 @dataclass(frozen=True)
-class Mutation:
+class Mutation(Named):
     """One way to spoil a reply; ``apply`` changes its content in place."""
 
     where: str
@@ -47,25 +58,26 @@ class Mutation:
     apply: Change = field(compare=False, repr=False)
     claims: int = 0  # clients that it says are here besides those that are
 
-    @property
-    def name(self) -> str:
-        return f"{self.where}: {self.what}"
 
+class Called:
+    """Is pickled as a call."""
 
-class Evil:
-    """Would make a file if it were unpickled."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
 
     def __reduce__(self) -> Any:
-        return (open, (self.path, "w"))
+        return self.call
+
+
+def evil(path: str) -> Called:
+    """Would make a file if it were unpickled."""
+    return Called(open, path, "w")
 
 
 def pickled_array(path: str = "unpickled") -> bytes:
     """The bytes that ``numpy.save`` writes for objects: a header, then a pickle."""
     stream = BytesIO()
-    np.save(stream, np.array([Evil(path)], dtype=object), allow_pickle=True)
+    np.save(stream, np.array([evil(path)], dtype=object), allow_pickle=True)
     return stream.getvalue()
 
 
@@ -77,13 +89,8 @@ def objects(path: str = "unpickled") -> Array:
 
 
 def raw(array: Array, **changes: Any) -> Array:
-    """Put other things into an array than its constructor would."""
     parts = {name: getattr(array, name) for name in ("dtype", "shape", "stype", "data")} | changes
     return Array(**parts)
-
-
-def as_dtype(array: Array, dtype: str) -> Array:
-    return Array(array.numpy().astype(dtype))
 
 
 def with_value(array: Array, value: float) -> Array:
@@ -113,10 +120,9 @@ def reshaped(array: Array, way: str) -> Array:
 
 
 def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
-    """Draw what is done to one array."""
     sizes = st.lists(st.sampled_from((0, 1, 5, 1000, 2**31, 2**40, -1, -4)), max_size=3)
     draws = (
-        st.sampled_from(DTYPES).map(lambda d: (f"type {d}", lambda a: as_dtype(a, d))),
+        st.sampled_from(DTYPES).map(lambda d: (f"type {d}", lambda a: Array(a.numpy().astype(d)))),
         st.sampled_from(ODD_NUMBERS).map(lambda v: (f"value {v:g}", lambda a: with_value(a, v))),
         st.sampled_from(SHAPES).map(lambda w: (f"shape {w}", lambda a: reshaped(a, w))),
         st.tuples(sizes.map(tuple), st.sampled_from(("<f4", "|V0", "|O", "<f8"))).map(
@@ -130,7 +136,7 @@ def array_changes() -> st.SearchStrategy[tuple[str, Callable[[Array], Array]]]:
             lambda n: (f"{n} bytes more", lambda a: raw(a, data=a.data + bytes(n)))
         ),
         st.binary(max_size=64).map(lambda b: (f"bytes {b.hex()}", lambda a: raw(a, data=b))),
-        st.just(("a pickle", lambda a: raw(a, data=pickle.dumps(Evil("unpickled"))))),
+        st.just(("a pickle", lambda a: raw(a, data=pickle.dumps(evil("unpickled"))))),
         st.just(("objects", lambda _: objects())),
     )
     return st.one_of(*draws)
@@ -146,32 +152,10 @@ def replaced(record: str, key: str, change: Callable[[Any], Any]) -> Change:
     return apply
 
 
-def renamed(record: str, key: str, name: str) -> Change:
+def moved(key: str, name: str, record: str = "") -> Change:
     def apply(content: RecordDict) -> None:
-        content[record][name] = content[record].pop(key)
-
-    return apply
-
-
-def removed(record: str, key: str) -> Change:
-    def apply(content: RecordDict) -> None:
-        del content[record][key]
-
-    return apply
-
-
-def swapped(record: str, value: Any) -> Change:
-    def apply(content: RecordDict) -> None:
-        content.pop(record, None)
-        if value is not None:
-            content[record] = value
-
-    return apply
-
-
-def moved(record: str, name: str) -> Change:
-    def apply(content: RecordDict) -> None:
-        content[name] = content.pop(record)
+        holder: Any = content[record] if record else content
+        holder[name] = holder.pop(key)
 
     return apply
 
@@ -199,7 +183,6 @@ def byte_changes() -> st.SearchStrategy[tuple[str, Callable[[bytes], bytes]]]:
 
 @st.composite
 def mutations(draw: Any, example: RecordDict) -> Mutation:
-    """Draw a mutation of a reply that looks like this one."""
     record = draw(st.sampled_from(sorted(example)))
     keys = sorted(example[record])
     if not keys or draw(st.integers(0, 9)) == 0:
@@ -208,10 +191,10 @@ def mutations(draw: Any, example: RecordDict) -> Mutation:
     where, value = f"{record}/{key}", example[record][key]
     way = draw(st.integers(0, 9))
     if way == 0:
-        return Mutation(where, "gone", removed(record, key))
+        return Mutation(where, "gone", lambda content: content[record].pop(key))
     if way == 1:
         name = draw(NAMES)
-        return Mutation(where, f"named {name!r}", renamed(record, key, name))
+        return Mutation(where, f"named {name!r}", moved(key, name, record))
     if isinstance(value, Array):
         what, change = draw(array_changes())
     elif isinstance(value, bytes) and way < 7:
@@ -227,11 +210,16 @@ def _of_record(draw: Any, record: str) -> Mutation:
     other = dict(zip(("empty arrays", "empty metrics", "empty"), kinds, strict=True))
     way = draw(st.sampled_from(["gone", "named", *other]))
     if way == "gone":
-        return Mutation(record, "gone", swapped(record, None))
+        return Mutation(record, "gone", lambda content: content.pop(record))
     if way == "named":
         name = draw(NAMES.filter(lambda name: name != record))
         return Mutation(record, f"named {name!r}", moved(record, name))
-    return Mutation(record, f"is {way}", swapped(record, other[way]()))
+
+    def swap(content: RecordDict) -> None:
+        content.pop(record, None)
+        content[record] = other[way]()
+
+    return Mutation(record, f"is {way}", swap)
 
 
 def drawn(example: RecordDict, count: int) -> list[Mutation]:
@@ -257,52 +245,38 @@ def drawn(example: RecordDict, count: int) -> list[Mutation]:
 # By hand -----------------------------------------------------------------------------------------
 
 
-def gigantic(megabytes: int) -> Iterator[Mutation]:
-    """Replies that are really large."""
-
-    def array(content: RecordDict) -> None:
-        content["arrays"] = ArrayRecord({"x": Array(np.zeros(megabytes << 17))})
-
-    def text(content: RecordDict) -> None:
-        content["more"] = ConfigRecord({"x": "x" * (megabytes << 20)})
-
-    def numbers(content: RecordDict) -> None:
-        content["more"] = MetricRecord({"x": [0.0] * (megabytes << 17)})
-
-    for where, apply in (("arrays", array), ("config", text), ("metrics", numbers)):
-        yield Mutation(where, f"{megabytes} MB", apply)
+def added(where: str, what: str, name: str, make: Callable[[], Any]) -> Mutation:
+    """Send one record more."""
+    return Mutation(where, what, lambda content: content.update({name: make()}))
 
 
 def by_hand(example: RecordDict) -> list[Mutation]:
     """What nobody draws by chance."""
 
-    def crowd(content: RecordDict) -> None:
-        content["crowd"] = ConfigRecord({f"key-{n}": "x" * 30 for n in range(40_000)})
-
-    def nothing(content: RecordDict) -> None:
-        content.clear()
-
-    found = [Mutation("crowd", "40,000 keys", crowd), Mutation("all", "nothing", nothing)]
-    found += gigantic(3)
+    found = [
+        added("crowd", "40,000 keys", "crowd",
+              lambda: ConfigRecord({f"key-{n}": "x" * 30 for n in range(40_000)})),
+        Mutation("all", "nothing", lambda content: content.clear()),
+        added("arrays", "3 MB", "arrays", lambda: ArrayRecord({"x": Array(np.zeros(3 << 17))})),
+        added("config", "3 MB", "more", lambda: ConfigRecord({"x": "x" * (3 << 20)})),
+        added("metrics", "3 MB", "more", lambda: MetricRecord({"x": [0.0] * (3 << 17)})),
+    ]  # fmt: skip
     if any(who(record) for record in example.values()):
         found += [invented(how, count) for how, count in (("few", 4), ("many", 1000))]
     found += [often(record, key) for record in sorted(example) for key in _lists(example[record])]
     for record in sorted(example):
         for key, value in sorted(example[record].items()):
             where = f"{record}/{key}"
+            changes: dict[str, Callable[[Any], Any]] = {}
             if isinstance(value, Array):
-                found += [
-                    Mutation(where, "objects", replaced(record, key, lambda _: objects())),
-                    Mutation(where, "1 GB claimed", replaced(record, key, claimed)),
-                    Mutation(where, "all 1e9", replaced(record, key, _all_large)),
-                    Mutation(where, "other words", replaced(record, key, _other_words)),
-                ]
+                changes = {"objects": lambda _: objects(), "1 GB claimed": claimed}
+                changes |= {"all 1e9": _all_large, "other words": _other_words}
             elif isinstance(value, bytes):
-                found.append(
-                    Mutation(where, "words", replaced(record, key, lambda _: "\x1b[2J\u202e"))
-                )
+                changes = {"words": lambda _: "\x1b[2J\u202e"}
             elif isinstance(value, int):
-                found.append(Mutation(where, "one more", replaced(record, key, lambda n: n + 1)))
+                changes = {"one more": lambda n: n + 1}
+            for what, change in changes.items():
+                found.append(Mutation(where, what, replaced(record, key, change)))
     return found
 
 
@@ -345,7 +319,6 @@ def often(record: str, key: str) -> Mutation:
 
 
 def who(record: Any) -> str | None:
-    """Return the key of the clients that a record is about."""
     found = [key for key in WHO if isinstance(record.get(key), (bytes, list)) and record[key]]
     return found[0] if found else None
 
@@ -387,8 +360,6 @@ def accusing(own: int, others: list[int], times: int = 1) -> Mutation:
 
 
 def leaving_out(others: list[int]) -> Mutation:
-    """Say of others that they left themselves out."""
-
     def apply(content: RecordDict) -> None:
         config = content["config"]
         key = "mask-left-out" if "mask-clients" in config else "left-out"
@@ -400,6 +371,5 @@ def leaving_out(others: list[int]) -> Mutation:
 
 
 def withholding(content: RecordDict) -> None:
-    """Reveal nothing of what one holds."""
     content["config"]["unmask-kinds"] = bytes(len(content["config"]["unmask-kinds"]))
     content["config"]["unmask-shares"] = b""

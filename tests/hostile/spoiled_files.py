@@ -46,7 +46,6 @@ def spoiled(path: Path, honest: bytes, rng: random.Random) -> bytes:
 
 
 def in_json(honest: bytes, rng: random.Random) -> bytes:
-    """Put something odd in the place of one value."""
     tree = json.loads(honest)
     places = list(places_in([tree]))
     holder, key = rng.choice(places)
@@ -60,7 +59,6 @@ def in_json(honest: bytes, rng: random.Random) -> bytes:
 
 
 def places_in(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Give every place of a tree of lists and tables."""
     for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
         yield tree, key
         if isinstance(tree[key], (dict, list)):
@@ -68,7 +66,6 @@ def places_in(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def in_lines(honest: bytes, rng: random.Random) -> bytes:
-    """Spoil one line of JSON."""
     lines = honest.splitlines()
     place = rng.randrange(len(lines))
     lines[place] = in_json(lines[place], rng) if lines[place].endswith(b"}") else b"["
@@ -85,7 +82,6 @@ def in_journal(honest: bytes, rng: random.Random) -> bytes:
 
 
 def odd_array(rng: random.Random) -> Any:
-    """Give an array that is none of those that belong there."""
     shape = rng.choice(((), (0,), (1,), (4,), (2, 2), (3, 4), (0, 2**40), (1000,)))
     kind = rng.choice(("<i8", "<f4", "<f8", "|b1", "<U3", "|S2", "<c8", "<M8[s]", "|i1", "<u8"))
     made = np.zeros(shape, kind)
@@ -94,21 +90,24 @@ def odd_array(rng: random.Random) -> Any:
     return made
 
 
-def in_arrays(honest: bytes, rng: random.Random) -> bytes:
-    """Put another array in the place of one, leave one out, or add one."""
-    with np.load(io.BytesIO(honest)) as file:
-        arrays = dict(file)
-    name = rng.choice([*arrays, "more"])
-    arrays[name] = odd_array(rng)
+def swapped(parts: dict[str, Any], odd: Callable[[random.Random], Any], rng: random.Random) -> Any:
+    """Put another part in the place of one, leave one out, or add one."""
+    name = rng.choice([*parts, "more"])
+    parts[name] = odd(rng)
     if rng.random() < 0.2:
-        del arrays[name]
+        del parts[name]
+    return parts
+
+
+def in_arrays(honest: bytes, rng: random.Random) -> bytes:
+    with np.load(io.BytesIO(honest)) as file:
+        arrays = swapped(dict(file), odd_array, rng)
     out = io.BytesIO()
     np.savez(out, **arrays)
     return out.getvalue()
 
 
 def odd_tensor(rng: random.Random) -> torch.Tensor:
-    """Give a tensor that is none of those that belong there."""
     shape = rng.choice(((), (0,), (1,), (4,), (2, 2), (3, 4), (2, 6), (0, 2**20)))
     kinds = (torch.float32, torch.int64, torch.bool, torch.float16, torch.int8, torch.uint16,
              torch.float8_e4m3fn, torch.complex64)  # fmt: skip
@@ -119,17 +118,10 @@ def odd_tensor(rng: random.Random) -> torch.Tensor:
 
 
 def in_tensors(honest: bytes, rng: random.Random) -> bytes:
-    """Do so in a file of tensors."""
-    tensors = load(honest)
-    name = rng.choice([*tensors, "more"])
-    tensors[name] = odd_tensor(rng)
-    if rng.random() < 0.2:
-        del tensors[name]
-    return save(tensors)
+    return save(swapped(load(honest), odd_tensor, rng))
 
 
 def in_saved(honest: bytes, rng: random.Random) -> bytes:
-    """Do so in what ``torch.save`` wrote."""
     found = torch.load(io.BytesIO(honest), weights_only=True)
     tensor = odd_tensor(rng)
     others = (tensor.expand(2, *tensor.shape), torch.eye(4).to_sparse_csr(), tensor.to("meta"))

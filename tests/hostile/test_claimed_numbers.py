@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -35,42 +34,26 @@ EACH = METHODS | {name: one for name, one in VARIANTS.items() if "untrusted" not
 EVERY = tried(EACH)
 
 
-@dataclass
 class Hosted:
     """A federation with one SuperNode that claims all numbers, the lowest id's or another."""
 
-    setup: Setup
-    is_lowest: bool = True
-    reports: list[RoundReport] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        """Make grid and server."""
-        setup, config = self.setup, self.setup.load()
-        app = client_app(config, None)
+    def __init__(self, setup: Setup, is_lowest: bool = True) -> None:
+        config, self.reports = setup.load(), list[RoundReport]()
+        app, method = client_app(config, None), method_of(config)
         self.grid = Federation(app, num_supernodes=setup.supernodes, faults=self._fault)
         self.ids = list(self.grid.contexts)
-        self.strategy = method_of(config).build_strategy(config, None)
-        count = method_of(config).num_clients(config)
-        self.clients = [[*assigned(k, len(self.ids), count)] for k in range(len(self.ids))]
-        ends = min(self.ids), max(self.ids)
-        self.claimant = ends[0] if self.is_lowest else ends[1]
-        self.count = count
+        self.strategy, self.count = method.build_strategy(config, None), method.num_clients(config)
+        places = range(len(self.ids))
+        self.clients = [[*assigned(k, len(self.ids), self.count)] for k in places]
+        self.claimant = min(self.ids) if is_lowest else max(self.ids)
 
     def _fault(self, partition: int, server_round: int, kind: str) -> Any:
         is_claim = kind == "query" and self.ids[partition] == self.claimant
         return invented("all", self.count, 0, instead=True).apply if is_claim else "good"
 
-    def members(self, nodes: Iterable[int]) -> list[Member]:
-        """List some SuperNodes with their ids, the others without."""
-        named = set(nodes)
-        return [
-            Member(f"client-{place}", frozenset(clients), node if node in named else None)
-            for place, (node, clients) in enumerate(zip(self.ids, self.clients, strict=True))
-        ]
-
-    def start(self, admission: Admission) -> None:
-        """Run two rounds."""
-        self.strategy.session.admission = admission
+    def start(self, members: Iterable[Member] | None = None) -> None:
+        """Run two rounds, with a list of members or without."""
+        self.strategy.session.admission = Admission(members)
         try:
             self.strategy.start(self.grid, num_rounds=2, timeout=5, on_round=self.reports.append)
         finally:
@@ -82,7 +65,7 @@ class Hosted:
 def test_a_double_stops_the_run_and_both_are_named(name: str, is_lowest: bool) -> None:
     run = Hosted(EACH[name], is_lowest)
     with pytest.raises(MembershipError) as error:
-        run.start(Admission())
+        run.start()
     said = str(error.value)
     assert str(run.claimant) in said
     assert any(str(node) in said for node in run.ids if node != run.claimant)
@@ -93,8 +76,8 @@ def test_a_double_stops_the_run_and_both_are_named(name: str, is_lowest: bool) -
 @pytest.mark.parametrize("name", EVERY)
 def test_by_the_list_the_right_ones_are_taken_and_the_claimant_is_named(name: str) -> None:
     run = Hosted(EACH[name])
-    run.start(Admission(run.members(run.ids)))
     expected = dict(zip(run.ids, run.clients, strict=True))
+    run.start([Member(f"{node}", frozenset(own), node) for node, own in expected.items()])
     del expected[run.claimant]
     assert run.strategy.session.members.clients == expected
     for report in run.reports:

@@ -50,7 +50,6 @@ def honest(entries: dict[str, Any], arrays: Any) -> None:
 
 
 def integers(entries: dict[str, Any], name: str) -> np.ndarray:
-    """Read whole numbers that travel as bytes."""
     return np.frombuffer(entries[name], "<i8").copy()
 
 
@@ -64,7 +63,6 @@ def another_node(entries: dict[str, Any], arrays: Any) -> None:
 
 
 def fewer(entries: dict[str, Any], arrays: Any) -> None:
-    """Leave the last party's claim out."""
     rows = entries["claim-rows"]
     entries["claim-nodes"] = integers(entries, "claim-nodes")[: -rows[-1]].tobytes()
     entries["claim-rows"] = rows[:-1]
@@ -90,7 +88,6 @@ def old_round(entries: dict[str, Any], arrays: Any) -> None:
 
 
 def nobody(entries: dict[str, Any], arrays: Any) -> None:
-    """Ask as a server that is trusted does."""
     for name in [name for name in entries if name.startswith("claim-")]:
         del entries[name]
 

@@ -18,7 +18,7 @@ from ego_strategy_helpers import run as run_ego
 from ego_strategy_helpers import seven_egos
 from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from mutations import Evil
+from mutations import evil
 from party_helpers import PartyWorld
 from public_helpers import toy_members
 
@@ -105,7 +105,7 @@ def planetoid(folder: Path) -> Path:
     raw = folder / "Planetoid" / "Cora" / "raw"
     raw.mkdir(parents=True)
     for part in ("x", "tx", "allx", "y", "ty", "ally", "graph"):
-        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(Evil(str(folder / "ran"))))
+        (raw / f"ind.cora.{part}").write_bytes(pickle.dumps(evil(str(folder / "ran"))))
     (raw / "ind.cora.test.index").write_text("0\n")
     return folder
 
@@ -221,7 +221,6 @@ def test_what_is_wrong_with_a_node_is_told_without_its_config(
 
 
 def sent(content: RecordDict) -> bytes:
-    """Lay all that a reply holds in one line."""
     values = [(record, value) for record in content.values() for value in record.values()]
     return b"|".join(
         value.numpy().tobytes()
@@ -232,7 +231,6 @@ def sent(content: RecordDict) -> bytes:
 
 
 def written(values: torch.Tensor) -> list[bytes]:
-    """Write numbers in the ways in which a message could have them."""
     flat = values.numpy()
     types = ("<f4", "<f8") if flat.dtype.kind == "f" else ("<i8", "<i4", "<u1")
     return [flat.astype(one).tobytes() for one in types] + [repr(flat.tolist()).encode()]
@@ -339,7 +337,6 @@ class Collector:
 
 
 def secrets_of(part: Any) -> Iterator[bytes]:
-    """Give all secrets of a host."""
     if isinstance(part, SumClient):
         yield part._private
         yield from part._agreed._known.values()
@@ -383,7 +380,6 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 def left(folder: Path, log: str, reports: list[Any], texts: list[str]) -> dict[str, bytes]:
-    """Gather all that a run left for people."""
     files = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
     said = json.dumps([asdict(report) for report in reports], default=str)
     parts = {"log": log, "reports": said, "texts": "\n".join(texts)}

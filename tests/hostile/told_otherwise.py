@@ -127,7 +127,6 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, message: Message) -> Seen:
-        """Take a message apart once, as Flower's records take long to look through."""
         content, arrays = message.content, dict[str, Array]()
         for record, named in content.array_records.items():
             arrays |= {f"{record}/{name}": array for name, array in named.items()}
@@ -153,7 +152,6 @@ class Seen(NamedTuple):
 
 
 def set_value(entry: Entry, records: dict[str, Any], value: Any) -> None:
-    """Put another value in an entry's place."""
     if entry.key in records.get(CONFIG, {}) or entry.default is not None:
         records[CONFIG] = type(records[CONFIG])({**records[CONFIG], entry.key: value})
         return
@@ -162,7 +160,6 @@ def set_value(entry: Entry, records: dict[str, Any], value: Any) -> None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Tell whether two values are the same."""
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
         return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
     return type(one) is type(other) and bool(one == other)
@@ -215,8 +212,6 @@ Words = Any
 
 
 class Cell(NamedTuple):
-    """An entry, how it is told, and which of the other values."""
-
     entry: Entry
     how: str
     value: int = 0
@@ -365,7 +360,7 @@ class Masked(NamedTuple):
 class Had:
     """What the server had of a run, and what it is held against."""
 
-    grid: TellsOtherwise
+    grid: TellsOtherwise = field(default=None)  # type: ignore[assignment]
     masked: dict[int, list[Masked]] = field(default_factory=dict)  # by number of the sum
     sums: list[tuple[int, SumResult]] = field(default_factory=list)
     blinded: set[bytes] = field(default_factory=set)  # points that clients sent
@@ -473,7 +468,6 @@ class World:
     secrets = (b"10000000",)  # what no answer may have in it: identities, as they are written
 
     def start(self, kind: int, begin: Callable[[TellsOtherwise], None]) -> None:
-        """Run it over a grid that ``begin`` is given before the first message."""
         raise NotImplementedError
 
     def __init__(self) -> None:
@@ -487,18 +481,15 @@ class World:
 
     @staticmethod
     def _below() -> set[str]:
-        """Return the entries that a method passes on to its sums: they have their own table."""
         below = entries_of_requests((of_sums, of_parties))
         return {one.key for one in below.values()}
 
     @classmethod
     def requests(cls) -> dict[str, Entry]:
-        """Give the entries whose cells there are."""
         below, declared = cls._below(), entries_of_requests(cls.modules).items()
         return {name: one for name, one in declared if one.key not in below}
 
     def run(self, cell: Cell | None, kind: int = 0) -> Had:
-        """Run it, told otherwise in one place."""
         had: Had | None = None
         ring = self._ring(cell)
 
@@ -526,7 +517,6 @@ class World:
         return {RINGS[cell.entry.key]: values[cell.value]}
 
     def cells(self, name: str) -> list[Cell]:
-        """Give all cells of an entry."""
         entry, values = self.entries[name], self.known[name]
         count = len(others(entry, values[min(1, len(values) - 1)]))
         ways = (*HOW, AGREED) if entry.key in RINGS else HOW
@@ -574,7 +564,7 @@ class World:
             if self._parts(had, number, result) is None:
                 views[f"sum {number}"] = result.total
         own = [m for all_ in had.masked.values() for m in all_ if VICTIM in m.clients]
-        truths = {f"{n}": _signed(one.numbers) for n, one in enumerate(own)}
+        truths = {f"{n}": signed(one.numbers) for n, one in enumerate(own)}
         for name, words in views.items():
             if words.size >= 256 and words.dtype.kind == "u":
                 given = {n: t for n, t in truths.items() if t.size == words.size and t.std()}
@@ -646,7 +636,7 @@ def _of_holder(answer: tuple[Any, ...]) -> bool:
     return kind == "train.align" and "align-points" in keys and "align-clients" not in keys
 
 
-def _signed(words: Words) -> Any:
+def signed(words: Words) -> Any:
     return words.view(SIGNED[8 * words.itemsize]).astype(np.float64)
 
 
@@ -672,7 +662,6 @@ def victims_egos(kind: int) -> list[EgoNetwork]:
 
 
 def ego_of(place: int, held: Any, kind: int) -> EgoNetwork:
-    """Make a client; the names of its nodes are words that can be looked for."""
     if place == VICTIM:
         nodes = 2 * np.arange(PAIRS) + kind
     else:
@@ -697,7 +686,6 @@ def trust_in(context: Any, keys: Path | None) -> TrustSettings | None:
 
 
 def egos_app(kind: int, keys: Path | None, form: str = "psi") -> Any:
-    """Make FedSCem's clients, which distrust the server if there are keys."""
     egos = victims_egos(kind)
 
     def client_fn(context: Any) -> EgoNetworkClient:
@@ -709,7 +697,6 @@ def egos_app(kind: int, keys: Path | None, form: str = "psi") -> Any:
 
 
 def egos_server(keys: Path | None, form: str = "psi") -> MaskedEmbeddingAveraging:
-    """Make FedSCem's server."""
     settings = SETTINGS._replace(hidden=HIDDEN)
     registry = None if keys is None else keys / REGISTRY
     return MaskedEmbeddingAveraging(settings, alignment=form, registry=registry)
@@ -724,13 +711,10 @@ def member(place: int, kind: int, model: Any = ToyModel) -> EmbeddingClient:
 
 
 def judge(embeddings: Any, server_round: int, is_last: bool) -> dict[str, float]:
-    """Measure something of a client's own embeddings."""
     return {"val": 0.5, "test": float((embeddings > 0).mean())}
 
 
 def public_app(kind: int, keys: Path | None, model: Any = ToyModel) -> Any:
-    """Make PPFL-GNN's clients, which distrust the server if there are keys."""
-
     def client_fn(context: Any) -> SecureConsensusClient:
         place = int(context.node_config["partition-id"])
         local = [member(place, kind, model)]
@@ -740,13 +724,10 @@ def public_app(kind: int, keys: Path | None, model: Any = ToyModel) -> Any:
 
 
 def public_server(keys: Path | None) -> SecureConsensus:
-    """Make PPFL-GNN's server."""
     return SecureConsensus(registry=None if keys is None else keys / REGISTRY, min_nodes=5)
 
 
 class Method(World):
-    """A method whose SuperNodes have keys that no run has used."""
-
     trusted, rounds = False, 2
     form = "psi"
 
@@ -767,11 +748,9 @@ class Method(World):
                 forget_run(grid.run.run_id)
 
     def app(self, kind: int, keys: Path | None) -> Any:
-        """Make the clients."""
         return egos_app(kind, keys, self.form)
 
     def server(self, keys: Path | None) -> Any:
-        """Make the server."""
         return egos_server(keys, self.form)
 
 
@@ -849,7 +828,6 @@ class Sums(Method):
 
     @classmethod
     def requests(cls) -> dict[str, Entry]:
-        """Give the entries of the messages, and those of the ring that travels with them."""
         rings = [Entry(of_sums.MaskRequest, one.key, one) for one in of_sums.RING.parts.values()]
         return super().requests() | {str(entry): entry for entry in rings}
 
@@ -877,8 +855,6 @@ class Sums(Method):
 
 
 class TrustedSums(Sums):
-    """Likewise, where the server is trusted."""
-
     trusted = True
     modules = (of_sums,)
     never = frozenset()
