@@ -49,22 +49,18 @@ def honest(entries: dict[str, Any], arrays: Any) -> None:
     """Say what is so."""
 
 
-def integers(entries: dict[str, Any], name: str) -> np.ndarray:
-    return np.frombuffer(entries[name], "<i8").copy()
+def integers(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, "<i8").copy()
 
 
-def other_places(entries: dict[str, Any], arrays: Any) -> None:
-    entries["slots"] = integers(entries, "slots")[::-1].tobytes()
-
-
-def another_node(entries: dict[str, Any], arrays: Any) -> None:
-    nodes = integers(entries, "claim-nodes")
-    entries["claim-nodes"] = np.where(nodes == 11, 14, nodes).tobytes()
+def entry(name: str, change: Callable[[Any], Any]) -> Lie:
+    """Say something else in the place of one entry."""
+    return lambda entries, _: entries.__setitem__(name, change(entries[name]))
 
 
 def fewer(entries: dict[str, Any], arrays: Any) -> None:
     rows = entries["claim-rows"]
-    entries["claim-nodes"] = integers(entries, "claim-nodes")[: -rows[-1]].tobytes()
+    entries["claim-nodes"] = integers(entries["claim-nodes"])[: -rows[-1]].tobytes()
     entries["claim-rows"] = rows[:-1]
     for name, size in (("parties", 8), ("counts", 8), ("clients", 8), ("signatures", 64)):
         entries[f"claim-{name}"] = entries[f"claim-{name}"][:-size]
@@ -75,31 +71,28 @@ def own_means(entries: dict[str, Any], arrays: Any) -> None:
     record[PUBLIC] = type(record[PUBLIC])(-record[PUBLIC].numpy())
 
 
-def no_means(entries: dict[str, Any], arrays: Any) -> None:
-    entries["with-targets"] = [0]
-
-
-def longer(entries: dict[str, Any], arrays: Any) -> None:
-    entries["mask-length"] += 3
-
-
-def old_round(entries: dict[str, Any], arrays: Any) -> None:
-    entries["server-round"] -= 1
-
-
 def nobody(entries: dict[str, Any], arrays: Any) -> None:
     for name in [name for name in entries if name.startswith("claim-")]:
         del entries[name]
 
 
+OTHER_PLACES = entry("slots", lambda slots: integers(slots)[::-1].tobytes())
 LIES = [
-    (old_round, "round 2 is not after 2"),
-    (other_places, "orders public nodes otherwise"),
-    (another_node, "is not signed with its key"),
+    (entry("server-round", lambda number: number - 1), "round 2 is not after 2"),
+    (OTHER_PLACES, "orders public nodes otherwise"),
+    (
+        entry(
+            "claim-nodes", lambda own: np.where(integers(own) == 11, 14, integers(own)).tobytes()
+        ),
+        "is not signed with its key",
+    ),
     (fewer, "there are claims of 6 parties, and 7 in the sums"),
     (own_means, "are not those that it shows to all"),
-    (no_means, "has means for some clients and not for others"),
-    (longer, "another length than the nodes that are in it"),
+    (entry("with-targets", lambda _: [0]), "has means for some clients and not for others"),
+    (
+        entry("mask-length", lambda length: length + 3),
+        "another length than the nodes that are in it",
+    ),
     (nobody, "there are claims of 0 parties"),
 ]
 
@@ -114,7 +107,7 @@ def test_a_lie_to_one_is_refused_and_the_others_go_on() -> None:
 
 
 def test_a_lie_to_all_opens_nothing() -> None:
-    lies = {3: other_places, 4: own_means, 5: nobody}
+    lies = {3: OTHER_PLACES, 4: own_means, 5: nobody}
     outcome = lying(lies, to=range(COUNT))
     assert [bool(report.skipped) for report in outcome.reports] == [False] * 2 + [True] * 3
     assert outcome.strategy.mean.made == 2
@@ -139,7 +132,7 @@ def test_means_of_ones_own_for_each_are_in_the_masks_too() -> None:
 
 
 def test_who_lays_nodes_apart_reads_nothing() -> None:
-    """The attack of `test_deviating_server.py`, on clients that do not trust the server."""
+    """The attack below, on clients that do not trust the server."""
     members = [still_member(i, np.eye(5)[:, :3].tolist(), range(5)) for i in range(COUNT)]
     grid, strategy = make_distrusting(members, COUNT)
     strategy.mean = lying = LaidApart(0.3)

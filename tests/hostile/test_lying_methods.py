@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 from federation import ALL, Federation, Setup
-from flwr.app import Context
 from lying_grid import FEDSCEM, SUMS, Lie, LyingGrid, unrefused
 from party_helpers import write_keys
 from public_helpers import ToyModel
+from test_summing_of_parties import gridded
 from told_otherwise import (
     COUNT,
     TIMEOUT,
@@ -33,12 +33,10 @@ from told_otherwise import (
 )
 
 from flower_graph.apps.run import client_app, with_registry
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import IN_PROCESS, forget_run
 from flower_graph.errors import NoClientsError
 from flower_graph.method.registry import method_of
 from flower_graph.records.rounds import RoundReport
-from flower_graph.secure.client import SecureSumClient
 from flower_graph.secure.parties import server as party_server
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.relayed import CHECKS
@@ -244,26 +242,15 @@ def test_measurements_of_later_rounds_without_two_are_those_of_both_together(
 # Every lie, one after the other -------------------------------------------------------------------
 
 
-class Numbered(SecureSumClient):
-    def vectors(self, config: dict[str, Any]) -> dict[int, Any]:
-        return {client: np.array([client, 1.0]) for client in self.clients}
-
-
 def test_every_lie_about_a_sum_is_refused_and_the_sum_is_right(tmp_path: Path) -> None:
-    registry, keys = write_keys(6, tmp_path)
-
-    def client_fn(context: Context) -> Numbered:
-        place = int(context.node_config["partition-id"])
-        context.node_config |= {"identity-key": str(keys[place]), "registry": str(registry)}
-        return Numbered(context, [2 * place, 2 * place + 1])
-
-    grid = LyingGrid(InProcessGrid(make_client_app(client_fn), num_supernodes=6))
+    honest, registry = gridded(6, tmp_path)
+    grid = LyingGrid(honest)
     exchange: Any = Exchange(grid)  # type: ignore[arg-type]
     secure = SecureSum(exchange, limit=1000.0, server=PartySums(registry))
     for server_round in (1, 2):
         summed = secure.sum(server_round, 2)
         assert isinstance(summed, Summed)
-        assert summed.values.tolist() == [66.0, 12.0]
+        assert summed.values.tolist() == [62.0, 11.0]
     assert unrefused(grid.said) == {}
 
 

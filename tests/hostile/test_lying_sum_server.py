@@ -27,7 +27,6 @@ from flower_graph.secure.parties.messages import (
     Signatures,
 )
 from flower_graph.secure.parties.party import PartyClient
-from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.shamir import SHARE_BYTES, combine_shares
 from flower_graph.secure.sum.messages import (
     MASK_KEY,
@@ -311,21 +310,6 @@ def repeat(world, number=0):
     world.mask(number)
 
 
-def put_back(world, states):
-    for node, state in states.items():
-        world.parties[node] = PartyClient.from_bytes(state, world.parties[node].trust)
-
-
-def run_again(world, run):
-    """Bring the same SuperNodes to another run of Flower's, with nothing that they kept."""
-    world.server = PartySums(world.server._registry_file)
-    for node, party in world.parties.items():
-        trust = replace(party.trust, run=run)
-        world.parties[node] = PartyClient(world.server.run_id, party.clients, trust)
-    world.begin()
-    return world.round(0)
-
-
 @pytest.mark.parametrize("kept", ["state", "state from before the sum", "nothing"])
 def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
     """Without the journal beside the key the difference of both sums is what party 5 sent."""
@@ -333,7 +317,7 @@ def test_another_epoch_does_not_repeat_a_round_with_one_fewer(world, kept):
     before = {node: party.to_bytes() for node, party in world.parties.items()}
     world.check(world.round(0), range(12))
     if kept == "state from before the sum":
-        put_back(world, before)
+        world.put_back(before)
     elif kept == "nothing":
         world.parties = {
             node: PartyClient(world.server.run_id, party.clients, party.trust)
@@ -351,9 +335,9 @@ def test_under_another_number_it_is_counted(world):
     for party in world.parties.values():
         party.trust = replace(party.trust, runs=2)
     world.check(world.round(0), range(12))
-    put_back(world, states)
+    world.put_back(states)
     world.check(world.round(1), range(12))
-    put_back(world, states)
+    world.put_back(states)
     with pytest.raises(RefusedError, match=r"2 times.*24"):
         world.round(2)
 
@@ -362,11 +346,13 @@ def test_another_run_is_counted_too(world):
     world.begin()
     world.check(world.round(0), range(12))
     for run in (b"2", b"3"):  # as it is resumed: what it kept of another run is of no use
-        world.check(run_again(world, run), range(12))
+        world.begin_run(run)
+        world.check(world.round(0), range(12))
     for party in world.parties.values():
         party.trust = replace(party.trust, runs=3)
     with pytest.raises(RefusedError, match=r"3 times.*24"):
-        run_again(world, b"4")
+        world.begin_run(b"4")
+        world.round(0)
 
 
 def test_epochs_of_newcomers_are_not(tmp_path):

@@ -274,16 +274,15 @@ class TellsOtherwise(InProcessGrid):
     def victim(self) -> int:
         return next(n for n, c in self.contexts.items() if c.node_config["partition-id"] == VICTIM)
 
-    def _first(self, entry: Entry, seen: Sequence[Seen], sent: Sequence[Message]) -> int | None:
-        """Find whose request counts: the victim's, or that of the first who gets one."""
+    def _having(self, entry: Entry, seen: Sequence[Seen], sent: Sequence[Message]) -> list[int]:
+        """Find requests that have an entry, the victim's first."""
         having = [place for place, one in enumerate(seen) if one.has(entry)]
-        own = [place for place in having if sent[place].metadata.dst_node_id == self.victim]
-        return next(iter([*own, *having]), None)
+        return sorted(having, key=lambda place: sent[place].metadata.dst_node_id != self.victim)
 
     def _note_requests(self, seen: Sequence[Seen], sent: Sequence[Message]) -> None:
         for name, entry in self._entries.items():
-            if (place := self._first(entry, seen, sent)) is not None:
-                self.came.setdefault(name, []).append(seen[place].value(entry))
+            if having := self._having(entry, seen, sent):
+                self.came.setdefault(name, []).append(seen[having[0]].value(entry))
         for one in seen:
             self.keys |= {*one.config, *one.arrays}
 
@@ -291,13 +290,10 @@ class TellsOtherwise(InProcessGrid):
         """Return which of the messages are to be others."""
         if self.cell is None or self.cell.how == AGREED:
             return []
-        if (first := self._first(self.cell.entry, seen, sent)) is None:
+        having = self._having(self.cell.entry, seen, sent)
+        if not having or len(self.came[str(self.cell.entry)]) != self._at + 1:
             return []
-        if len(self.came[str(self.cell.entry)]) != self._at + 1:
-            return []
-        if self.cell.how != "all":
-            return [first]
-        return [place for place, one in enumerate(seen) if one.has(self.cell.entry)]
+        return having if self.cell.how == "all" else having[:1]
 
     def _lie(self, message: Message, seen: Seen) -> Message | None:
         assert self.cell is not None
@@ -463,14 +459,16 @@ class World:
     """A method in one setting: how it runs, whose requests are told otherwise."""
 
     modules: tuple[ModuleType, ...]  # whose requests these are
+    app: Callable[[int, Path | None], Any]  # makes clients of a kind of data, with keys or without
+    server: Callable[[Path | None], Any]
+    trusted, rounds = False, 2
     never: frozenset[str] = frozenset()  # entries that are never sent here
     tells_figures = False  # whether SuperNodes say what they measured, by design
     secrets = (b"10000000",)  # what no answer may have in it: identities, as they are written
 
-    def start(self, kind: int, begin: Callable[[TellsOtherwise], None]) -> None:
-        raise NotImplementedError
-
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        write_keys(COUNT, folder)
         self.below, self.entries = self._below(), self.requests()
         self.known: dict[str, list[Any]] = {}
         honest = self.run(None)
@@ -490,23 +488,19 @@ class World:
         return {name: one for name, one in declared if one.key not in below}
 
     def run(self, cell: Cell | None, kind: int = 0) -> Had:
-        had: Had | None = None
-        ring = self._ring(cell)
-
-        def begin(grid: TellsOtherwise) -> None:
-            nonlocal had
+        """Run it, told otherwise in one place, with keys that no run has used."""
+        with tempfile.TemporaryDirectory(dir=self._folder.parent) as name:
+            keys = None if self.trusted else shutil.copytree(self._folder, Path(name) / "keys")
+            grid = TellsOtherwise(self.app(kind, keys), num_supernodes=COUNT)
             grid.begin(cell, self.known, self.entries)
             had = Had(grid)
-            stack.enter_context(noting(had, ring))
-
-        ended = ""
-        with ExitStack() as stack:
-            try:
-                self.start(kind, begin)
-            except FAILS as error:
-                ended = type(error).__name__
-        assert had is not None
-        had.ended = ended
+            with noting(had, self._ring(cell)):
+                try:
+                    self.server(keys).start(grid, num_rounds=self.rounds, timeout=TIMEOUT)
+                except FAILS as error:
+                    had.ended = type(error).__name__
+                finally:
+                    forget_run(grid.run.run_id)
         return had
 
     def _ring(self, cell: Cell | None) -> dict[str, Any]:
@@ -676,30 +670,31 @@ def ego_of(place: int, held: Any, kind: int) -> EgoNetwork:
     return EgoNetwork(2 * place, int(ids[0]), ids, edge, x, y, *(role == k for k in range(3)))
 
 
+def files_of(place: int, keys: Path) -> dict[str, str]:
+    return {"identity-key": str(keys / f"key-{place}"), "registry": str(keys / REGISTRY)}
+
+
 def trust_in(context: Any, keys: Path | None) -> TrustSettings | None:
     """Give a SuperNode its key of a folder, if there is one."""
-    if keys is None:
-        return None
     place = int(context.node_config["partition-id"])
-    files = {"identity-key": str(keys / f"key-{place}"), "registry": str(keys / REGISTRY)}
-    return TrustSettings.of(files, context.run_id)
+    return None if keys is None else TrustSettings.of(files_of(place, keys), context.run_id)
 
 
-def egos_app(kind: int, keys: Path | None, form: str = "psi") -> Any:
+def egos_app(kind: int, keys: Path | None) -> Any:
     egos = victims_egos(kind)
 
     def client_fn(context: Any) -> EgoNetworkClient:
         own = [egos[int(context.node_config["partition-id"])]]
         trust = trust_in(context, keys)
-        return EgoNetworkClient(context, own, trust=trust, masked=True, alignment=form)
+        return EgoNetworkClient(context, own, trust=trust, masked=True, alignment="psi")
 
     return make_client_app(client_fn)
 
 
-def egos_server(keys: Path | None, form: str = "psi") -> MaskedEmbeddingAveraging:
+def egos_server(keys: Path | None) -> MaskedEmbeddingAveraging:
     settings = SETTINGS._replace(hidden=HIDDEN)
     registry = None if keys is None else keys / REGISTRY
-    return MaskedEmbeddingAveraging(settings, alignment=form, registry=registry)
+    return MaskedEmbeddingAveraging(settings, alignment="psi", registry=registry)
 
 
 def member(place: int, kind: int, model: Any = ToyModel) -> EmbeddingClient:
@@ -727,37 +722,11 @@ def public_server(keys: Path | None) -> SecureConsensus:
     return SecureConsensus(registry=None if keys is None else keys / REGISTRY, min_nodes=5)
 
 
-class Method(World):
-    trusted, rounds = False, 2
-    form = "psi"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        write_keys(COUNT, folder)
-        super().__init__()
-
-    def start(self, kind: int, begin: Callable[[TellsOtherwise], None]) -> None:
-        with tempfile.TemporaryDirectory(dir=self._folder.parent) as name:
-            keys = shutil.copytree(self._folder, Path(name) / "keys")
-            given = None if self.trusted else keys
-            grid = TellsOtherwise(self.app(kind, given), num_supernodes=COUNT)
-            begin(grid)
-            try:
-                self.server(given).start(grid, num_rounds=self.rounds, timeout=TIMEOUT)
-            finally:
-                forget_run(grid.run.run_id)
-
-    def app(self, kind: int, keys: Path | None) -> Any:
-        return egos_app(kind, keys, self.form)
-
-    def server(self, keys: Path | None) -> Any:
-        return egos_server(keys, self.form)
-
-
-class FedSCem(Method):
+class FedSCem(World):
     """Embedding averaging whose server may lie."""
 
     modules = (of_egos, blinded, alignment)
+    app, server = staticmethod(egos_app), staticmethod(egos_server)
     # And what the trusted form of the alignment has
     never = NEVER_EGOS | frozenset(
         f"{one}.align-{key}"
@@ -769,7 +738,7 @@ class FedSCem(Method):
     )
 
 
-class TrustedFedSCem(Method):
+class TrustedFedSCem(FedSCem):
     """Likewise, where the server is trusted to keep to the protocol."""
 
     trusted = True
@@ -777,16 +746,11 @@ class TrustedFedSCem(Method):
     never = NEVER_EGOS | {"EgoRequest.sums-checks", "EgoRequest.sums-members"}
 
 
-class PublicNodes(Method):
+class PublicNodes(World):
     """PPFL-GNN's secure consensus whose server may lie."""
 
     modules, rounds = (of_public, claims), 3
-
-    def app(self, kind: int, keys: Path | None) -> Any:
-        return public_app(kind, keys)
-
-    def server(self, keys: Path | None) -> Any:
-        return public_server(keys)
+    app, server = staticmethod(public_app), staticmethod(public_server)
 
 
 class TrustedPublicNodes(PublicNodes):
@@ -815,10 +779,30 @@ def vector(place: int, number: int, kind: int) -> Any:
     return np.random.default_rng((place, number, kind)).normal(size=LENGTH) * (15 if kind else 1)
 
 
-class Sums(Method):
+def sums_app(kind: int, keys: Path | None) -> Any:
+    asked = Counter[int]()
+
+    class Vectors(SecureSumClient):
+        def vectors(self, config: Any) -> Any:
+            place = self.clients[0] // 2
+            asked[place] += 1
+            own, rest = vector(place, asked[place], kind), np.zeros(LENGTH)
+            return dict(zip(self.clients, (own, rest), strict=True))
+
+    def client_fn(context: Any) -> Vectors:
+        place = int(context.node_config["partition-id"])
+        if keys is not None:
+            context.node_config |= files_of(place, keys)
+        return Vectors(context, [2 * place, 2 * place + 1])
+
+    return make_client_app(client_fn)
+
+
+class Sums(World):
     """A sum of vectors whose server may lie."""
 
     modules = (of_sums, of_parties)
+    app, server = staticmethod(sums_app), Summing
     # What a trusted server says, and what an alignment has besides
     never = frozenset({"KeyRequest.sum-run", "RevealRequest.reveal-declared"})
 
@@ -830,28 +814,6 @@ class Sums(Method):
     def requests(cls) -> dict[str, Entry]:
         rings = [Entry(of_sums.MaskRequest, one.key, one) for one in of_sums.RING.parts.values()]
         return super().requests() | {str(entry): entry for entry in rings}
-
-    def app(self, kind: int, keys: Path | None) -> Any:
-        asked = Counter[int]()
-
-        class Vectors(SecureSumClient):
-            def vectors(self, config: Any) -> Any:
-                place = self.clients[0] // 2
-                asked[place] += 1
-                own, rest = vector(place, asked[place], kind), np.zeros(LENGTH)
-                return dict(zip(self.clients, (own, rest), strict=True))
-
-        def client_fn(context: Any) -> Vectors:
-            place = int(context.node_config["partition-id"])
-            if keys is not None:
-                files = {"identity-key": keys / f"key-{place}", "registry": keys / REGISTRY}
-                context.node_config |= {key: str(file) for key, file in files.items()}
-            return Vectors(context, [2 * place, 2 * place + 1])
-
-        return make_client_app(client_fn)
-
-    def server(self, keys: Path | None) -> Any:
-        return Summing(keys)
 
 
 class TrustedSums(Sums):
