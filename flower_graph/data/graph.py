@@ -13,7 +13,7 @@ from torch import Tensor
 from flower_graph.config.common import PRESENCE, PRESENCE_ROW, ROW, STANDARDISE
 from flower_graph.data.gaps import Columns, fill_gaps
 from flower_graph.errors import DataError
-from flower_graph.ops.graph import csr_tensor, pointers
+from flower_graph.ops.graph import csr_tensor, pointers, row_entries
 from flower_graph.storage.reading import Tree
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def take_rows(x: Tensor, rows: Tensor) -> Tensor:
     # x [n, f]
     if x.layout == torch.strided:
         return x[rows]
-    place, entry = row_entries(x.crow_indices().long(), rows)
+    place, entry = row_entries(x.crow_indices(), rows)
     columns, values = x.col_indices()[entry], x.values()[entry]
     local = pointers(place, rows.numel()).to(columns.dtype)
     return csr_tensor(local, columns, values, (rows.numel(), x.size(1)))
@@ -233,15 +233,6 @@ def row_range(x: Tensor, rows: slice) -> Tensor:
     first, last = int(start[0]), int(start[-1])
     columns, values = x.col_indices()[first:last], x.values()[first:last]
     return csr_tensor(start - first, columns, values, (rows.stop - rows.start, x.size(1)))
-
-
-def row_entries(start: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """List the entries of rows of a CSR matrix: their index in ``rows``, and their position."""
-    counts = start[rows + 1] - start[rows]
-    place = torch.repeat_interleave(counts)
-    # Counts up within each row, from its first entry.
-    first = start[rows] - (counts.cumsum(0) - counts)
-    return place, torch.arange(place.numel()) + first[place]
 
 
 class Neighbours(NamedTuple):
