@@ -81,16 +81,8 @@ def structure_report(number: int, structure: dict[str, float]) -> RoundReport:
 def test_learned_figures_are_beside_the_true_ones(drawn: list[Axes]) -> None:
     later = {name: value / 2 for name, value in STRUCTURE.items()}
     some = {name: value for name, value in STRUCTURE.items() if name != "recall"}
-    METHOD.draw(
-        Path(),
-        [
-            structure_report(3, STRUCTURE),
-            structure_report(4, later),
-            structure_report(5, {}),
-            structure_report(6, some),
-        ],
-        "",
-    )
+    shown = enumerate([STRUCTURE, later, {}, some], start=3)
+    METHOD.draw(Path(), [structure_report(*one) for one in shown], "")
     edges, homophily, degree = drawn
     # A round without a figure is drawn through.
     assert curves(edges) == {"precision": [0.25, 0.125, 0.25], "recall": [0.5, 0.25]}
