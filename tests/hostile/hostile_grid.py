@@ -78,8 +78,8 @@ class HostileGrid(Federation):
     """Spoils replies of the SuperNode in place 1.
 
     ``plan`` says which: by type of message, and the how-manieth of its type. ``None`` stands for
-    a reply that never comes. With ``new_id`` it
-    comes back under another id, without what it kept, whenever it has attacked.
+    a reply that never comes. With ``new_id`` it comes back under another id, without what it kept,
+    whenever it has attacked.
 
     What the server does between two exchanges is weighed: its processor time, and the memory that
     it takes at most, beyond the replies themselves.
@@ -203,23 +203,15 @@ class HostileGrid(Federation):
             self._again += [reply] * TIMES[way]
 
 
-class Listener(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def listening(run: Callable[[], Any]) -> tuple[Any, list[str]]:
     """Run something and return what it logged as warnings too; nothing is printed."""
-    log, listener = logging.getLogger("flower_graph"), Listener()
+    log, lines, listener = logging.getLogger("flower_graph"), [], logging.Handler(logging.WARNING)
+    listener.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     before = log.propagate
     log.addHandler(listener)
     log.propagate = False
     try:
-        return run(), listener.lines
+        return run(), lines
     finally:
         log.removeHandler(listener)
         log.propagate = before

@@ -70,58 +70,40 @@ def only(kind: Any, change: Callable[[Any], Any]) -> Change:
     return lambda entries, _: change(kind.from_config(dict(entries))).to_config()
 
 
-def own_key(message: Any) -> Any:
-    """Put the server's own key in place of the first partner's."""
-    keys = np.array(message.channel_keys)
-    keys[0] = np.frombuffer(new_key()[1], np.uint8)
-    return replace(message, channel_keys=keys)
-
-
-def fewer(message: Any) -> Any:
-    ready = np.array(message.ready)
-    ready[np.flatnonzero(ready)[-1]] = False
-    return replace(message, ready=ready)
-
-
-def left_out(entries: Entries, place: int) -> dict[str, Any]:
-    """Leave out whom the list is for."""
-    request = ListRequest.from_config(dict(entries))
-    listed = np.array(request.listed)
-    listed[place] = False
-    return replace(request, listed=listed).to_config()
-
-
-def flipped(name: str) -> Callable[[Any], Any]:
-    """Change one bit of the first row."""
+def edited(name: str, edit: Callable[[np.ndarray], Any]) -> Callable[[Any], Any]:
+    """Edit a copy of an array of a message."""
 
     def change(message: Any) -> Any:
         rows = np.array(getattr(message, name))
-        rows[0, 0] ^= 1
+        edit(rows)
         return replace(message, **{name: rows})
 
     return change
 
 
-def halves(message: Any) -> Any:
-    listed = np.array(message.listed)
-    listed[[0, listed.size // 2]] = False
-    return replace(message, listed=listed)
+def struck(*places: int) -> Callable[[Any], Any]:
+    """Strike places off a list."""
+    return edited("listed", lambda listed: np.put(listed, places, False))
 
 
-def alone(message: Any) -> Any:
-    listed = np.zeros_like(message.listed)
-    listed[np.flatnonzero(message.listed)[0]] = True
-    return replace(message, listed=listed)
+def flipped(name: str) -> Callable[[Any], Any]:
+    """Change one bit of the first row."""
+    return edited(name, lambda rows: np.bitwise_xor.at(rows, (0, 0), 1))
 
 
-def mask_keys(request: UnmaskRequest) -> UnmaskRequest:
-    return replace(request, kinds=np.full_like(request.kinds, MASK_KEY))
+def left_out(entries: Entries, place: int) -> dict[str, Any]:
+    """Leave out whom the list is for."""
+    return only(ListRequest, struck(place))(entries, place)
 
 
-def unsigned(signed: Signatures) -> Signatures:
-    return replace(signed, signatures=np.zeros_like(signed.signatures))
-
-
+# The server's own key stands in place of the first partner's
+own_key = edited("channel_keys", lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], "u1")))
+fewer = edited("ready", lambda ready: np.put(ready, np.flatnonzero(ready)[-1], False))
+# Two at opposite places of the circle have vanished, or all but one
+halves = edited("listed", lambda listed: np.put(listed, [0, listed.size // 2], False))
+alone = edited("listed", lambda listed: np.put(listed, np.flatnonzero(listed)[1:], False))
+mask_keys = edited("kinds", lambda kinds: kinds.fill(MASK_KEY))
+unsigned = edited("signatures", lambda rows: rows.fill(0))
 SUMS = (
     Lie(
         "a semi-honest sum",

@@ -100,22 +100,18 @@ def always(kind: str, *attacks: Attack) -> dict[Key, Attack | None]:
     return {(kind, n + 1): attacks[n % len(attacks)] for n in range(OFTEN)}
 
 
-def kinds_of(method: Method) -> dict[str, list[Key]]:
-    found: dict[str, list[Key]] = {}
-    for key in method.clean.grid.examples:
-        found.setdefault(key[0], []).append(key)
-    return found
-
-
 def campaigns(method: Method) -> list[Campaign]:
+    kinds: dict[str, list[Key]] = {}
+    for key in method.clean.grid.examples:
+        kinds.setdefault(key[0], []).append(key)
     found: list[Campaign] = []
-    for kind, keys in kinds_of(method).items():
+    for kind, keys in kinds.items():
         found += _errors(kind)
-        found += _envelopes(kind)
+        for way in ("500 times", "a replay", "another's content", "another's name", "no content"):
+            found.append(Campaign(kind, f"{way}, each time", always(kind, Around(way))))
         for key in keys:
             found += _claims(method, key)
-    unique = {one.name: one for one in found}
-    return [one for name, one in unique.items() if name]
+    return [*{one.name: one for one in found}.values()]
 
 
 def _errors(kind: str) -> Iterator[Campaign]:
@@ -129,11 +125,6 @@ def _errors(kind: str) -> Iterator[Campaign]:
     yield Campaign(kind, "an error of 4 M signs", {(kind, 1): huge})
 
 
-def _envelopes(kind: str) -> Iterator[Campaign]:
-    for way in ("500 times", "a replay", "another's content", "another's name", "no content"):
-        yield Campaign(kind, f"{way}, each time", always(kind, Around(way)))
-
-
 def _claims(method: Method, key: Key) -> Iterator[Campaign]:
     kind, example = key[0], method.clean.grid.examples[key]
     others, own = sorted(method.honest), method.clean.clients[0]
@@ -145,18 +136,17 @@ def _claims(method: Method, key: Key) -> Iterator[Campaign]:
     changes += [accusing(own, [own, *others], 1), leaving_out(others)]
     changes += [Mutation("config/unmask-shares", "withheld", withholding)]
     held = [(record, name) for record in example for name in example[record]]
-    cheats = [_spoilt(*place) for place in held if place[1] in CHEATS]
+    cheats = [
+        Mutation("/".join(place), "wrong", replaced(*place, lambda d: bytes(b ^ 1 for b in d)))
+        for place in held
+        if place[1] in CHEATS
+    ]
     lost = Told("lost", STATE_LOST, LOST["lost"])
     for change in [one for one in [*changes, *cheats] if _fits(one, method, key)]:
         yield Campaign(kind, f"{change.name}, each time", always(kind, change))
     for change in cheats:
         for new_id in (False, True):
             yield Campaign(kind, f"{change.name}, then lost", always(kind, change, lost), new_id)
-
-
-def _spoilt(record: str, name: str) -> Mutation:
-    wrong = replaced(record, name, lambda data: bytes(byte ^ 1 for byte in data))
-    return Mutation(f"{record}/{name}", "wrong", wrong)
 
 
 def _fits(change: Mutation, method: Method, key: Key) -> bool:

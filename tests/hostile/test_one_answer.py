@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -69,24 +69,26 @@ class Changes(InProcessGrid):
         context = self.contexts[message.metadata.dst_node_id]
         journal = self.journal(context)
         before = journal.read_bytes()
+        for one in self._changed(message, record):
+            journal.write_bytes(before)  # so that each is a first trial
+            self._note(one)
+        self._note(message)
+        journal.write_bytes(before)
+
+    def _changed(self, message: Message, record: str) -> Iterator[Message]:
+        """Give the message with each word of the sum, and of its checks, changed in each way."""
         for key, array in message.content.array_records[record].items():
             words = array.numpy()
             for place, way in product(range(0, words.size, self.every), WAYS):
                 other = copied(message)
                 other.content.array_records[record][key] = Array(changed(words, place, way))
-                journal.write_bytes(before)  # so that each is a first trial
-                self._note(other)
-        for place, way in product(range(0, CHECKS, self.every), WAYS):
-            other = copied(message)
+                yield other
+        checks = message.content.config_records[CONFIG].get("sums-checks")
+        for place, way in product(range(0, CHECKS if checks else 0, self.every), WAYS):
+            other, words = copied(message), np.frombuffer(checks, "<u8")  # type: ignore[arg-type]
             entries = other.content.config_records[CONFIG]
-            if (checks := entries.get("sums-checks")) is not None:
-                assert isinstance(checks, bytes)
-                words = changed(np.frombuffer(checks, "<u8"), place, way)
-                entries["sums-checks"] = words.tobytes()
-                journal.write_bytes(before)
-                self._note(other)
-        self._note(message)
-        journal.write_bytes(before)
+            entries["sums-checks"] = changed(words, place, way).tobytes()
+            yield other
 
     def journal(self, context: Context) -> Path:
         """Return the SuperNode's journal."""
