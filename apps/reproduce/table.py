@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from runpy import run_path
+from types import MappingProxyType
 from typing import Any
 
 from flower_graph.config.rules import nearest
@@ -32,6 +34,7 @@ READ = "How to read this: [README.md](README.md)."
 MOST_TRIED = 4  # settings of a method, and as many that only it has
 
 Settings = Sequence[str]
+Methods = Mapping[str, Mapping[str, Any]]  # fields of the lines of each
 
 
 @dataclass(frozen=True)
@@ -146,42 +149,48 @@ class Line:
 def grid(
     line: Line,
     data: Sequence[str] | Mapping[str, int],
-    methods: Mapping[str, Mapping[str, Any]],
+    methods: Methods | Callable[[str], Methods],
     gains: Sequence[tuple[Figure, Sequence[str]]] = (),
     budgets: Sequence[Figure] = (),
     last: Settings = (),
+    over: Mapping[str, Mapping[Any, Settings]] = MappingProxyType({}),
+    **fields: Any,
 ) -> list[Line]:
-    """List a line for each data set and method.
+    """List a line for each data set, values that are varied, and method.
 
     Parameters
     ----------
     line : Line
-        What all have; ``{data}`` in its config stands for the data set.
+        What all have, but for ``fields``; ``{data}`` in its config stands for the data set.
     data : sequence of str, or mapping
         The data sets; a number is of the settings that each method may try there.
-    methods : mapping
+    methods : mapping, or function of the data set
         By method the fields of its lines: settings come behind those of ``line``, a list of the
         paper's accuracies is by data set, and figures stand in the place of all others.
-    gains : sequence of (Figure, sequence of str)
-        Figures that some methods alone have, behind the others.
-    budgets : sequence of Figure
-        Figures behind the gains.
+    gains, budgets : sequences
+        Figures behind the others: those that the named methods have, and those that all have.
     last : sequence of str
-        Settings behind all others.
+        Settings behind those of the methods.
+    over : mapping
+        What is varied: by key of the lines its values, with the settings that each stands for.
     """
-    lines = []
+    line, lines = replace(line, **fields), []
+    varied = [[(key, value) for value in values] for key, values in over.items()]
     for number, name in enumerate(data):
-        for method, fields in methods.items():
-            own: dict[str, Any] = {"config": line.config, "tries": line.tries, **fields}
+        ours = methods(name) if callable(methods) else methods
+        for keys, (method, more) in product(map(dict, product(*varied)), ours.items()):
+            own: dict[str, Any] = {"config": line.config, "tries": line.tries, **more}
             own["config"] = own["config"].format(data=name.lower())
             own["settings"] = [*line.settings, *own.get("settings", ()), *last]
+            own["settings"] += [one for key, value in keys.items() for one in over[key][value]]
             if "figures" not in own:
-                tested = [figure for figure, ours in gains if method in ours]
+                tested = [figure for figure, having in gains if method in having]
                 own["figures"] = [*line.figures, *tested, *budgets]
             if isinstance(own.get("paper"), list):
                 own["paper"] = {TEST: own["paper"][number]}
             if isinstance(data, Mapping):
                 own["tries"] = own["tries"][: data[name]]
+            own["keys"] = {**line.keys, **keys}
             lines.append(replace(line, data=name, method=method, **own))
     return lines
 

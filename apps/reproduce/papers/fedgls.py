@@ -103,7 +103,7 @@ GAINS = [  # FedGLS less another method, seed by seed
 COSTS = ["seconds-per-round", "steps-a-client", "MiB-a-client", *STRUCTURE]
 TABLE_1 = [
     *grid(
-        replace(LINE, figures=[*LINE.figures, *COSTS]),
+        LINE,
         DATA,
         {
             name: {**fields, "tries": TRIES[name], "paper": PAPER_1.get(name, {})}
@@ -111,33 +111,38 @@ TABLE_1 = [
         },
         GAINS,
         within("100 rounds", "500 steps", "10 MiB"),
+        figures=[*LINE.figures, *COSTS],
     ),
     *grid(LINE, DATA, BASELINES),
 ]
 
 
-def varied(table: str, data: str, value: str, paper: list[float], *setting: str) -> list[Line]:
+def varied(data: str, value: str, paper: list[float], setting: str, **fields: Any) -> list[Line]:
     """Make the lines of three methods with another value of a setting."""
-    seeds = range(5 if (table, data) == ("Table 2", "CiteSeer") else 3)
-    line = replace(LINE, table=table, keys={"varied": value}, seeds=seeds)
     own = {
         name: METHODS[name] | {"paper": [one]} for name, one in zip(COMPARED, paper, strict=True)
     }
-    return grid(line, [data], own, GAINS, last=setting)
+    return grid(LINE, [data], own, GAINS, over={"varied": {value: [setting]}}, **fields)
 
 
 TABLE_2 = [
     line
     for data, values in EPOCHS.items()
     for epochs, paper in values.items()
-    for line in varied("Table 2", data, epochs, paper, f"strategy.local_epochs={epochs}")
+    for line in varied(
+        *(data, epochs, paper, f"strategy.local_epochs={epochs}"),
+        **{"table": "Table 2", "seeds": range(3 if data == "PubMed" else 5)},
+    )
 ]
 TABLE_3 = [
     # Fed-MLP reads no edges: it is the same run with any share
     replace(line, settings=line.settings[:-1]) if line.method == "Fed-MLP" else line
     for data, values in GRAPHLESS.items()
     for value, (share, paper) in values.items()
-    for line in varied("Table 3", data, value, paper, f"graph.graphless_ratio={share}")
+    for line in varied(
+        *(data, value, paper, f"graph.graphless_ratio={share}"),
+        **{"table": "Table 3", "seeds": (0, 1, 2)},
+    )
 ]
 MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]
 EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}

@@ -161,31 +161,26 @@ def compared(table: str, data: str, model: str) -> list[Line]:
 def public(data: str, model: str, by: str, levels: list[int]) -> list[Line]:
     """Make lines of Table 3, a table of tendencies: by which nodes are public, and how many."""
     # With few public nodes a client has fewer than five validation nodes of some class: three
-    # folds, not five. Nothing is chosen: each method has the first that it may try.
+    # folds, not five. Nothing is chosen: each method has the first that it may try. With DeepWalk
+    # all nodes are judged: 60 % leave three test nodes of each class, at every client.
+    judged = ["judge.folds=3", MODELS[model][1], "judge.mlp=false"]
+    judged += ["partition.ratios=[0,0.4,0.6]"] if model == "DeepWalk" else []
     lines = []
-    for share, method in product(levels, COMPARED):
+    for share, (number, method) in product(levels, enumerate(COMPARED)):
+        paper = {}
+        if by == "degree":
+            paper = {
+                TEST: LEVELS[model][share][number] / 100,
+                GAIN.name: LEVELS[model][share][2] / 100,
+            }
         own = TRIES[method, model][0][: 1 if model == "GAT" else 2]
-        # All nodes are judged: 60 % leave three test nodes of each class, at every client.
-        own = own if model == "GAT" else ["partition.ratios=[0,0.4,0.6]", *own]
-        paper = dict(
-            zip((*COMPARED, "gain"), LEVELS[model][share] if by == "degree" else (), strict=False)
-        )
-        ours = {TEST: paper.get(method), GAIN.name: paper.get("gain")}
-        how = {
-            "settings": METHODS[method],
-            "paper": {key: one / 100 for key, one in ours.items() if one is not None},
-        }
-        line = replace(
-            line_of("Table 3", data, model),
-            keys={"public": by, "share": share},
-            seeds=(0, 1, 2),
-            figures=[TEST, LAST, VALIDATION],
-        )
-        place = [f"partition.public={by}", f"partition.public_share={share / 100}"]
-        place += ["judge.folds=3", MODELS[model][1], "judge.mlp=false"]
         lines += grid(
-            *(line, [data], {method: how}, [(GAIN, ["FED"])], [*map(Figure, [*SPENT, *PRECISION])]),
-            last=[noise(data), *place, *own],
+            *(line_of("Table 3", data, model), [data]),
+            {method: {"settings": METHODS[method], "paper": paper}},
+            *([(GAIN, ["FED"])], [*map(Figure, [*SPENT, *PRECISION])]),
+            last=[noise(data), f"partition.public={by}", f"partition.public_share={share / 100}"],
+            over={"public": {by: judged}, "share": {share: own}},
+            **{"seeds": (0, 1, 2), "figures": [TEST, LAST, VALIDATION]},
         )
     return lines
 
@@ -213,14 +208,13 @@ def budgets(model: str, norm: float) -> list[Line]:
     measured = ["privacy.measurements=report", "judge.every=1000000", "judge.mlp=false"]
     line = replace(line_of("Privacy", "Cora", model), rounds=None, seeds=(0, 1, 2), figures=[TEST])
     noisy = {"FED, with noise": {"figures": ["epsilon-of-a-round", "noise-multiplier", TEST]}}
-    ours = {method: {"settings": METHODS[method]} for method in COMPARED}
-    return grid(line, ["Cora"], ours, last=measured) + [
-        one
-        for epsilon in (1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
-        for one in grid(
-            *(replace(line, keys={"epsilon": epsilon}), ["Cora"], noisy),
-            last=[f"privacy.epsilon={epsilon}", f"privacy.clipping_norm={norm}", *measured],
-        )
+    clipped = [f"privacy.clipping_norm={norm}", *measured]
+    return [
+        *grid(line, ["Cora"], {one: {"settings": METHODS[one]} for one in COMPARED}, last=measured),
+        *grid(
+            *(line, ["Cora"], noisy),
+            over={"epsilon": {10.0**n: [f"privacy.epsilon={10.0**n}", *clipped] for n in range(7)}},
+        ),
     ]
 
 
