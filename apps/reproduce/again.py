@@ -17,7 +17,7 @@ import pandas as pd
 
 from flower_graph.apps.parallel import worker_pool, workers_for
 from flower_graph.apps.reproduce.page import markdown
-from flower_graph.apps.reproduce.rows import FIGURES, Row
+from flower_graph.apps.reproduce.rows import Row, figure_of
 from flower_graph.apps.reproduce.runs import RUNS, Run, curves_of, steps_of
 from flower_graph.apps.reproduce.table import TEST
 from flower_graph.apps.run import simulate_whole
@@ -108,7 +108,7 @@ def _figures(run: Run, draw: int, rows: Sequence[Row]) -> list[float | None]:
         curves = curves_of(*simulate_whole(run.settings), *steps_of(run.settings))
         is_changed = draw == 0 or count() > 0
     return [
-        FIGURES[row["metric"]](curves, row, run.settings) if is_changed else None for row in rows
+        figure_of(row["metric"], curves, row, run.settings) if is_changed else None for row in rows
     ]
 
 

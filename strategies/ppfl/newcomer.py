@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
 
 LOG = logging.getLogger(__name__)
-NEAREST = (1, 5, 10)
 HELD_BACK = 0.2  # share of the common nodes on which the alignment is measured
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -165,7 +164,7 @@ def join_space(
     if held is not None and held.nodes.size > 1:
         local, other = held.common(nodes)
         points = held.embeddings[other]
-        precision = alignment_precision(embeddings[local], points, rotation, NEAREST)
+        precision = alignment_precision(embeddings[local], points, rotation)
     return Joined(embeddings @ rotation, rotation, len(here), precision)
 
 

@@ -39,6 +39,7 @@ from flower_graph.strategies.ppfl.claims import (
     sign_claim,
 )
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient, PublicNodeClient
+from flower_graph.strategies.ppfl.config import PRECISIONS
 from flower_graph.strategies.ppfl.evaluation import GraphJudge
 from flower_graph.strategies.ppfl.messages import (
     EmbeddingEnrolment,
@@ -48,7 +49,6 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import NEAREST, PRECISIONS
 from flower_graph.wire.arrays import decode_array
 from flower_graph.wire.counts import counts_size
 from flower_graph.wire.fields import Resume
@@ -251,7 +251,7 @@ def rotate(
         if here.any():
             turn = orthogonal_procrustes(local[here], points, rotations_only=order.rotations_only)
             if mean is not None:
-                near = alignment_precision(local[here], points, turn, NEAREST)
+                near = alignment_precision(local[here], points, turn)
         result[client] = Rotated(turn, sum_vector(local @ turn, slots, length), near)
     return result
 

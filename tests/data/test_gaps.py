@@ -185,7 +185,7 @@ def test_a_cut_graphs_clients_know_their_nodes_names() -> None:
     for graph in graphs:
         assert graph.called == tuple(NAMES[node] for node in graph.nodes.tolist())
         local = {f"0.{key}": value for key, value in graph_tensors(graph).items()}
-        assert read_graph(ClientGraph, 0, local, "there").called == graph.called
+        assert read_graph(ClientGraph, 0, local).called == graph.called
     assert called(graphs) == [name for graph in graphs for name in graph.called or ()]
 
 

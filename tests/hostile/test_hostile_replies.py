@@ -46,6 +46,7 @@ from run_corpus import (
 
 from flower_graph.errors import AlignmentError
 from flower_graph.method.registry import known_apps
+from flower_graph.secure.align.server import AlignmentServer
 from flower_graph.strategies.fedscem.messages import SUMMED_NAMES
 
 
@@ -164,6 +165,19 @@ def test_attacks_on_sums_that_bear_few_drop_outs() -> None:
     tally = try_campaigns(HALF, some_of(hard, 6))
     assert not any(tally[one] for one in ("crashed", "evicted", "costly"))
     assert tally["refused"]
+
+
+def test_a_key_holder_that_is_excluded_has_the_others_aligned_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Client 1, at the hostile SuperNode, holds a share of the key, cheats in a sum and is lost
+    monkeypatch.setattr(AlignmentServer, "_draw_holders", lambda _, free, n: sorted(free)[:n])
+    cheats = "train.unmask: config/prepare-seed-commitments: wrong, then lost"
+    [campaign] = [one for one in campaigns(PSI) if one.name == cheats]
+    found = PSI.run(campaign.plan, 5)
+    assert found.error is None and 1 in found.excluded
+    assert not any(report.skipped for report in found.reports[-2:])
+    assert found.reports[-1].asked == found.reports[-1].answered == 5
 
 
 def test_metrics_under_another_name_do_not_end_flowers_averaging() -> None:

@@ -1,10 +1,13 @@
 """FedGLS: Tables 1 to 3, Figure 3, and how good the learnt graphs are."""
 
+from dataclasses import replace
 from typing import Any
 
 from flower_graph.apps.reproduce.rows import STRUCTURE
 from flower_graph.apps.reproduce.table import (
+    BASELINES,
     LAST,
+    READ,
     REGRESSION,
     TEST,
     VALIDATION,
@@ -12,21 +15,21 @@ from flower_graph.apps.reproduce.table import (
     Line,
     Paper,
     Picture,
-    baselines,
+    grid,
     within,
 )
 
 DATA = {"Cora": 4, "CiteSeer": 4, "PubMed": 2, "Flickr": 2, "ogbn-arxiv": 2}  # settings tried
-METHODS = {
-    "Fed-MLP": ["strategy.name=fed-mlp"],
-    "Fed-GNNMLP": ["strategy.name=fed-gnn-mlp"],
-    "FedProto": ["strategy.name=fedproto"],
-    "Local-GNN_k": ["strategy.name=local-gnn-knn"],
-    "Fed-GNN_k": ["strategy.name=fed-gnn-knn"],
-    "FedGLS": ["strategy.name=structure-fedavg"],
-    "Fed-GNN": ["strategy.name=fed-gnn"],
+METHODS: dict[str, dict[str, Any]] = {
+    "Fed-MLP": {"settings": ["strategy.name=fed-mlp"], "model": "MLP"},
+    "Fed-GNNMLP": {"settings": ["strategy.name=fed-gnn-mlp"]},
+    "FedProto": {"settings": ["strategy.name=fedproto"]},
+    "Local-GNN_k": {"settings": ["strategy.name=local-gnn-knn"]},
+    "Fed-GNN_k": {"settings": ["strategy.name=fed-gnn-knn"]},
+    "FedGLS": {"settings": ["strategy.name=structure-fedavg"]},
+    "Fed-GNN": {"settings": ["strategy.name=fed-gnn"]},
     # Not in the paper: learners stay as they began, neighbours weighted by similarity.
-    "FedGLS, phi fixed": ["strategy.name=structure-fedavg", "graph.learning_rate=0"],
+    "FedGLS, phi fixed": {"settings": ["strategy.name=structure-fedavg", "graph.learning_rate=0"]},
 }
 # The settings that each method may try in Table 1: the shipped settings, and others.
 RATE, NEIGHBOURS = "strategy.learning_rate", "graph.neighbours"
@@ -50,7 +53,7 @@ TRIES = {
     ],
 }
 # The paper prints means without deviations: by method, on the data sets in order.
-PAPER_1 = {
+PAPER_1: dict[str, list[float]] = {
     "Fed-MLP": [0.6141, 0.7253, 0.8398, 0.4649, 0.4495],
     "Fed-GNNMLP": [0.7448, 0.7521, 0.8413, 0.4868, 0.4652],
     "FedProto": [0.8089, 0.7876, 0.8341, 0.4720, 0.4685],
@@ -84,86 +87,64 @@ GRAPHLESS = {  # Table 3: graph:graphless, the share, and the paper's figures
         "8:12": (0.6, [0.4649, 0.4687, 0.4790]),
     },
 }
-PLAIN = [TEST, LAST, VALIDATION, "rounds"]
+LINE = Line(
+    table="Table 1",
+    config="fedgls/{data}",
+    settings=["patience=50"],
+    seeds=(0, 1, 2, 3, 4),
+    rounds=1000,
+    keys={"varied": ""},
+    figures=[TEST, LAST, VALIDATION, "rounds"],
+)
 GAINS = [  # FedGLS less another method, seed by seed
-    *(
-        Figure(f"gain-over-{rival.lower()}", TEST, rival)
-        for rival in ("Fed-GNN_k", "Fed-MLP", "FedGLS, phi fixed")
-    ),
-    Figure(f"gain-over-{REGRESSION}", TEST, REGRESSION),
+    (Figure(f"gain-over-{rival.lower()}", TEST, rival), ["FedGLS"])
+    for rival in ("Fed-GNN_k", "Fed-MLP", "FedGLS, phi fixed", REGRESSION)
 ]
 COSTS = ["seconds-per-round", "steps-a-client", "MiB-a-client", *STRUCTURE]
-
-
-def line(table: str, data: str, method: str, varied: str, *settings: str, **more: Any) -> Line:
-    """Make a line, run to its end, with the gains of FedGLS."""
-    figures = [*PLAIN, *(GAINS if method == "FedGLS" else [])]
-    own = ["patience=50", *METHODS.get(method, []), *settings]
-    place: dict[str, Any] = {
-        "table": table,
-        "data": data,
-        "method": method,
-        "keys": {"varied": varied},
-    }
-    how: dict[str, Any] = {
-        "config": f"fedgls/{data.lower()}",
-        "settings": own,
-        "rounds": 1000,
-        "figures": figures,
-    }
-    model = "MLP" if method == "Fed-MLP" else "GCN"
-    return Line(**{**place, **how, "model": model, "seeds": (0, 1, 2, 3, 4), **more})
-
-
-BUDGETS = within("100 rounds", "500 steps", "10 MiB")
 TABLE_1 = [
-    line(
-        *("Table 1", data, method, ""),
-        figures=[*PLAIN, *COSTS, *(GAINS if method == "FedGLS" else []), *BUDGETS],
-        tries=TRIES[method][:tried],
-        paper={TEST: PAPER_1[method][number]} if method in PAPER_1 else {},
-    )
-    for number, (data, tried) in enumerate(DATA.items())
-    for method in METHODS
-] + [one for data in DATA for one in baselines(line("Table 1", data, "", ""))]
+    *grid(
+        replace(LINE, figures=[*LINE.figures, *COSTS]),
+        DATA,
+        {
+            name: {**fields, "tries": TRIES[name], "paper": PAPER_1.get(name, {})}
+            for name, fields in METHODS.items()
+        },
+        GAINS,
+        within("100 rounds", "500 steps", "10 MiB"),
+    ),
+    *grid(LINE, DATA, BASELINES),
+]
+
+
+def varied(table: str, data: str, value: str, paper: list[float], *setting: str) -> list[Line]:
+    """Make the lines of three methods with another value of a setting."""
+    seeds = range(5 if (table, data) == ("Table 2", "CiteSeer") else 3)
+    line = replace(LINE, table=table, keys={"varied": value}, seeds=seeds)
+    own = {
+        name: METHODS[name] | {"paper": [one]} for name, one in zip(COMPARED, paper, strict=True)
+    }
+    return grid(line, [data], own, GAINS, last=setting)
+
+
 TABLE_2 = [
-    line(
-        *("Table 2", data, method, epochs, f"strategy.local_epochs={epochs}"),
-        paper={TEST: accuracy},
-        seeds=(0, 1, 2) if data == "PubMed" else (0, 1, 2, 3, 4),
-    )
+    line
     for data, values in EPOCHS.items()
-    for epochs, accuracies in values.items()
-    for method, accuracy in zip(COMPARED, accuracies, strict=True)
+    for epochs, paper in values.items()
+    for line in varied("Table 2", data, epochs, paper, f"strategy.local_epochs={epochs}")
 ]
 TABLE_3 = [
-    line(
-        *("Table 3", data, method, varied),
-        # Fed-MLP reads no edges: it is the same run with any share
-        *([] if method == "Fed-MLP" else [f"graph.graphless_ratio={share}"]),
-        paper={TEST: accuracy},
-        seeds=(0, 1, 2),
-    )
+    # Fed-MLP reads no edges: it is the same run with any share
+    replace(line, settings=line.settings[:-1]) if line.method == "Fed-MLP" else line
     for data, values in GRAPHLESS.items()
-    for varied, (share, accuracies) in values.items()
-    for method, accuracy in zip(COMPARED, accuracies, strict=True)
+    for value, (share, paper) in values.items()
+    for line in varied("Table 3", data, value, paper, f"graph.graphless_ratio={share}")
 ]
 MARKED = ["Fed-MLP", "Local-GNN_k", "Fed-GNN_k", "FedGLS", "FedGLS, phi fixed", "Fed-GNN"]
-TRUE = {"true edges": {"method": "FedGLS", "metric": "true-homophily"}}
+EDGES = {"Table 1": ["Fed-GNN_k", "FedGLS"]}
+TRUE = {"FedGLS": {"true edges": "true-homophily"}}
 PAPER = Paper(
     title="FedGLS: the paper's comparison",
-    notes="""
-The paper's figures are the means that it prints. It does not say which round they are of. Every
-run goes on until validation accuracy has not improved for 50 rounds, at most 1,000. Tables 2 and 3
-have the settings of the configs. A line of Table 1 has one of four that its method may try, on
-PubMed and larger sets one of two. Edges that FedGLS learns and that Fed-GNN_k has from the
-features are compared with the true ones, which no client sees, in the round with the best
-validation accuracy. Precision: share of these edges that are true; recall: share of the true edges
-that are among these; homophily: share of the edges that join nodes of one class. Seconds of a
-round are the median, evaluation included. Table 3 is by graph:graphless clients; Fed-MLP reads no
-edges: its runs are the same ones in all lines of a data set. How to read this:
-[README.md](README.md).
-""",
+    notes=READ,
     tables={"table-1": TABLE_1, "table-3": TABLE_3, "table-2": TABLE_2},
     settings={
         "GCN": [
@@ -176,17 +157,13 @@ edges: its runs are the same ones in all lines of a data set. How to read this:
         Picture(
             "axes-{data}.png", "axes", "table-1", {"Table 1": None}, options={"marked": MARKED}
         ),
-        Picture("figure-3-{data}.png", "curves", "table-1", {"Table 1": ["Fed-GNN_k", "FedGLS"]}),
+        Picture("figure-3-{data}.png", "curves", "table-1", EDGES),
         *(
             Picture(
-                *(f"structure-{name}.png", "intervals", "table-1"),
-                options={
-                    "label": f"{name} of the edges",
-                    "rows": {"table": "Table 1", "metric": name},
-                    "points": {"Fed-GNN_k": None, "FedGLS": None, **more},
-                },
+                *(f"structure-{name}.png", "intervals", "table-1", EDGES),
+                options={"label": f"{name} of the edges", "metric": name, "also": also},
             )
-            for name, more in {"precision": {}, "recall": {}, "homophily": TRUE}.items()
+            for name, also in {"precision": {}, "recall": {}, "homophily": TRUE}.items()
         ),
     ],
 )

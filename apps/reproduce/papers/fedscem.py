@@ -1,11 +1,14 @@
 """FedSCem: Tables 1 and 3, Figures 5, 6 and 8, under two splits."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
 
 from flower_graph.apps.reproduce.table import (
+    BASELINES,
     LAST,
+    READ,
     REGRESSION,
     TEST,
     VALIDATION,
@@ -13,7 +16,7 @@ from flower_graph.apps.reproduce.table import (
     Line,
     Paper,
     Picture,
-    baselines,
+    grid,
     within,
 )
 
@@ -45,7 +48,8 @@ METHODS = {
 TRAINED = [*METHODS][:11]
 MAIN = ["Self-training", "FedAvg", "FedSCem", "FedAvg+FedSCem"]
 PAPERS_OWN = {"Cora": (5, 10), "CiteSeer": (1, 0.1), "PubMed": (10, 1), "LastFM-Asia": (1, 0.1)}
-RATE, FIVE, MU = "strategy.learning_rate", "strategy.local_epochs=5", "strategy.mu"
+RATE, MU, TAU = "strategy.learning_rate", "strategy.mu", "strategy.tau"
+FIVE = "strategy.local_epochs=5"
 # The settings that each method may try. At one step of the paper's 0.0005 a round most methods
 # need many hundred rounds.
 # Of one local epoch at 0.002 methods that share weights stand still for fifty rounds first.
@@ -95,169 +99,170 @@ MEMORY = {
     "LastFM-Asia": [3.53, 6.45, 6.45, 95.06, None, 16.98, 15.74, 16.98, 16.98, 16.98],
 }
 GLOBAL = {"Cora": (0.8399, 0.0081), "LastFM-Asia": (0.8792, 0.0038)}
-SEEDS = (0, 1, 2, 3, 4)
 GLOBAL_SPLIT, PER_CLIENT = "partition.split=global", "partition.split=per-client"
-OWN_FIGURES = [TEST, LAST, VALIDATION, "rounds", "steps-a-client", "MiB-a-client"]
 BUDGETS = within("20 rounds", "100 rounds", "100 steps", "500 steps", "10 MiB", "50 MiB")
+COSTS = ["steps-a-client", "MiB-a-client"]
+GAIN = Figure("gain-over-self-training", TEST, "Self-training")
+GAINS = [  # with the same seed, ego-networks and split
+    (GAIN, TRAINED[1:]),
+    (Figure("gain-over-fedavg", TEST, "FedAvg"), ["FedSCem", "FedAvg+FedSCem"]),
+    (Figure("gain-over-regression", TEST, REGRESSION), [MAIN[0], *MAIN[2:]]),
+]
+LINE = Line(table="", config="fedscem/{data}", seeds=(0, 1, 2, 3, 4))
+SHORT = replace(LINE, seeds=(0, 1, 2))
+# Settings are chosen under the strict split, where no label travels
+CHOSEN = replace(LINE, rounds=500, tried_on=[GLOBAL_SPLIT])
 
 
-def line(table: str, data: str, method: str, *settings: str, **more: Any) -> Line:
-    """Make a line with the paper's figures."""
-    own = [*METHODS.get(method, [])]
+def fields(data: str, method: str) -> dict[str, Any]:
+    """Return a method's settings, and the paper's figures."""
+    result: dict[str, Any] = {"settings": METHODS.get(method, []), "paper": {}, "also": {}}
+    accuracy, deviation = None, None
+    if method == "Global":
+        accuracy, deviation = GLOBAL[data]
+        result["trained"] = f"{TABLES}:train"
     if method == OWN:
-        own += [
-            f"strategy.{key}={one}"
-            for key, one in zip(("mu", "tau"), PAPERS_OWN[data], strict=True)
-        ]
-    number = TRAINED.index("FedSCem" if method == OWN else method) if method in TRAINED else None
-    accuracy, deviation = GLOBAL.get(data, (None, None)) if method == "Global" else (None, None)
-    paper: dict[str, Any] = {}
-    also: dict[str, Any] = {}
-    if number is not None:
+        mu, tau = PAPERS_OWN[data]
+        result["settings"] = [*METHODS[OWN], f"{MU}={mu}", f"{TAU}={tau}"]
+    if method in TRAINED:
+        number = TRAINED.index("FedSCem" if method == OWN else method)
         accuracy, deviation = ACCURACY[data][number], DEVIATION[data][number]
-        paper = {"seconds-per-round": SECONDS[data][number]}
-        also = {"peak-mib": {"paper-gpu-memory-percent": MEMORY[data][number]}}
+        result["paper"] = {"seconds-per-round": SECONDS[data][number]}
+        result["also"] = {"peak-mib": {"paper-gpu-memory-percent": MEMORY[data][number]}}
     if accuracy is not None:
-        paper, also = {TEST: accuracy, **paper}, {TEST: {"paper-std": deviation}, **also}
-    place: dict[str, Any] = {
-        "table": table,
-        "data": data,
-        "method": method,
-        "config": f"fedscem/{data.lower()}",
-    }
-    how: dict[str, Any] = {
-        "settings": [*own, *settings],
-        "seeds": SEEDS,
-        "paper": paper,
-        "also": also,
-    }
-    return Line(**{**place, **how, **more})
+        result["paper"] |= {TEST: accuracy}
+        result["also"] |= {TEST: {"paper-std": deviation}}
+    return result
 
 
-def tested(method: str) -> list[Figure]:
-    """List a method's gains, with the same seed, ego-networks and split."""
-    gains = {
-        "gain-over-self-training": ("Self-training", method != "Self-training"),
-        "gain-over-fedavg": ("FedAvg", method in ("FedSCem", "FedAvg+FedSCem")),
-        "gain-over-regression": (
-            *(REGRESSION,),
-            method in ("Self-training", "FedSCem", "FedAvg+FedSCem"),
-        ),
-    }
-    return [Figure(name, TEST, over) for name, (over, has) in gains.items() if has]
-
-
-def chosen(table: str, data: str, method: str, split: str, **more: Any) -> Line:
-    """Make a line with settings chosen under the strict split, where no label travels."""
-    how: dict[str, Any] = {"tries": TRIES[method][: 4 if data == "Cora" else 2]}
-    how |= {"rounds": 500, "tried_on": [GLOBAL_SPLIT], **more}
-    return line(table, data, method, split, "patience=50", **how)
+def lines(
+    line: Line, data: Sequence[str], methods: Sequence[str], *last: str, is_compared: bool = False
+) -> list[Line]:
+    """Make lines with the paper's figures; compared ones have gains and budgets."""
+    more = (GAINS, BUDGETS) if is_compared else ()
+    return [
+        made
+        for name in data
+        for method in methods
+        for tries in [TRIES[method] if line.tried_on else [()]]
+        for made in grid(
+            *(line, {name: 4 if name == "Cora" else 2}),
+            *({method: {**fields(name, method), "tries": tries}}, *more),
+            last=last,
+        )
+    ]
 
 
 def split_table(table: str, split: str) -> list[Line]:
     """Make Table 3 under a split; the large data sets have what others are judged by."""
-    lines = [
-        chosen(table, data, name, split, figures=[*OWN_FIGURES, *tested(name), *BUDGETS])
-        for data in (*SMALL, *LARGE)
-        for name in (TRAINED if data in SMALL else MAIN)
-    ]
-    gain = Figure("gain-over-self-training", TEST, "Self-training")
-    return lines + [
-        replace(one, figures=[TEST, gain])
-        for data in (*SMALL, *LARGE)
-        for one in baselines(line(table, data, "", split))
+    line = replace(CHOSEN, table=table, figures=[TEST, LAST, VALIDATION, "rounds", *COSTS])
+    untrained = {name: {**how, "figures": [TEST, GAIN]} for name, how in BASELINES.items()}
+    return [
+        *lines(line, SMALL, TRAINED, split, "patience=50", is_compared=True),
+        *lines(line, LARGE, MAIN, split, "patience=50", is_compared=True),
+        *grid(replace(LINE, table=table), [*SMALL, *LARGE], untrained, last=[split]),
     ]
 
 
-STRICT, TABLE_3 = (
-    split_table("Table 3, strict split", GLOBAL_SPLIT),
-    split_table("Table 3", PER_CLIENT),
-)
+STRICT = split_table("Table 3, strict split", GLOBAL_SPLIT)
+TABLE_3 = split_table("Table 3", PER_CLIENT)
 TABLE_1 = [
-    chosen(
-        *("Table 1", data, method, GLOBAL_SPLIT if split == "global" else PER_CLIENT),
-        keys={"split": split},
-        figures=[TEST],
-        trained=f"{TABLES}:train" if method == "Global" else "",
-    )
+    line
     # The same model on the whole graph can be judged under the strict split only.
     for split, more in {"per-client": [], "global": ["Global"]}.items()
-    for data in ("Cora", "LastFM-Asia")
-    for method in ("Self-training", "FedAvg", "FedProx", *more)
-]
-SHIPPED = [
-    line(
-        *("Shipped", data, "FedAvg+FedSCem, as shipped", *settings, PER_CLIENT),
-        config=f"fedscem/{data.lower()}-fedavg",
-        keys={"sums": sums},
-        seeds=(0, 1, 2),
-        figures=[TEST, LAST, "rounds", "MiB-a-client"],
+    for line in lines(
+        replace(CHOSEN, table="Table 1", keys={"split": split}, figures=[TEST]),
+        *(["Cora", "LastFM-Asia"], ["Self-training", "FedAvg", "FedProx", *more]),
+        *(f"partition.split={split}", "patience=50"),
     )
+]
+FEDAVG = replace(SHORT, config="fedscem/{data}-fedavg")
+AS_SHIPPED = ["FedAvg+FedSCem, as shipped"]
+SHIPPED = [
+    line
     for data in SMALL
     for sums, settings in {"masked": [], "plain": PLAIN}.items()
-] + [
-    line(
-        *("Shipped, tried", data, "FedAvg+FedSCem, as shipped", *PLAIN, PER_CLIENT),
-        *(f"{MU}={mu}", f"{RATE}={rate}"),
-        config=f"fedscem/{data.lower()}-fedavg",
-        keys={"mu": mu, "lr": rate},
-        seeds=(10, 11, 12, 13, 14, 15),  # Of two or three seeds others come out best
-        figures=[VALIDATION],
+    for line in lines(
+        replace(
+            *(FEDAVG,),
+            table="Shipped",
+            keys={"sums": sums},
+            figures=[TEST, LAST, "rounds", "MiB-a-client"],
+        ),
+        *([data], AS_SHIPPED, *settings, PER_CLIENT),
     )
+]
+SHIPPED += [
+    line
     for data in SMALL
     for mu, rate in ((1, 0.0005), (1, 0.002), (0.1, 0.002))
-]
-MUS, TAUS = [0.5, 1, 5, 10], [0.01, 0.1, 1, 5, 10]
-FIGURE_6A = [
-    line(
-        *("Figure 6a", "Cora", "FedSCem", PER_CLIENT, "patience=50", f"{RATE}=0.002"),
-        *(f"{MU}={mu}", f"strategy.tau={tau}"),
-        shown=f"FedSCem, mu={mu}, tau={tau}",
-        keys={"mu": mu, "tau": tau},
-        seeds=(0, 1, 2),
-        rounds=500,
-        figures=[VALIDATION, TEST, "rounds"],
-        paper={},
-        also={},
+    for line in lines(
+        replace(
+            *(FEDAVG,),
+            table="Shipped, tried",
+            keys={"mu": mu, "lr": rate},
+            seeds=range(10, 16),  # of two or three seeds others come out best
+            figures=[VALIDATION],
+        ),
+        *([data], AS_SHIPPED, *PLAIN, PER_CLIENT, f"{MU}={mu}", f"{RATE}={rate}"),
     )
-    for mu, tau in product(MUS, TAUS)
+]
+FIGURE_6A = [
+    replace(line, shown=f"FedSCem, mu={mu}, tau={tau}", paper={}, also={})
+    for mu, tau in product((0.5, 1, 5, 10), (0.01, 0.1, 1, 5, 10))
+    for line in lines(
+        replace(
+            *(SHORT,),
+            table="Figure 6a",
+            keys={"mu": mu, "tau": tau},
+            rounds=500,
+            figures=[VALIDATION, TEST, "rounds"],
+        ),
+        *(["Cora"], ["FedSCem"], PER_CLIENT, "patience=50", f"{RATE}=0.002"),
+        *(f"{MU}={mu}", f"{TAU}={tau}"),
+    )
 ]
 BATCHES = [
-    line(
-        *("Batches", "Cora", method, "patience=50", f"{RATE}=0.002", f"strategy.batch_size={size}"),
-        keys={"batch": batch},
-        seeds=(10, 11),
-        rounds=500,
-        figures=[VALIDATION, "rounds", "steps-a-client"],
+    line
+    for batch, size in {"16": "16", "64": "64", "all": "null"}.items()
+    for line in lines(
+        replace(
+            *(LINE,),
+            table="Batches",
+            keys={"batch": batch},
+            seeds=(10, 11),
+            rounds=500,
+            figures=[VALIDATION, "rounds", "steps-a-client"],
+        ),
+        *(["Cora"], ["FedSCem", "Self-training"], "patience=50", f"{RATE}=0.002"),
+        f"strategy.batch_size={size}",
     )
-    for batch, size in {"16": 16, "64": 64, "all": "null"}.items()
-    for method in ("FedSCem", "Self-training")
 ]
-MASKS = [
-    line("Masks", data, method, PER_CLIENT, seeds=(0,), rounds=50, figures=[LAST, "run-seconds"])
-    for data in SMALL
-    for method in ("FedSCem", "FedSCem, masked")
-]
-COST = [
-    line(
-        *("Cost", data, method, PER_CLIENT),
+MASKS = lines(
+    replace(LINE, table="Masks", seeds=(0,), rounds=50, figures=[LAST, "run-seconds"]),
+    *(SMALL, ["FedSCem", "FedSCem, masked"], PER_CLIENT),
+)
+MEASURED = ["seconds-per-round", "peak-mib"]
+COST = lines(
+    replace(
+        *(LINE,),
+        table="Cost",
         measure="flower_graph.apps.reproduce.runs:costs",
         rounds=10,
-        figures=["seconds-per-round", "peak-mib"],
-    )
-    for data in (*SMALL, *LARGE)
-    for method in TRAINED
-]
-FIGURE_8 = [
-    line(
-        *("Figure 8", data, "FedSCem", PER_CLIENT),
+        figures=MEASURED,
+    ),
+    *([*SMALL, *LARGE], TRAINED, PER_CLIENT),
+)
+FIGURE_8 = grid(
+    replace(
+        *(LINE,),
+        table="Figure 8",
         measure=f"{TABLES}:costs",
-        figures=["nodes", "edges", "seconds-per-round", "peak-mib"],
-        paper={},
-        also={},
-    )
-    for data in (*SMALL, *LARGE)
-]
+        figures=["nodes", "edges", *MEASURED],
+    ),
+    *([*SMALL, *LARGE], {"FedSCem": {"settings": FULL}}),
+    last=[PER_CLIENT],
+)
 ON_BOTH = [one for one in TABLE_3 if one.data in SMALL and one.method in TRAINED]
 FIGURE_5 = ["Self-training", "FedSCem", "FedAvg", "FedAvg+FedSCem", "FedProx", "FedProx+FedSCem"]
 VARIANTS = ["FedSCem_iter", "FedSCem-", "FedSCem"]
@@ -265,38 +270,7 @@ MORE = ["Self-training", "LocalSage+", "FedSage+", "FedAvg+FedSCem", "FedProx+Fe
 MARKED = ["Self-training", "FedAvg", "FedProx", "FedSCem", "FedAvg+FedSCem"]
 PAPER = Paper(
     title="FedSCem: the paper's comparison",
-    notes="""
-Every line of Tables 1 and 3 until validation accuracy has not improved for 50 rounds, at most 500,
-with one of four settings for each method, on other data sets than Cora one of two, chosen under
-the strict split. An accuracy is the mean over the clients that have such nodes.
-
-Split: 60, 20 and 20 % of a client's labelled nodes for training, validation and test; the paper
-leaves the ratio open. Under the *strict* split a node has one role at all clients, so that nobody
-trains on another's test label: what a method gains there it has learnt. *Per client*, as the paper
-seems to have it, most test nodes train at another client, and their labels travel: with embeddings
-in FedSCem, with weights in FedAvg. "FedSCem, paper's mu, tau, head" is FedSCem with the paper's
-mu, tau and projection of 32, all else chosen as for other lines; the paper's figure beside both is
-the same one.
-
-*Global* in Table 1 is the same model trained on the whole graph, under the strict split, whose
-roles are a random 60/20/20 split of all nodes. It is judged as the clients are: by the mean over
-the ego-networks of the accuracy on their test nodes, with embeddings that know the whole graph. So
-compare it with the split *global*. *Shipped* are `fedscem/cora-fedavg` and
-`fedscem/citeseer-fedavg`, per client: FedAvg+FedSCem in few rounds, with the best of *Shipped,
-tried* by validation accuracy; the configs ship with masked sums; with plain ones, as in the other
-tables, no embedding is shortened. *Masks*: the whole method, blinded alignment and masks included,
-beside the one that the other tables have, as shipped, 50 rounds. *Batches*: by
-`strategy.batch_size`, one local epoch at 0.002: what the default was chosen by. *Figure 6a*: until
-validation has not improved for 50 rounds.
-
-*Cost*: 10 rounds of the shipped config, all clients in one process with one thread, nothing beside
-it. The paper's are on a server with eight GPUs (LocalSage+: one client alone). Memory is the most
-that the process held, libraries and graph included. *Figure 8*, the cost of a client by the size
-of its ego-network: clients of about equal size train together on one CPU core; a figure is a
-group's, divided by its clients. A round is FedSCem's at the client, without masks and messages;
-memory is that of its tensors: graph, weights, optimiser and what a round makes. How to read this:
-[README.md](README.md).
-""",
+    notes=READ,
     tables={  # in the order in which they are run: first the strict split
         "strict": STRICT,
         "table-3": TABLE_3,
@@ -312,14 +286,7 @@ memory is that of its tensors: graph, weights, optimiser and what a round makes.
     },
     pictures=[
         *(
-            Picture(
-                *(f"figure-5{letter}.png", "intervals", "figure-5"),
-                options={
-                    "label": "test accuracy",
-                    "rows": {"table": "Table 3", "metric": TEST},
-                    "points": dict.fromkeys(methods),
-                },
-            )
+            Picture(f"figure-5{letter}.png", "intervals", "figure-5", {"Table 3": methods})
             for letter, methods in {"a": FIGURE_5, "b": VARIANTS}.items()
         ),
         *(
@@ -330,10 +297,9 @@ memory is that of its tensors: graph, weights, optimiser and what a round makes.
             )
         ),
         Picture(
-            *("figure-6a-{data}.png", "matrices", "figure-6a"),
+            *("figure-6a-{data}.png", "matrices", "figure-6a", {"Figure 6a": None}),
             options={
-                "rows": {"table": "Figure 6a"},
-                "axes": {"mu": MUS, "tau": TAUS},
+                "axes": ["mu", "tau"],
                 "label": "accuracy",
                 "metrics": {VALIDATION: "best validation", TEST: "test"},
             },

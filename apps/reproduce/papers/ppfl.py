@@ -1,11 +1,14 @@
 """PPFL-GNN: Tables 1 to 3, Figures 3 to 6, and accuracy against a privacy budget."""
 
 from dataclasses import replace
+from itertools import product
 from statistics import fmean
 from typing import Any
 
 from flower_graph.apps.reproduce.table import (
+    BASELINES,
     LAST,
+    READ,
     REGRESSION,
     TEST,
     VALIDATION,
@@ -13,7 +16,7 @@ from flower_graph.apps.reproduce.table import (
     Line,
     Paper,
     Picture,
-    baselines,
+    grid,
     within,
 )
 
@@ -100,13 +103,15 @@ PRECISION = ["precision-1", "precision-5", "precision-10"]
 CLASSIFIERS = ("mlp", "svc")
 
 
-def line(table: str, data: str, model: str, method: str, *settings: str, **more: Any) -> Line:
-    """Make a line; wrong labels are a data set of their own."""
-    real, noise = data.partition(",")[0], "0.15" if data == NOISY else "0"
-    how: dict[str, Any] = {"config": f"ppfl/{real.lower()}-{model.lower()}", "seeds": SEEDS}
-    own = [*METHODS.get(method, []), f"partition.label_noise={noise}"]
-    how |= {"settings": [*own, *settings], "rounds": MODELS[model][0], "data_shown": data}
-    return Line(**{"table": table, "data": real, "model": model, "method": method, **how, **more})
+def line_of(table: str, data: str, model: str) -> Line:
+    """Return what all lines of a table have on a data set; wrong labels are one of their own."""
+    config, shown = f"ppfl/{{data}}-{model.lower()}", {"data_shown": data, "model": model}
+    return Line(table=table, config=config, rounds=MODELS[model][0], seeds=SEEDS, **shown)
+
+
+def noise(data: str) -> str:
+    """Return the setting of the share of wrong labels."""
+    return f"partition.label_noise={'0.15' if data == NOISY else '0'}"
 
 
 def printed(table: str, data: str, method: str) -> dict[str, float]:
@@ -127,63 +132,61 @@ def printed(table: str, data: str, method: str) -> dict[str, float]:
 def compared(table: str, data: str, model: str) -> list[Line]:
     """Make the lines of Table 1 or 2: the best by validation, and after the last round."""
     budgets = ["5 steps", "0.5 MiB"] if model == "DeepWalk" else ["100 steps", "0.2 MiB"]
-    lines = []
+    methods: dict[str, dict[str, Any]] = {}
     for method in METHODS if data != NOISY else COMPARED:
-        figures = [TEST, LAST, VALIDATION, *([GAIN] if method == "FED" else [])]
+        figures: list[str | Figure] = [TEST, LAST, VALIDATION, *([GAIN] if method == "FED" else [])]
         if method != FULL:
             figures += [Figure("gain-over-regression", TEST, REGRESSION)]
         for classifier in CLASSIFIERS:
             keys = {"classifier": classifier}
             figures += [Figure("micro-f1", keys=keys)]
-            clients = range(1, 5) if method != FULL else ()
             figures += [
                 Figure("micro-f1-client", "micro-f1", keys={**keys, "client": client})
-                for client in clients
+                for client in (range(1, 5) if method != FULL else ())
             ]
             if method == "FED":
                 figures += [Figure("sum-of-fed-less-loc", "sum-of-micro-f1", "LOC", keys)]
         figures += [*SPENT, *PRECISION]
         figures += within("2 rounds", "10 rounds", *budgets) if method != FULL else []
-        lines.append(
-            line(
-                *(table, data, model, method, MODELS[model][1]),
-                figures=figures,
-                tries=TRIES[method, model],
-                tried_on=["judge.mlp=false"],
-                paper=printed(table, data, method),
-            )
-        )
-    return lines
+        methods[method] = {
+            "settings": METHODS[method],
+            "figures": figures,
+            "tries": TRIES[method, model],
+            "paper": printed(table, data, method),
+        }
+    line = replace(line_of(table, data, model), tried_on=["judge.mlp=false"])
+    return grid(line, [data.partition(",")[0]], methods, last=[noise(data), MODELS[model][1]])
 
 
-def public(data: str, model: str, shares: dict[str, list[int]]) -> list[Line]:
+def public(data: str, model: str, by: str, levels: list[int]) -> list[Line]:
     """Make lines of Table 3, a table of tendencies: by which nodes are public, and how many."""
     # With few public nodes a client has fewer than five validation nodes of some class: three
     # folds, not five. Nothing is chosen: each method has the first that it may try.
     lines = []
-    for by, levels in shares.items():
-        for share in levels:
-            for method in COMPARED:
-                own = TRIES[method, model][0][: 1 if model == "GAT" else 2]
-                # All nodes are judged: 60 % leave three test nodes of each class, at every client.
-                own = own if model == "GAT" else ["partition.ratios=[0,0.4,0.6]", *own]
-                figures = LEVELS[model][share] if by == "degree" else ()
-                paper = dict(zip(("LOC", "FED", "gain"), figures, strict=False))
-                ours = {TEST: paper.get(method), GAIN.name: paper.get("gain")}
-                place = (f"partition.public={by}", f"partition.public_share={share / 100}")
-                lines.append(
-                    line(
-                        *("Table 3", data, model, method, *place),
-                        *("judge.folds=3", MODELS[model][1], "judge.mlp=false", *own),
-                        keys={"public": by, "share": share},
-                        seeds=(0, 1, 2),
-                        figures=[
-                            *(TEST, LAST, VALIDATION, *([GAIN] if method == "FED" else [])),
-                            *(*SPENT, *PRECISION),
-                        ],
-                        paper={key: one / 100 for key, one in ours.items() if one is not None},
-                    )
-                )
+    for share, method in product(levels, COMPARED):
+        own = TRIES[method, model][0][: 1 if model == "GAT" else 2]
+        # All nodes are judged: 60 % leave three test nodes of each class, at every client.
+        own = own if model == "GAT" else ["partition.ratios=[0,0.4,0.6]", *own]
+        paper = dict(
+            zip((*COMPARED, "gain"), LEVELS[model][share] if by == "degree" else (), strict=False)
+        )
+        ours = {TEST: paper.get(method), GAIN.name: paper.get("gain")}
+        how = {
+            "settings": METHODS[method],
+            "paper": {key: one / 100 for key, one in ours.items() if one is not None},
+        }
+        line = replace(
+            line_of("Table 3", data, model),
+            keys={"public": by, "share": share},
+            seeds=(0, 1, 2),
+            figures=[TEST, LAST, VALIDATION],
+        )
+        place = [f"partition.public={by}", f"partition.public_share={share / 100}"]
+        place += ["judge.folds=3", MODELS[model][1], "judge.mlp=false"]
+        lines += grid(
+            *(line, [data], {method: how}, [(GAIN, ["FED"])], [*map(Figure, [*SPENT, *PRECISION])]),
+            last=[noise(data), *place, *own],
+        )
     return lines
 
 
@@ -208,25 +211,27 @@ def budgets(model: str, norm: float) -> list[Line]:
     """Make the curve of accuracy against a budget, not in the paper."""
     # Clients are evaluated once, after the last round.
     measured = ["privacy.measurements=report", "judge.every=1000000", "judge.mlp=false"]
-    place = ("Privacy", "Cora", model)
-    how: dict[str, Any] = {"rounds": None, "seeds": (0, 1, 2), "figures": [TEST]}
-    how["settings"] = measured
-    lines = [
-        line(*place, method, **{**how, "settings": [*METHODS[method], *measured]})
-        for method in COMPARED
+    line = replace(line_of("Privacy", "Cora", model), rounds=None, seeds=(0, 1, 2), figures=[TEST])
+    noisy = {"FED, with noise": {"figures": ["epsilon-of-a-round", "noise-multiplier", TEST]}}
+    ours = {method: {"settings": METHODS[method]} for method in COMPARED}
+    return grid(line, ["Cora"], ours, last=measured) + [
+        one
+        for epsilon in (1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0)
+        for one in grid(
+            *(replace(line, keys={"epsilon": epsilon}), ["Cora"], noisy),
+            last=[f"privacy.epsilon={epsilon}", f"privacy.clipping_norm={norm}", *measured],
+        )
     ]
-    for epsilon in (1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0, 1000000.0):
-        noise = [f"privacy.epsilon={epsilon}", f"privacy.clipping_norm={norm}", *measured]
-        figures = ["epsilon-of-a-round", "noise-multiplier", TEST]
-        how |= {"settings": noise, "figures": figures, "keys": {"epsilon": epsilon}}
-        lines.append(line(*place, "FED, with noise", **how))
-    return lines
 
 
 TABLE_1 = {data: compared("Table 1", data, "DeepWalk") for data in ("Cora", "CiteSeer")}
 TABLE_2 = {data: compared("Table 2", data, "GAT") for data in ("Cora", "CiteSeer", NOISY)}
 UNTRAINED = [  # not in Table 1: with DeepWalk nobody trains on labels
-    one for data in TABLE_2 for one in baselines(line("Table 2", data, "GAT", ""))
+    line
+    for data in TABLE_2
+    for line in grid(
+        *(line_of("Table 2", data, "GAT"), [data.partition(",")[0]], BASELINES), last=[noise(data)]
+    )
 ]
 ALL, FEW = [5, 10, 20, 30, 40], [5, 10]
 FIGURES = {
@@ -239,53 +244,21 @@ SETTINGS = ["partition.clients", "model.dimension", "partition.ratios"]
 PAPER = Paper(
     title="PPFL-GNN: the paper's comparison",
     scale=100,
-    notes="""
-Each seed draws other public and private nodes, roles and first weights, the same for *LOC*
-(clients that train alone), *FED* (aligned) and *full graph* (one client with every node). Every
-line of Tables 1 and 2 is trained until validation has not improved for 4 rounds with DeepWalk, at
-most 22, for 6 rounds of 20 epochs with the GAT, at most 25, with one of two settings for each
-method and data set. A step of DeepWalk is a pass over the walks, one of the GAT an epoch. Figures
-are micro-F1 in percent, by an SVC that is cross-validated among the client's test nodes: no
-embedding was trained with their labels. Those by *mlp* and *svc* are of the last round, as the
-paper's, with each client's and the sum over the clients of FED − LOC in points, seed by seed.
-
-The paper's are other figures in this: all its methods have about ten iterations, and it prints
-what the last one gives. Its β is 1 on Cora and 0.75 on CiteSeer, ours 10 or 30, and it names no
-dropout, no walks and no step sizes. Its clients are other draws than ours, and it gives no
-deviations: compare means and sums.
-
-*Table 3*, public nodes by highest degree: each client has 15 % of the nodes for itself at every
-level, and nothing is chosen. The paper names neither the data set nor the classifier: its figures
-stand beside both data sets. With 5 % public nodes a client has few nodes of some class, so that
-there are three folds, not five, and for DeepWalk `partition.ratios` are `[0,0.4,0.6]`. Random
-nodes and the greedy cover are not in the paper, which leaves a better choice as future work: the
-cover takes the nodes with the most neighbours not yet covered. Clients with other public nodes are
-other clients: LOC differs too.
-
-*Figures 3 to 6* are by iteration, the first, the second and the last, of the runs of Tables 1 and
-2. Precision-k: share of public nodes whose embedding at one client, turned into another's space,
-has the other's embedding of the same node among its k nearest; mean over all pairs.
-
-```
-flower-graph reproduce ppfl --seeds 0,1,2,3,4 --out DIR                 # everything
-flower-graph run ppfl/cora-gat --seeds 0,1,2,3,4                        # one FED
-flower-graph run ppfl/cora-gat --seeds 0,1,2,3,4 strategy.name=local    # one LOC
-```
-
-`runs.json.xz` has config and settings of every line. How to read this: [README.md](README.md).
-""",
+    notes=READ,
     tables={
         "table-1": [one for lines in TABLE_1.values() for one in lines],
         "table-2": [one for lines in TABLE_2.values() for one in lines] + UNTRAINED,
         "table-3": [
-            *public("CiteSeer", "GAT", {"degree": ALL, "random": FEW, "cover": FEW}),
-            *public("Cora", "GAT", {"degree": ALL, "random": FEW, "cover": FEW}),
-            # DeepWalk's are the dearest by far: here the two smallest levels, on Cora
-            *public("Cora", "DeepWalk", {"degree": FEW}),
-        ],
+            line
+            for data in ("CiteSeer", "Cora")
+            for by, levels in {"degree": ALL, "random": FEW, "cover": FEW}.items()
+            for line in public(data, "GAT", by, levels)
+        ]
+        # DeepWalk's are the dearest by far: here the two smallest levels, on Cora
+        + public("Cora", "DeepWalk", "degree", FEW),
         "table-3-deepwalk": [  # the other levels, and CiteSeer's
-            *public("Cora", "DeepWalk", {"degree": [20, 30, 40]}),
-            *public("CiteSeer", "DeepWalk", {"degree": ALL}),
+            *public("Cora", "DeepWalk", "degree", ALL[2:]),
+            *public("CiteSeer", "DeepWalk", "degree", ALL),
         ],
         "figures": [one for name, lines in FIGURES.items() for one in by_iteration(name, lines)],
         "privacy": [*budgets("DeepWalk", 30.0), *budgets("GAT", 10.0)],
@@ -306,11 +279,6 @@ flower-graph run ppfl/cora-gat --seeds 0,1,2,3,4 strategy.name=local    # one LO
             *("figures-3-to-6.png", "flower_graph.strategies.ppfl.plots:plot_figures", "figures"),
             {**dict.fromkeys(FIGURES), "Table 1": [FULL], "Table 2": [FULL]},
         ),
-        Picture(
-            "privacy.png",
-            "budgets",
-            "privacy",
-            options={"metric": TEST, "noisy": "FED, with noise"},
-        ),
+        Picture("privacy.png", "budgets", "privacy", {"Privacy": None}),
     ],
 )

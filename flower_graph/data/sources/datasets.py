@@ -18,7 +18,7 @@ from flower_graph.data.description import check_masks, saying, tell
 from flower_graph.data.features import prepare_features
 from flower_graph.data.gaps import PLAIN, Gaps, Uses
 from flower_graph.data.graph import PARTS, Graph, fits_dense
-from flower_graph.data.sources.generators import csbm, csbm_sparse, graph_of_rows
+from flower_graph.data.sources.generators import csbm, csbm_sparse
 from flower_graph.data.sources.names import (
     CSBM,
     EDGES,
@@ -191,7 +191,7 @@ def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
         raise DataError(
             f"data.features = {config.features!r}: must be {AS_IS} of so many generated nodes"
         )
-    return graph_of_rows(csbm_sparse(config.nodes, config.classes, **how))
+    return csbm_sparse(config.nodes, config.classes, **how)
 
 
 def _with_geom_gcn(
