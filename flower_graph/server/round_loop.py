@@ -19,7 +19,7 @@ from flower_graph.config.rules import at_least, choice
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs.figures import CLIENTS, HEAD
-from flower_graph.outputs.files import Snapshot, write_lines
+from flower_graph.outputs.files import Snapshot, write_table
 from flower_graph.outputs.kept import KeptFolder
 from flower_graph.outputs.messages import (
     BEGIN,
@@ -402,7 +402,10 @@ class KeptOutputs:
         self._do(FINISH)
         lines = self._loop.figures()
         if self._own is not None and lines is not None:
-            write_lines(self._own.folder / CLIENTS, HEAD, lines)
+            import pandas as pd
+
+            table = pd.DataFrame(lines, columns=[*HEAD])
+            write_table(self._own.folder / CLIENTS, table)
 
     def _begin(self, nodes: Iterable[int]) -> None:
         nodes = set(nodes)
