@@ -23,15 +23,13 @@ from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.client.trust import throwaway_parties, trust_of
 from flower_graph.errors import RefusedError
-from flower_graph.models import SplitGAT, SplitGCN, build_server_model
+from flower_graph.models import build_server_model
 from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.common_key import CommonKey, ShareKeyRequest
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import RING, MaskRequest
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.nfedgnn.common_client import MaskedLayerClient
-from flower_graph.strategies.nfedgnn.common_layer import Dropped
-from flower_graph.strategies.nfedgnn.kept import NAMES as KEPT_NAMES
 from flower_graph.strategies.nfedgnn.messages import (
     Advance,
     CopyRequest,
@@ -39,9 +37,8 @@ from flower_graph.strategies.nfedgnn.messages import (
     HiddenSum,
     LatentRequest,
 )
-from flower_graph.strategies.nfedgnn.server_state import NoSum
-from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay
-from flower_graph.strategies.nfedgnn.users import UserSettings, shared_linear_weight
+from flower_graph.strategies.nfedgnn.summed import MaskedGradientRelay, NoSum
+from flower_graph.strategies.nfedgnn.users import Dropped, UserSettings, shared_linear_weight
 
 RATE, DECAY, ROUNDS = 0.05, 5e-4, 20
 LINEAR = "weight"
@@ -149,7 +146,15 @@ class Gat(nn.Module):
         return self.conv2(functional.elu(self.conv1(x, edges)), edges)
 
 
-NAMES = {Gcn: KEPT_NAMES[SplitGCN][1], Gat: KEPT_NAMES[SplitGAT][1]}
+LAST = {"linear.weight": "conv2.lin.weight"}
+NAMES = {
+    Gcn: {"bias": "conv1.bias", "linear.bias": "conv2.bias", **LAST},
+    Gat: {
+        **{"source_1": "conv1.att_src", "target_1": "conv1.att_dst", "bias_1": "conv1.bias"},
+        **{"source_2": "conv2.att_src", "target_2": "conv2.att_dst", "bias_2": "conv2.bias"},
+        **LAST,
+    },
+}
 
 
 def plain_loop(network: Any, data: Data, server: dict[str, Tensor], weight: Tensor) -> list[float]:
