@@ -73,10 +73,11 @@ class PublicSpace(NamedTuple):
                 "ones: without a common node the two spaces cannot be aligned"
             )
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
-        count = round(share * len(order))
-        held, rest = (PublicSpace(self.nodes[rows], self.embeddings[rows])
-                      for rows in (order[:count], order[count:]))  # fmt: skip
-        return rest, held
+        held, rest = np.split(order, [round(share * len(order))])
+        return self._take(rest), self._take(held)
+
+    def _take(self, rows: Integers) -> PublicSpace:
+        return PublicSpace(self.nodes[rows], self.embeddings[rows])
 
 
 class Joined(NamedTuple):

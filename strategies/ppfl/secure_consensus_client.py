@@ -276,11 +276,10 @@ def _with_measured(
 def sum_vector(turned: Floats, slots: IntArray, length: int) -> Floats:
     """Place a client's rotated rows ``[p, d]`` at their slots, zeros elsewhere, ``[length]``."""
     dimension = turned.shape[1]
-    here = slots != ABSENT
+    here, count = slots != ABSENT, length // dimension
     chosen = slots[here]
-    count = length // dimension
-    are_places = np.unique(chosen).size == chosen.size and ((chosen >= 0) & (chosen < count)).all()
-    if length % dimension or not are_places:
+    is_inside = ((chosen >= 0) & (chosen < count)).all()
+    if length % dimension or np.unique(chosen).size != chosen.size or not is_inside:
         raise ValueError(
             f"slots of {length} numbers in rows of {dimension}: {brief(chosen.tolist())}; allowed "
             f"are different ones from 0 to {count - 1}"
