@@ -20,6 +20,7 @@ from flower_graph.errors import ConfigError
 from flower_graph.method.registry import known_apps, method_named
 
 TEST, LAST, VALIDATION = "test-accuracy-at-best-val", "test-accuracy-last", "best-val-accuracy"
+PLAIN = [TEST, LAST, VALIDATION, "rounds"]
 WITHIN, END = "test-accuracy-within", "the end"
 BASELINES = {  # methods without a GNN, by the name of their lines
     name: {"trained": trained, "figures": [TEST], "tries": [()], "alone": [()]}

@@ -6,12 +6,11 @@ from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     BASELINES,
-    LAST,
+    PLAIN,
     PROPAGATION,
     READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
     Paper,
@@ -46,7 +45,6 @@ UNTRAINED: dict[str, dict[str, Any]] = {
         "figures": [TEST],
     },
 }
-PLAIN = [TEST, LAST, VALIDATION, "rounds"]
 GAINS = [
     (Figure("gain-over-lambda-0", TEST, "lambda=0"), OURS),
     (Figure("gain-over-regression", TEST, REGRESSION), [NFEDGNN]),

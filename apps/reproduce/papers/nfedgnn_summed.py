@@ -6,11 +6,11 @@ from typing import Any
 from flower_graph.apps.reproduce.table import (
     BASELINES,
     LAST,
+    PLAIN,
     PROPAGATION,
     READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
     Methods,
@@ -31,7 +31,7 @@ LINE = Line(
     settings=["patience=50"],
     seeds=(0, 1, 2, 3, 4),
     rounds=500,
-    figures=[TEST, LAST, VALIDATION, "rounds", "MiB-a-client"],
+    figures=[*PLAIN, "MiB-a-client"],
 )
 METHODS: dict[str, dict[str, Any]] = {
     SUMMED: {"tries": TRIES},

@@ -4,11 +4,10 @@ from typing import Any
 
 from flower_graph.apps.reproduce.table import (
     BASELINES,
-    LAST,
+    PLAIN,
     READ,
     REGRESSION,
     TEST,
-    VALIDATION,
     Figure,
     Line,
     Paper,
@@ -69,7 +68,7 @@ def lines(table: str, methods: list[str], cut: list[str]) -> list[Line]:
         settings=MODEL,
         seeds=(0, 1, 2),
         rounds=300,
-        figures=[TEST, LAST, VALIDATION, "rounds", "steps-a-client", "MiB-a-client"],
+        figures=[*PLAIN, "steps-a-client", "MiB-a-client"],
         tries=[[f"strategy.weight_decay={decay}"] for decay in ("0", "5e-4", "5e-3")],
         tried_on=LOUVAIN,
     )
