@@ -1,6 +1,6 @@
 """FedSCem: Tables 1 and 3, Figures 5, 6 and 8, under two splits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,9 @@ from flower_graph.apps.reproduce.table import (
 )
 
 TABLES = "flower_graph.strategies.fedscem.tables"
-SMALL, LARGE = ["Cora", "CiteSeer"], ["PubMed", "LastFM-Asia"]
+# Settings tried
+SMALL, LARGE = {"Cora": 4, "CiteSeer": 2}, {"PubMed": 2, "LastFM-Asia": 2}
+DATA = SMALL | LARGE
 OURS = "strategy.name=masked-embedding-averaging"
 # Accuracies do not depend on the masks but for the fixed-point resolution, so that the lines do
 # without; the table "Masks" has the whole method.
@@ -110,40 +112,34 @@ GAINS = [  # with the same seed, ego-networks and split
     (Figure("gain-over-regression", TEST, REGRESSION), [MAIN[0], *MAIN[2:]]),
 ]
 LINE = Line(table="", config="fedscem/{data}", seeds=(0, 1, 2, 3, 4))
-DATA = {"Cora": 4, "CiteSeer": 2, "PubMed": 2, "LastFM-Asia": 2}  # settings tried
 STRICT, PER_CLIENT = "partition.split=global", "partition.split=per-client"
 # Settings are chosen under the strict split, where no label travels
 CHOSEN = replace(LINE, rounds=500, tried_on=[STRICT])
 
 
-def ours(*methods: str) -> Callable[[str], Methods]:
-    """Return methods with their settings and the paper's figures, by data set."""
-    return lambda data: {method: _fields(data, method) for method in methods}
+def ours(*methods: str, is_tried: bool = False) -> Callable[[str], Methods]:
+    """Return methods with the paper's figures, and the settings that each may try."""
+    return lambda data: {
+        method: _fields(data, method) | ({"tries": TRIES[method]} if is_tried else {})
+        for method in methods
+    }
 
 
 def _fields(data: str, method: str) -> dict[str, Any]:
-    if method == "Global":
-        (accuracy, deviation), paper, also = GLOBAL[data], {}, {}
-        more = {"trained": f"{TABLES}:train"}
-    else:
-        number = TRAINED.index("FedSCem" if method == OWN else method)
-        accuracy, deviation = ACCURACY[data][number], DEVIATION[data][number]
-        paper = {"seconds-per-round": SECONDS[data][number]}
-        also = {"peak-mib": {"paper-gpu-memory-percent": MEMORY[data][number]}}
-        more = {"settings": METHODS[method]}
+    settings, paper, also = METHODS.get(method, []), dict[str, Any](), dict[str, Any]()
+    accuracy, deviation = GLOBAL[data] if method == "Global" else (None, None)
     if method == OWN:
         mu, tau = PAPERS_OWN[data]
-        more = {"settings": [*METHODS[OWN], f"{MU}={mu}", f"{TAU}={tau}"]}
-    paper, also = {TEST: accuracy, **paper}, {TEST: {"paper-std": deviation}, **also}
-    return {**more, "paper": paper, "also": also}
-
-
-def tried(data: Sequence[str], *methods: str) -> tuple[dict[str, int], Callable[[str], Methods]]:
-    """Return data sets and methods, with the settings that each may try."""
-    fields = ours(*methods)
-    return {name: DATA[name] for name in data}, lambda name: {
-        method: {**how, "tries": TRIES[method]} for method, how in fields(name).items()
-    }
+        settings = [*settings, f"{MU}={mu}", f"{TAU}={tau}"]
+    if method in TRAINED:
+        number = TRAINED.index("FedSCem" if method == OWN else method)
+        accuracy, deviation = ACCURACY[data][number], DEVIATION[data][number]
+        paper["seconds-per-round"] = SECONDS[data][number]
+        also["peak-mib"] = {"paper-gpu-memory-percent": MEMORY[data][number]}
+    if accuracy is not None:
+        paper[TEST], also[TEST] = accuracy, {"paper-std": deviation}
+    trained = f"{TABLES}:train" if method == "Global" else ""
+    return {"settings": settings, "trained": trained, "paper": paper, "also": also}
 
 
 def split_table(table: str, split: str) -> list[Line]:
@@ -152,8 +148,8 @@ def split_table(table: str, split: str) -> list[Line]:
     untrained = {name: {**how, "figures": [TEST, GAIN]} for name, how in BASELINES.items()}
     more, last = (GAINS, BUDGETS), [split, "patience=50"]
     return [
-        *grid(line, *tried(SMALL, *TRAINED), *more, last),
-        *grid(line, *tried(LARGE, *MAIN), *more, last),
+        *grid(line, SMALL, ours(*TRAINED, is_tried=True), *more, last),
+        *grid(line, LARGE, ours(*MAIN, is_tried=True), *more, last),
         *grid(LINE, DATA, untrained, table=table, last=[split]),
     ]
 
@@ -164,8 +160,8 @@ TABLE_1 = [
     # The same model on the whole graph can be judged under the strict split only.
     for split, more in {"per-client": [], "global": ["Global"]}.items()
     for line in grid(
-        CHOSEN,
-        *tried(["Cora", "LastFM-Asia"], "Self-training", "FedAvg", "FedProx", *more),
+        *(CHOSEN, {"Cora": 4, "LastFM-Asia": 2}),
+        ours("Self-training", "FedAvg", "FedProx", *more, is_tried=True),
         last=[f"partition.split={split}", "patience=50"],
         **{"table": "Table 1", "keys": {"split": split}, "figures": [TEST]},
     )
@@ -215,11 +211,12 @@ BATCHES = grid(
     figures=[VALIDATION, "rounds", "steps-a-client"],
 )
 MASKS = grid(
-    *(LINE, SMALL, lambda data: ours("FedSCem")(data) | {MASKED: {"settings": METHODS[MASKED]}}),
+    *(LINE, SMALL, ours("FedSCem", MASKED)),
     last=[PER_CLIENT],
     **{"table": "Masks", "seeds": (0,), "rounds": 50, "figures": [LAST, "run-seconds"]},
 )
 MEASURED = ["seconds-per-round", "peak-mib"]
+SHOWN = ("ms a round", 1000), ("memory, MiB", 1)
 COST = grid(
     *(LINE, DATA, ours(*TRAINED)),
     last=[PER_CLIENT],
@@ -254,16 +251,14 @@ PAPER = Paper(
         "figure-8": FIGURE_8,
     },
     pictures=[
-        *(
-            Picture(f"figure-5{letter}.png", "intervals", "figure-5", {"Table 3": methods})
-            for letter, methods in {"a": FIGURE_5, "b": VARIANTS}.items()
+        Picture("figure-5a.png", "intervals", "figure-5", {"Table 3": FIGURE_5}),
+        Picture("figure-5b.png", "intervals", "figure-5", {"Table 3": VARIANTS}),
+        Picture(
+            *("axes-strict-{data}.png", "axes", "strict", {"Table 3, strict split": None}),
+            options={"marked": MARKED},
         ),
-        *(
-            Picture(file, "axes", group, {table: None}, options={"marked": MARKED})
-            for file, group, table in (
-                ("axes-strict-{data}.png", "strict", "Table 3, strict split"),
-                ("axes-{data}.png", "table-3", "Table 3"),
-            )
+        Picture(
+            *("axes-{data}.png", "axes", "table-3", {"Table 3": None}), options={"marked": MARKED}
         ),
         Picture(
             *("figure-6a-{data}.png", "matrices", "figure-6a", {"Figure 6a": None}),
@@ -274,20 +269,12 @@ PAPER = Paper(
             },
         ),
         # Two pictures: six curves can be told apart, ten cannot
-        *(
-            Picture(file, "curves", "figure-6b", {"Table 3": methods})
-            for file, methods in (
-                ("figure-6b.png", [*MARKED[:3], *VARIANTS]),
-                ("figure-6b-more.png", MORE),
-            )
-        ),
+        Picture("figure-6b.png", "curves", "figure-6b", {"Table 3": [*MARKED[:3], *VARIANTS]}),
+        Picture("figure-6b-more.png", "curves", "figure-6b", {"Table 3": MORE}),
         Picture(
             *("figure-8.png", f"{TABLES}:plot_costs", "figure-8"),
             options={
-                "metrics": {
-                    "seconds-per-round": ["ms a round", 1000],
-                    "peak-mib": ["memory, MiB", 1],
-                },
+                "metrics": dict(zip(MEASURED, SHOWN, strict=True)),
                 "over": ["nodes", "edges"],
             },
         ),

@@ -144,23 +144,24 @@ BUDGET = [
         rounds=None,
     ),
 ]
-COMPARED = {
-    ("Figure 4", "GCN"): CITATION,
-    ("Figure 6", "GCN"): FILTERED,
-    ("Figure 7", "GAT"): CITATION,
-    ("Figure 8", "GAT"): FILTERED,
-}
-ALL = [*CITATION, *WIKIPEDIA]
-SWEPT = {("Figure 5", "GCN"): ALL, ("Figure 9", "GAT"): ALL}
+GCN = {"Figure 4": CITATION, "Figure 6": FILTERED}
+GAT = {"Figure 7": CITATION, "Figure 8": FILTERED}
 PAPER = Paper(
     title="nFedGNN: the paper's comparison",
     notes=READ,
     tables={
         "comparison": [
-            line for place, of in COMPARED.items() for data in of for line in compared(*place, data)
+            line
+            for model, figures in {"GCN": GCN, "GAT": GAT}.items()
+            for table, names in figures.items()
+            for data in names
+            for line in compared(table, model, data)
         ],
         "lambda": [
-            line for place, of in SWEPT.items() for data in of for line in swept(*place, data)
+            line
+            for table, model in (("Figure 5", "GCN"), ("Figure 9", "GAT"))
+            for data in (*CITATION, *WIKIPEDIA)
+            for line in swept(table, model, data)
         ],
         "uplink": UPLINK,
         "privacy": BUDGET,
@@ -175,13 +176,8 @@ PAPER = Paper(
                 *((8, "comparison", METHODS, WIKIPEDIA), (9, "lambda", [NFEDGNN], CITATION)),
             )
         ),
-        *(
-            Picture(f"axes-{model}-{{data}}.png", "axes", "comparison", dict.fromkeys(of, METHODS))
-            for model, of in {
-                "gcn": ("Figure 4", "Figure 6"),
-                "gat": ("Figure 7", "Figure 8"),
-            }.items()
-        ),
+        Picture("axes-gcn-{data}.png", "axes", "comparison", dict.fromkeys(GCN, METHODS)),
+        Picture("axes-gat-{data}.png", "axes", "comparison", dict.fromkeys(GAT, METHODS)),
         Picture("privacy.png", "budgets", "privacy", {"Privacy": None}),
     ],
 )
