@@ -47,14 +47,12 @@ from hostile_grid import (
     Attacked,
     Key,
     Method,
-    Told,
-    copied,
-)
-from mutations import (
     Mutation,
     Named,
+    Told,
     accusing,
     by_hand,
+    copied,
     drawn,
     invented,
     leaving_out,

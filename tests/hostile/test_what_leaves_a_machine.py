@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import logging
 import pickle
@@ -14,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization as keys
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from ego_strategy_helpers import run as run_ego
 from ego_strategy_helpers import seven_egos
 from federation import ALL, Federation
 from flwr.app import ArrayRecord, Context, Message, RecordDict
-from mutations import evil
+from hostile_grid import evil
 from party_helpers import PartyWorld
 from public_helpers import toy_members
 
@@ -27,7 +30,7 @@ from flower_graph.apps.run import client_app
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import ClientCheckpoints
 from flower_graph.errors import ConfigError, DataError, RefusedError, StateLostError
-from flower_graph.flower_compat import NumPyClient
+from flower_graph.flower_compat import NumPyClient, create_message_to_sign
 from flower_graph.method.of_app import configured, configured_client
 from flower_graph.method.registry import method_of
 from flower_graph.secure.align.client import AlignmentClient
@@ -446,3 +449,32 @@ def test_the_search_finds_what_is_there(write: Callable[[bytes], str]) -> None:
     assert found_in({secret}, {"log": str(row[None]).encode()}) == ["log"]
     assert found_in({secret}, {"file": b"x" + secret}) == ["file"]
     assert found_in({secret}, {"log": b"nothing"}) == []
+
+
+# Flower's own, and not public; without it the page has to be read anew
+supernode = pytest.importorskip("flwr.supernode.start_client_internal")
+Fab = pytest.importorskip("flwr.supercore.fab").Fab
+
+NAME = "fpk_reviewer"
+
+
+def signed(content, key, at=0):
+    """Give an app as a SuperLink delivers it, with one signature from the Hub."""
+    signature = key.sign(create_message_to_sign(hashlib.sha256(content).digest(), at))
+    text = base64.urlsafe_b64encode(signature).rstrip(b"=").decode()
+    record = json.dumps({"signature": text, "signed_at": at})
+    return Fab("hash", content, {NAME: record, "valid_license": "Valid"})
+
+
+def test_one_trusted_signature_admits_an_app_however_old_and_no_other_does():
+    key = Ed25519PrivateKey.generate()
+    form = (keys.Encoding.OpenSSH, keys.PublicFormat.OpenSSH)
+    trusted = {NAME: key.public_key().public_bytes(*form).decode()}
+    verify = supernode._verify_fab
+    assert verify(signed(b"app", key), trusted)
+    assert verify(signed(b"an app of 1970, since withdrawn", key, at=1), trusted)
+    assert not verify(signed(b"app", Ed25519PrivateKey.generate()), trusted)
+    changed = signed(b"app", key)
+    assert not verify(Fab("hash", b"another app", changed.verifications), trusted)
+    assert not verify(Fab("hash", b"app", {"valid_license": "Valid"}), trusted)
+    assert not verify(signed(b"app", key), {"fpk_other": trusted[NAME]})
