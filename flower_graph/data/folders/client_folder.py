@@ -183,9 +183,7 @@ def read_clients(
 
 def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) -> list[ClientFile]:
     if gaps.no_features == ONE_HOT:
-        raise DataError(
-            "data.no_features='one-hot': of one graph alone; set data.no_features=degree"
-        )
+        raise DataError("data.no_features='one-hot': of one graph; set data.no_features=degree")
     files = []
     for where, content in client_graphs(path, gaps):
         with saying(where):
@@ -197,9 +195,8 @@ def _read_files(path: Path | str, gaps: Gaps, *, needs_edges: bool, uses: Uses) 
     width = files[0].found.x.size(1)
     for each in files:
         if each.found.x.size(1) != width:
-            raise DataError(
-                f"{each.where}: x has {each.found.x.size(1)} features, {files[0].where} has {width}"
-            )
+            count = each.found.x.size(1)
+            raise DataError(f"{each.where}: x has {count} features, {files[0].where} has {width}")
     return files
 
 
@@ -381,9 +378,7 @@ def identities_in(values: Mapping[str, Any], count: int) -> Named:
     """Return the identities of one graph's nodes, from the first key that it has."""
     given = next((values[key] for key in IDENTITIES if values.get(key) is not None), None)
     if given is None:
-        raise DataError(
-            "has no identities of nodes: give it n_id, int64 [n], or identity, n words or numbers"
-        )
+        raise DataError("has no identities of nodes: give it identity, n words, or n_id, int64")
     return named_by(given, count)
 
 
@@ -411,10 +406,7 @@ def _identities_of(files: Sequence[ClientFile]) -> list[Named]:
         with saying(file.where):
             result.append(identities_in(vars(file.values), file.found.x.size(0)))
             if (result[-1][1] is None) != (result[0][1] is None):
-                kinds = ("numbers", "words") if result[0][1] else ("words", "numbers")
-                raise DataError(
-                    f"identities are {kinds[0]}, but those of {files[0].where} are {kinds[1]}"
-                )
+                raise DataError(f"identities are words here or at {files[0].where}, not at both")
     return result
 
 
@@ -561,8 +553,8 @@ def _publics(
 
     if not at_two([holder.ids for holder in holders]).numel():
         raise DataError(
-            f"data.name = {str(path)!r}: the clients' graphs must overlap, and no node (identity) "
-            f"is at two of the {len(holders)}; give a node the same identity wherever it is"
+            f"data.name = {str(path)!r}: no node (identity) is at two of {len(holders)} clients; "
+            "give a node the same identity wherever it is"
         )
     # A node that one client holds back is not public at another that says nothing about it.
     shown = zip(holders, offered, strict=True)
@@ -572,9 +564,8 @@ def _publics(
         shared = torch.isin(holder.ids, common)
         publics.append(shared if public is None else public)
         if not (publics[-1] & shared).any():
-            raise DataError(
-                f"{holder.where}: no node of {holder.ids.numel()} is public elsewhere too"
-            )
+            count = holder.ids.numel()
+            raise DataError(f"{holder.where}: no node of {count} is public elsewhere too")
     return publics
 
 
@@ -656,16 +647,11 @@ def client_graphs(
         if file.is_file() and (why := OTHER_FILES.get(file.suffix.lower())) is not None:
             raise DataError(f"file {file}: {why}")
         if file.is_dir() and (found := [one.name for one in sorted(file.glob("*.[cC][sS][vV]"))]):
-            raise DataError(
-                f"folder {file}: has {', '.join(found)}, but no {NODES}, beside {EDGES}"
-            )
+            raise DataError(f"folder {file}: has {', '.join(found)}, not {NODES} and {EDGES}")
     if not files:
         there = ", ".join(file.name for file in others) or "nothing"
-        raise DataError(
-            f"data.name = {str(path)!r}: the folder has neither a graph for each client (files "
-            f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}) nor {NODES}, but "
-            f"{there:.200}"
-        )
+        wanted = f"*{', *'.join(GRAPH_FILES)}, or folders with {NODES} and {EDGES}"
+        raise DataError(f"data.name = {str(path)!r}: has no {wanted}, but {there:.200}")
     left_out = ", ".join(file.name for file in others)
     tell(f"folder {path}", [f"not read: {left_out:.200}"] if left_out else [])
     for file in files:
