@@ -24,17 +24,17 @@ from flower_graph.data.description import (
     EDGE_VALUES,
     Caution,
     Described,
-    by_place,
+    by_columns,
     check_edges,
-    check_parts,
     describe_graph,
+    filled_masks,
     of_edges,
     read_mask,
     saying,
     tell,
 )
 from flower_graph.data.features import prepare_features
-from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, align, common_columns
+from flower_graph.data.gaps import NO_GAPS, PLAIN, Gaps, Uses, common_columns
 from flower_graph.data.graph import PARTS, Graph, HeldGraph, Treatment, to_undirected
 from flower_graph.data.labels import as_tensor, check_entries, declared_classes, number_classes
 from flower_graph.data.partition.client_graphs import (
@@ -204,15 +204,10 @@ def _with_common_columns(files: list[ClientFile]) -> list[ClientFile]:
     own = [each.found.columns for each in files if each.found.columns is not None]
     if not own:
         return files
-    common = common_columns(own)
-    result = []
+    common, result = common_columns(own), []
     for each in files:
-        x, columns = each.found.x, each.found.columns
         with saying(each.where):
-            if columns is not None:
-                x = align(x, columns, common)
-            else:
-                tell(each.where, [by_place(common)])
+            x = by_columns(each.where, each.found.x, each.found.columns, common)
         result.append(each._replace(found=replace(each.found, x=x, columns=common)))
     return result
 
@@ -355,16 +350,8 @@ def _has_masks(found: Described) -> bool:
 
 
 def _masks_of(found: Described) -> Masks:
-    """Return a client's masks, empty ones for those that it lacks."""
-    y = found.labels
-    assert isinstance(y, Tensor)
-    masks = {}
-    for part, mask in found.masks.items():
-        masks[part] = torch.zeros(len(y), dtype=torch.bool) if mask is None else mask
-        if masks[part].dim() != 1:
-            raise DataError(f"{part} is {list(masks[part].shape)}: must be bool [{len(y)}]")
-    check_parts(masks, y, found.names)
-    return Masks(*masks.values())
+    assert isinstance(found.labels, Tensor)
+    return Masks(*filled_masks(found.masks, found.labels, found.names).values())
 
 
 # Identities, by which clients recognise common nodes --------------------------------------------
