@@ -305,26 +305,26 @@ def structure_settings(config: FedGLSConfig, folder: RunFolder | None = None) ->
     else:
         graphless = folder.detail(NUM_GRAPHLESS, int)
         _check_mix(clients, graphless, config)
-    sizes = METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
-    settings = _settings(config, *sizes)
+    settings = _settings(
+        config, METHOD.num_features(config, folder), METHOD.num_classes(config, folder)
+    )
     if settings.graphs == LEARNED and graphless == clients:
         settings = settings._replace(graphs=KNN)
     return settings
 
 
 def _settings(config: FedGLSConfig, features: int = 0, classes: int = 0) -> StructureSettings:
-    how, graph = config.strategy, asdict(config.graph)
-    of_learner = {name: graph[name] for name in graph.keys() & {*LearnerSettings._fields}}
-    names = ("learning_rate", "weight_decay", "local_epochs", "prototype_weight")
+    how = config.strategy
+    declared = asdict(config.model) | asdict(config.graph) | asdict(how)
+    learner = {name: declared[name] for name in declared.keys() & {*LearnerSettings._fields}}
+    learner["learning_rate"] = config.graph.learning_rate
+    own = {name: declared[name] for name in declared.keys() & {*StructureSettings._fields}}
     return StructureSettings(
-        features,
-        classes,
-        KINDS[how.name].graphs,
+        **own,
+        num_features=features,
+        num_classes=classes,
+        graphs=KINDS[how.name].graphs,
         keep_optimiser=how.optimiser == "keep",
         seed=config.seed,
-        learner=LearnerSettings(**of_learner),
-        tau=graph["tau"],
-        knn_on=graph["knn_on"],
-        **{name: getattr(how, name) for name in names},
-        **asdict(config.model),
+        learner=LearnerSettings(**learner),
     )

@@ -19,7 +19,7 @@ from flower_graph.audit.attacks import (
     config_of,
     of_kind,
 )
-from flower_graph.audit.deviating import Deviation, of_parties, of_sums
+from flower_graph.audit.deviating import Deviation, of_sums
 from flower_graph.audit.scores import Finding, cosines, ranking
 from flower_graph.data.folders.client_folder import clients_path
 from flower_graph.data.partition.overlapping import OverlappingGraph
@@ -167,8 +167,8 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
     def deviations(self, config: PPFLConfig, method: Holders) -> list[Deviation]:
         if config.strategy.alignment != SECURE:
             return []
-        lies = of_parties if config.strategy.distrusts else of_sums
-        return lies(lambda strategy: strategy.sums.server)
+        distrusts = config.strategy.distrusts
+        return of_sums(lambda strategy: strategy.sums.server, distrusts=distrusts)
 
     def attack(self, config: PPFLConfig, grid: RecordingGrid, method: Holders) -> list[Finding]:
         return attack(grid.exchanges, _true_graph(config, method.graphs(config)), audit_rng(config))

@@ -28,6 +28,8 @@ DEEPWALK, GAT = MODELS = ("deepwalk", "gat")
 PAIRS, CONSENSUS, SECURE = FORMS = ("pairs", "consensus", "secure")
 LONGEST_WALK = 10_000  # gensim truncates longer walks
 LEAVE_OUT, LAST = ABSENT = ("leave-out", "last")
+# Embeddings among whose nearest ones a node's own is counted, P@k, by name
+PRECISIONS = {"precision-1": 1, "precision-5": 5, "precision-10": 10}
 
 
 def _are_shares(ratios: list[float]) -> bool:

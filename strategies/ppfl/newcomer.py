@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from flower_graph.strategies.ppfl.cohort_client import EmbeddingModel
 
 LOG = logging.getLogger(__name__)
-NEAREST = (1, 5, 10)
 HELD_BACK = 0.2  # share of the common nodes on which the alignment is measured
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -74,10 +73,11 @@ class PublicSpace(NamedTuple):
                 "ones: without a common node the two spaces cannot be aligned"
             )
         order = np.random.default_rng(derive_seed(seed, "held-back")).permutation(there)
-        count = round(share * len(order))
-        held, rest = (PublicSpace(self.nodes[rows], self.embeddings[rows])
-                      for rows in (order[:count], order[count:]))  # fmt: skip
-        return rest, held
+        held, rest = np.split(order, [round(share * len(order))])
+        return self._take(rest), self._take(held)
+
+    def _take(self, rows: Integers) -> PublicSpace:
+        return PublicSpace(self.nodes[rows], self.embeddings[rows])
 
 
 class Joined(NamedTuple):
@@ -165,7 +165,7 @@ def join_space(
     if held is not None and held.nodes.size > 1:
         local, other = held.common(nodes)
         points = held.embeddings[other]
-        precision = alignment_precision(embeddings[local], points, rotation, NEAREST)
+        precision = alignment_precision(embeddings[local], points, rotation)
     return Joined(embeddings @ rotation, rotation, len(here), precision)
 
 

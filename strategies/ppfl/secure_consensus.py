@@ -62,7 +62,7 @@ from flower_graph.strategies.ppfl.claims import (
     find_slots,
     layout_of,
 )
-from flower_graph.strategies.ppfl.config import CONSENSUS
+from flower_graph.strategies.ppfl.config import CONSENSUS, PRECISIONS
 from flower_graph.strategies.ppfl.messages import (
     FloatArray,
     IntArray,
@@ -70,8 +70,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import PRECISIONS, ByClient, mean_of
-from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
+from flower_graph.strategies.ppfl.strategy import ByClient, ProcrustesAlignment, mean_of
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
