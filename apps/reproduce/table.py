@@ -255,13 +255,11 @@ def papers() -> dict[str, str]:
 def read_paper(name: str) -> Paper:
     """Import a shipped paper's tables, or the user's own."""
     shipped = papers()
-    path = name if Path(name).suffix in (".py", ".yaml", ".yml") else shipped.get(name)
+    path = name if name.endswith(".py") else shipped.get(name)
     if path is None:
         close = nearest(name, [*shipped])
         hint = f"did you mean {close!r}?" if close else f"there are {', '.join(shipped)}"
         raise ConfigError(f"paper: {name!r} is unknown; {hint} (a file of your own ends in .py)")
-    if Path(path).suffix in (".yaml", ".yml"):
-        raise ConfigError(f"paper: {path}: tables are Python; write PAPER = Paper(...) in a .py")
     try:
         if path.endswith(".py"):
             values = run_path(path)
@@ -269,18 +267,15 @@ def read_paper(name: str) -> Paper:
             values = vars(import_module(f"{__package__}.papers.{path.replace('-', '_')}"))
     except Exception as error:  # any error of the user's file
         raise ConfigError(f"paper: {path}: {type(error).__name__}: {error}") from error
-    paper = values.get("PAPER")
-    if not isinstance(paper, Paper):
+    if not isinstance(paper := values.get("PAPER"), Paper):
         raise ConfigError(f"paper: {path}: it has no PAPER that is a Paper")
     return paper
 
 
 def check(paper: Paper) -> None:
     """Refuse lines whose seed chooses, and methods that try more settings than others."""
-    for name, lines in paper.tables.items():
-        chosen = (
-            [] if name in paper.on_request else [line for line in lines if line.choices != [()]]
-        )
+    for lines in paper.asked:
+        chosen = [line for line in lines if line.choices != [()]]
         for line in chosen:
             if {*line.choosers} & {*line.seeds}:
                 raise ConfigError(
@@ -291,8 +286,8 @@ def check(paper: Paper) -> None:
             count, own = len(line.tries), len(line.alone)
             if not 1 <= own <= MOST_TRIED or not 1 <= count <= MOST_TRIED or count != most:
                 raise ConfigError(
-                    f"{name}: {line.words}: tries has {count} settings, alone {own}; each method "
-                    f"must try as many, at least 1 and at most {MOST_TRIED}"
+                    f"{line.words}: tries has {count} settings, alone {own}; each method must try "
+                    f"as many, at least 1 and at most {MOST_TRIED}"
                 )
 
 
