@@ -96,8 +96,11 @@ def left_out(entries: Entries, place: int) -> dict[str, Any]:
     return only(ListRequest, struck(place))(entries, place)
 
 
-# The server's own key stands in place of the first partner's
-own_key = edited("channel_keys", lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], "u1")))
+def own_key(name: str) -> Callable[[Any], Any]:
+    """Put the server's own key in place of the first partner's."""
+    return edited(name, lambda rows: np.copyto(rows[0], np.frombuffer(new_key()[1], np.uint8)))
+
+
 fewer = edited("ready", lambda ready: np.put(ready, np.flatnonzero(ready)[-1], False))
 # Two at opposite places of the circle have vanished, or all but one
 halves = edited("listed", lambda listed: np.put(listed, [0, listed.size // 2], False))
@@ -123,7 +126,7 @@ SUMS = (
         "own commitment is not on the list"),
     Lie("a seed of its own", "epoch-run", changed(EpochRequest, flipped("seeds")),
         "committed to another seed"),
-    Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key),
+    Lie("a channel key of its own", "epoch-run", changed(EpochRequest, own_key("channel_keys")),
         "binding is not signed"),
     Lie("threshold lowered", "prepare-run",
         only(PrepareRequest, lambda m: replace(m, threshold=1)), "threshold 1"),
