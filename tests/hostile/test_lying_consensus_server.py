@@ -91,7 +91,7 @@ LIES = [
     (old_round, "round 2 is not after 2"),
     (other_places, "orders public nodes otherwise"),
     (another_node, "is not signed with its key"),
-    (fewer, "there are claims of 6 parties, and 7 in the sums"),
+    (fewer, "claims are of 6 parties, sums of 7"),
     (own_means, "are not those that it shows to all"),
     (no_means, "has means for some clients and not for others"),
     (longer, "another length than the nodes that are in it"),
