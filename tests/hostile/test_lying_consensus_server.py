@@ -95,7 +95,7 @@ LIES = [
     (own_means, "are not those that it shows to all"),
     (no_means, "has means for some clients and not for others"),
     (longer, "another length than the nodes that are in it"),
-    (nobody, "there are claims of 0 parties"),
+    (nobody, "claims are of 0 parties"),
 ]
 
 
