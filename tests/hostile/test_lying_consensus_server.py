@@ -86,14 +86,14 @@ LIES = [
         ),
         "is not signed with its key",
     ),
-    (fewer, "there are claims of 6 parties, and 7 in the sums"),
+    (fewer, "claims are of 6 parties, sums of 7"),
     (own_means, "are not those that it shows to all"),
     (entry("with-targets", lambda _: [0]), "has means for some clients and not for others"),
     (
         entry("mask-length", lambda length: length + 3),
         "another length than the nodes that are in it",
     ),
-    (nobody, "there are claims of 0 parties"),
+    (nobody, "claims are of 0 parties"),
 ]
 
 
