@@ -24,7 +24,7 @@ from flower_graph.secure.node_config import (
 )
 from flower_graph.secure.parties.differences import choose, members_of, set_of
 from flower_graph.secure.parties.epoch import MASKS, MOST_LISTS, Epoch, commit, fewest_in_a_sum
-from flower_graph.secure.parties.identity import SIGNATURE_BYTES, Binding
+from flower_graph.secure.parties.identity import SIGNATURE_BYTES
 from flower_graph.secure.parties.messages import (
     BindReply,
     BindRequest,
@@ -203,7 +203,7 @@ class PartySums(SumServer):
         self._differ_by = differ_by
         self._earlier: dict[str, list[int]] = {}  # parties in earlier sums, by purpose
         self._cheating: set[int] = set()  # parties
-        self.bindings: dict[int, tuple[Binding, bytes]] = {}  # of parties
+        self.bindings: dict[int, BindReply] = {}  # of parties
         self._unbound: set[int] = set()  # SuperNodes that are to bind under another registry
         self._fresh: set[int] = set()  # parties that have bound themselves for the next epoch
         # The parties' agreement; None before the first epoch, or under a new registry
@@ -248,24 +248,14 @@ class PartySums(SumServer):
 
     def check_keys(self, node: int, reply: BindReply) -> None:
         """Refuse a statement that its party has not signed, or may not sign."""
-        self._binding(reply)
-
-    def _binding(self, reply: BindReply) -> Binding:
-        commitment = reply.commitment.tobytes()
-        key, clients = reply.channel_key.tobytes(), tuple(reply.clients.tolist())
-        if reply.declared.size and not np.array_equal(reply.declared[:, 0], reply.clients):
-            raise MalformedReplyError(f"party {reply.party}: declares points of other clients")
-        blocks = tuple(reply.declared[:, 1].tolist())
-        binding = Binding(reply.run_id, reply.party, clients, key, commitment, blocks)
         if reply.run_id != self.run_id:
             raise MalformedReplyError(f"run {reply.run_id.hex()}, expected {self.run_id.hex()}")
         try:
-            binding.verify(self.registry, reply.signature.tobytes(), MOST_BLOCK)
+            reply.verify(self.registry, MOST_BLOCK)
         except IdentityError as error:
             raise MalformedReplyError(str(error)) from error
-        if (points := sum(blocks)) > MOST_POINTS:
+        if (points := reply.declared[:, 1].sum()) > MOST_POINTS:
             raise MalformedReplyError(f"party {reply.party}: {points} points, above {MOST_POINTS}")
-        return binding
 
     def party_of(self, reply: BindReply) -> int:
         return reply.party
@@ -292,7 +282,8 @@ class PartySums(SumServer):
 
     def take_binding(self, node: int, reply: BindReply) -> None:
         """Store a SuperNode's statement, if its party signed it."""
-        self.bindings[reply.party] = self._binding(reply), reply.signature.tobytes()
+        self.check_keys(node, reply)
+        self.bindings[reply.party] = reply
         self._settle(node, reply)
 
     def forget(self, node: int) -> None:
@@ -377,8 +368,8 @@ class PartySums(SumServer):
         parties = [party for party in self.parties if present is None or party in present]
         if len(parties) < self.fewest_nodes:
             return {}
-        bindings = [self.bindings[party][0] for party in parties]
-        points = [pair for one in bindings for pair in zip(one.clients, one.blocks, strict=False)]
+        bindings = [self.bindings[party] for party in parties]
+        declared = np.concatenate([one.declared for one in bindings])
         self._request = RevealRequest(
             self.run_id,
             self.lists,
@@ -388,8 +379,8 @@ class PartySums(SumServer):
             self._differ_by,
             limit,
             np.array(parties, np.int64),
-            rows_of([one.seed_commitment for one in bindings], len(parties), -1),
-            np.array(sorted(points), np.int64).reshape(-1, 2),
+            np.stack([one.commitment for one in bindings]),
+            declared[np.argsort(declared[:, 0])],
         )
         self.lists, self._seeds = self.lists + 1, {}
         return {node: self._request for node, party in self._at.items() if party in parties}
@@ -401,7 +392,7 @@ class PartySums(SumServer):
             raise MalformedReplyError(
                 f"run {reply.run_id.hex()}, {reply.number}: not the list that is open"
             )
-        if commit(self.run_id, party, seed) != self.bindings[party][0].seed_commitment:
+        if commit(self.run_id, party, seed) != self.bindings[party].commitment.tobytes():
             text = "it has committed to another seed of the graph"
             self._blame(Reason(Cause.PROVEN, text, party), node)
             raise MalformedReplyError(f"party {party}: {text}")
@@ -437,14 +428,13 @@ class PartySums(SumServer):
     def _epoch_request(self, epoch: Epoch, party: int, seeds: Bytes) -> EpochRequest:
         row = epoch.parties[epoch.partners[epoch.index(party)]].tolist()
         signed = [self.bindings[partner] for partner in row]
-        clients = [np.array(binding.clients, np.int64) for binding, _ in signed]
         return EpochRequest(
             self.run_id,
             seeds,
-            rows_of([binding.channel_key for binding, _ in signed], len(row), -1),
-            rows_of([signature for _, signature in signed], len(row), -1),
-            np.array([each.size for each in clients], np.int64),
-            np.concatenate(clients),
+            np.stack([binding.channel_key for binding in signed]),
+            np.stack([binding.signature for binding in signed]),
+            np.array([binding.clients.size for binding in signed], np.int64),
+            np.concatenate([binding.clients for binding in signed]),
         )
 
     def take_epoch(self, node: int, reply: EpochReply) -> None:
