@@ -85,10 +85,8 @@ class StateStore:
 
     def expect(self) -> None:
         if not self.version:
-            raise StateLostError(
-                f"client {self._key[1]}: its state of this run is gone, as Flower keeps it in "
-                "memory; name a state-dir in the node's config"
-            )
+            words = "its state of this run is gone; name a state-dir in the node's config"
+            raise StateLostError(f"client {self._key[1]}: {words}")
 
     def is_due(self, resume: Resume) -> bool:
         """Whether the server names a checkpoint that is not loaded yet."""
@@ -187,10 +185,8 @@ class StateStore:
             raise StateLostError(f"client {self._key[1]}: its state is lost: {error}") from error
         self._found = int(tensors.pop(VERSION, torch.tensor(-1)))
         if self._found < self.version:
-            raise StateLostError(
-                f"client {self._key[1]}: its state {self._file} is at version {self._found}, "
-                f"expected version {self.version}"
-            )
+            versions = f"version {self._found}, expected version {self.version}"
+            raise StateLostError(f"client {self._key[1]}: its state {self._file}: {versions}")
         return tensors
 
 

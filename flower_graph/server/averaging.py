@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -114,10 +115,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         # This class decides which nodes to wait for and to ask; Flower takes all that it is given.
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1, **more)
         if checkpoint_every and self.fraction_evaluate < 1:
-            raise ValueError(
-                f"fraction_evaluate is {self.fraction_evaluate:g}: clients save a checkpoint when "
-                "they measure, so all must be asked to; set it to 1, or checkpoint_every to 0"
-            )
+            share = f"fraction_evaluate: {self.fraction_evaluate:g}"
+            raise ValueError(f"{share}; must be 1 with checkpoint_every: {checkpoint_every}")
         self.session = Session(
             NamedClients() if self.personal else Membership(),
             min_nodes=min_nodes,
@@ -355,10 +354,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         if not self._round.is_averaged:
             if self.central_noise is not None or self.robust is not None:
                 unused = "central_noise" if self.robust is None else f"average: {self.robust.name}"
-                raise ValueError(
-                    f"{type(self).__name__}.combine does not use ReportedFedAvg.combine, so that "
-                    f"{unused} has no effect; it can do without only where none is set"
-                )
+                made = f"{type(self).__name__}.combine without ReportedFedAvg.combine"
+                raise ValueError(f"{unused} has no effect with {made}")
             contents = [reply.message.content for reply in replies]
             self._round.trained = self.train_metrics_aggr_fn(contents, self.weighted_by_key)
         if combined is None or isinstance(combined, ArrayRecord):
@@ -366,9 +363,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         if not combined or not all(isinstance(key, int) for key in combined):
             return checked_model(cast(Arrays, combined), self.arrays, "combine")
         if not self.personal:
-            raise ValueError(
-                f"{type(self).__name__}.combine gives arrays by client: it needs personal = True"
-            )
+            kind = type(self).__name__
+            raise ValueError(f"{kind}.combine gives arrays by client: it needs personal = True")
         by_client = cast(Mapping[int, Arrays], combined)
         if strangers := sorted(by_client.keys() - set(self.session.members.everyone())):
             raise ValueError(f"combine: arrays for clients {strangers!s:.60}, unknown here")
@@ -482,16 +478,6 @@ def _copied(value: object) -> object:
     return copy.deepcopy(value) if type(value) in PLAIN else value
 
 
-def _same(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    if type(one) is not type(other) or type(one) not in PLAIN:
-        return False
-    if isinstance(one, ArrayRecord):
-        one, other = ({name: a.numpy() for name, a in r.items()} for r in (one, other))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    is_one_kind = getattr(one, "dtype", None) == getattr(other, "dtype", None)
-    return is_one_kind and np.array_equal(one, other, equal_nan=not isinstance(one, str))
+def _same(one: object, other: object) -> bool:
+    is_plain = type(one) is type(other) and type(one) in PLAIN
+    return one is other or (is_plain and pickle.dumps(one) == pickle.dumps(other))

@@ -188,9 +188,8 @@ def _check_metrics(content: RecordDict) -> MetricRecord:
         raise MalformedReplyError(f"{len(records)} metric records, expected 1")
     weight = records[0].get(NUM_EXAMPLES)
     if not (isinstance(weight, (int, float)) and 0 < weight <= MAX_WEIGHT):
-        raise MalformedReplyError(
-            f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be a positive number"
-        )
+        words = f"{NUM_EXAMPLES} is {brief(weight, 40)}, must be a positive number"
+        raise MalformedReplyError(words)
     return records[0]
 
 
@@ -240,9 +239,8 @@ def _check_names(
     names = list(records[ARRAYS])
     if names != list(model):
         # Clients read arrays by position, and the first reply's order would become the mean's.
-        raise MalformedReplyError(
-            f"arrays {brief(names, 80)}, expected {list(model)!s:.80} in order"
-        )
+        wanted = f"{list(model)!s:.80} in order"
+        raise MalformedReplyError(f"arrays {brief(names, 80)}, expected {wanted}")
 
 
 def _check_arrays(
@@ -253,9 +251,8 @@ def _check_arrays(
     for name, wanted in model.items():
         value = read_array(content, ARRAYS, name, tuple(wanted.shape))
         if not np.can_cast(np.dtype(wanted.dtype), value.dtype):
-            raise MalformedReplyError(
-                f"{ARRAYS}/{name} has type {value.dtype}, expected {wanted.dtype}"
-            )
+            types = f"{value.dtype}, expected {wanted.dtype}"
+            raise MalformedReplyError(f"{ARRAYS}/{name} has type {types}")
 
 
 def _odd_ones(replies: dict[Place, Message]) -> dict[Place, str]:

@@ -19,7 +19,6 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,26 +257,3 @@ def check_partners(
             binding.verify(registry, signature)
         except IdentityError as error:
             raise RefusedError(str(error)) from error
-
-
-HEAD = {"whole": ("number", "minimum", "differ_by"), "real": ("dropout", "corrupt", "limit")}
-
-
-def write_head(head: RevealRequest | Epoch, name: str) -> dict[str, NDArray[np.generic]]:
-    """Write the common part of a list of commitments and an epoch."""
-    numbers = {kind: [getattr(head, one) for one in of_kind] for kind, of_kind in HEAD.items()}
-    return {
-        f"{name}/whole": np.array(numbers["whole"], np.int64),
-        f"{name}/real": np.array(numbers["real"]),
-        f"{name}/parties": np.ascontiguousarray(head.parties),
-        f"{name}/declared": np.ascontiguousarray(head.declared),
-    }
-
-
-# Left open: the fields of two dataclasses, by name
-def read_head(arrays: Mapping[str, NDArray[Any]], name: str) -> dict[str, Any]:
-    """Read the output of ``write_head``."""
-    found = {one: arrays[f"{name}/{one}"] for one in ("parties", "declared")}
-    for kind, of_kind in HEAD.items():
-        found |= zip(of_kind, arrays[f"{name}/{kind}"].tolist(), strict=True)
-    return found
