@@ -276,7 +276,8 @@ class EgoSession(Session):
             reasons = reasons_of(self.rejected)
             raise NoClientsError(f"no SuperNode hosts clients of this run: {reasons}")
         if members.parties is None:
-            begun = bool(new)
+            aligner = members.aligner
+            begun = bool(new) or (isinstance(aligner, AlignmentServer) and aligner.is_behind)
         if begun:
             if members.alignment != NO_SLOTS:
                 self._align(server_round)

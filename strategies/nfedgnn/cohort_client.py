@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from flower_graph.client.state import CohortState, Makers, Tensors
 from flower_graph.data.description import check_rows
-from flower_graph.data.graph import row_entries
 from flower_graph.engine.machine import resolve_device
 from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
+from flower_graph.ops.graph import row_entries
 from flower_graph.outputs.client import ClientOutputs, Snapshot
 from flower_graph.outputs.weights import SavedModels
 from flower_graph.storage import row_file
@@ -256,8 +256,8 @@ class NodeClient(UsersClient):
         for name, tensor in result.items():
             to, source = here, there
             if name in ADAM_TENSORS and self._model is None:  # all users' rows on end
-                to = row_entries(self._rows(settings).ptr.cpu().long(), here)[1]
-                source = row_entries(more[ROWS].long(), there)[1]
+                to = row_entries(self._rows(settings).ptr.cpu(), here)[1]
+                source = row_entries(more[ROWS], there)[1]
             tensor[to.to(tensor.device)] = saved[name][source].to(tensor.device)
         return result
 

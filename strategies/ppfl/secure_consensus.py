@@ -62,7 +62,7 @@ from flower_graph.strategies.ppfl.claims import (
     find_slots,
     layout_of,
 )
-from flower_graph.strategies.ppfl.config import CONSENSUS
+from flower_graph.strategies.ppfl.config import CONSENSUS, PRECISIONS
 from flower_graph.strategies.ppfl.messages import (
     FloatArray,
     IntArray,
@@ -70,8 +70,7 @@ from flower_graph.strategies.ppfl.messages import (
     PublicRequest,
     SumOrder,
 )
-from flower_graph.strategies.ppfl.server_state import PRECISIONS, ByClient, mean_of
-from flower_graph.strategies.ppfl.strategy import ProcrustesAlignment
+from flower_graph.strategies.ppfl.strategy import ByClient, ProcrustesAlignment, mean_of
 from flower_graph.wire.client_errors import Kind
 from flower_graph.wire.counts import as_counts, counts_size
 from flower_graph.wire.exchange import Replies
@@ -238,11 +237,8 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
             nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
         if holders > 1 and not nodes.size:
-            raise ValueError(
-                f"no public node has {fewest} holders among {holders}, of which some may be "
-                "missing: its sum could be one client's own embedding; lower dropout, or align in "
-                "the clear"
-            )
+            why = "a sum could be one client's embedding; lower dropout, or align in the clear"
+            raise ValueError(f"no public node has {fewest} holders among {holders}: {why}")
         return nodes, claims
 
     def read(self, node: int, content: RecordDict) -> PublicReply:

@@ -17,11 +17,12 @@ from scipy.linalg import orthogonal_procrustes as reference
 from flower_graph.flower_compat import ClientAppCallable
 from flower_graph.storage import checkpoint
 from flower_graph.strategies.ppfl.cohort_client import EmbeddingClient
-from flower_graph.strategies.ppfl.server_state import (
+from flower_graph.strategies.ppfl.strategy import (
+    LocalEmbedding,
+    ProcrustesAlignment,
     draw_pairs,
     measure_alignment,
 )
-from flower_graph.strategies.ppfl.strategy import LocalEmbedding, ProcrustesAlignment
 
 
 def test_rounds_as_written_in_the_paper() -> None:
