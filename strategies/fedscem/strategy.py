@@ -51,7 +51,7 @@ from flower_graph.records.rounds import RoundReport
 from flower_graph.secure.node_config import LEAST_HOLDERS, USUAL_DIFFERENCE
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.service import as_record
-from flower_graph.server.round_strategy import OwnRounds
+from flower_graph.server.round_strategy import RoundStrategy
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.fedscem.cohort import (
     EgoSettings,
@@ -88,7 +88,7 @@ FINE = 2.0**-20  # step of fixed-point weights: in a round they change by less t
 READ_BY_NOBODY = ("masked", "psi", "none")
 
 
-class MaskedEmbeddingAveraging(OwnRounds[EgoRequest, EgoReply]):
+class MaskedEmbeddingAveraging(RoundStrategy[EgoRequest, EgoReply]):
     """Server of FedSCem, for clients that answer as ``EgoNetworkClient`` does.
 
     Parameters
