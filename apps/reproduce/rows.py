@@ -74,8 +74,9 @@ def _row_of(
     if not any(map(math.isfinite, values.values())):
         return None
     settings = _settings(line, store)
-    made = row(line, figure.name, values, settings, paper) | keys | line.also.get(figure.name, {})
-    return made | to_the_end(line, {seed: runs[seed] for seed in values}, settings) | tested
+    made = row(line, figure.name, values, settings, paper)
+    ended = to_the_end(line, {seed: runs[seed] for seed in values}, settings)
+    return {**made, **keys, **line.also.get(figure.name, {}), **ended, **tested}
 
 
 def _settings(line: Line, store: Store) -> tuple[str, ...]:

@@ -85,13 +85,11 @@ def check_sizes(graph: Nodes, num_features: int, num_classes: int) -> None:
     """Refuse a client whose features or classes differ from the run's; name the client."""
     check_classes(num_classes)
     if graph.x.shape[1] != num_features:
+        given = f"{graph.x.shape[1]} features"
+        raise ValueError(f"client {graph.client} has {given}, the run has {num_features}")
+    if graph.y.numel() and (largest := int(graph.y.max())) >= num_classes:
         raise ValueError(
-            f"client {graph.client} has {graph.x.shape[1]} features, the run has {num_features}"
-        )
-    if graph.y.numel() and int(graph.y.max()) >= num_classes:
-        raise ValueError(
-            f"client {graph.client} has class {int(graph.y.max())}, the run's classes are 0 to "
-            f"{num_classes - 1}"
+            f"client {graph.client} has class {largest}, allowed: 0 to {num_classes - 1}"
         )
 
 

@@ -305,6 +305,18 @@ def propagate(graph: Adjacency, x: Tensor, rows: Tensor | None = None) -> Tensor
     return _PartProduct.apply(x, graph.matrix, graph.transpose, rows)  # type: ignore[no-any-return, no-untyped-call]
 
 
+def sampled_products(ptr: Tensor, col: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Compute some entries of ``left @ right^T``."""
+    # ptr, col [n + 1], left, right [n, h]
+    n, m, e = left.shape[0], right.shape[0], col.numel()
+    if e > n * m:  # PyTorch's operator knows no more entries than the matrix has places
+        row = torch.arange(n, device=col.device).repeat_interleave(ptr.diff())
+        return (left[row] * right[col]).sum(1)
+    places = csr_tensor(ptr, col, left.new_zeros(e), (n, m))
+    products: Tensor = torch.sparse.sampled_addmm(places, left, right.T).values()
+    return products
+
+
 class LaplacianTerm(NamedTuple):
     """A graph's edges as a matrix, and its degrees, for ``L_reg``."""
 

@@ -124,10 +124,7 @@ class RoundStrategy(RoundLoop, Generic[Q, A]):
         if self.session.is_open:
             raise ValueError("this strategy has run already: build a new one")
         if given:
-            raise ValueError(
-                f"{', '.join(given)}: the server has no model to start from, to train or to "
-                "evaluate; leave it out"
-            )
+            raise ValueError(f"{', '.join(given)}: the server has no such model; leave it out")
 
     def _messages(self, config: Mapping[str, Any]) -> dict[int, RecordDict]:
         """Write the requests with the caller's entries; the method's own entries win."""

@@ -75,12 +75,8 @@ class RunCheckpoints:
         """Complete a round's checkpoint; return whether it is complete."""
         assert self.folder is not None
         for node, why in missing.items():
-            LOG.warning(
-                "round %d: no checkpoint: node %d: %s; the next round tries again",
-                server_round,
-                node,
-                why,
-            )
+            words = "round %d: no checkpoint: node %d: %s; the next round tries again"
+            LOG.warning(words, server_round, node, why)
         self._is_late = bool(missing) or not checkpoint.save_server(
             self.folder,
             server_round,
@@ -269,10 +265,11 @@ class Session:
     def must_have(self, server_round: int, replies: Replies[T]) -> None:
         """Raise ``NoClientsError`` if no SuperNode answered."""
         if not replies.values:
-            raise NoClientsError(
-                f"round {server_round}: none of {len(self.asked)} SuperNodes gave a usable answer "
-                f"within {self.timeout:g} s: {reasons_of(replies.rejected)}"
+            asked = (
+                f"round {server_round}: none of {len(self.asked)} SuperNodes gave a usable answer"
             )
+            why = reasons_of(replies.rejected)
+            raise NoClientsError(f"{asked} within {self.timeout:g} s: {why}")
 
     def tell_all(self, server_round: int, content: RecordDict, message_type: str) -> None:
         """Send one message to all connected clients, and ignore their answers."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -15,10 +14,9 @@ from flower_graph.data.description import read_mask, saying, tell
 from flower_graph.data.gaps import Gaps
 from flower_graph.data.graph import PARTS, Graph
 from flower_graph.data.new_graph import DataForm, NewGraph, read_new_graph
-from flower_graph.data.sources.datasets import DRAWN, cached_data, saved_at
+from flower_graph.data.sources.datasets import DRAWN, cached_data, once, saved_at
 from flower_graph.data.splits import labelled_split
 from flower_graph.errors import ConfigError, DataError
-from flower_graph.handed import handed_over
 from flower_graph.strategies.nfedgnn.config import NFedGNNConfig, UserData
 
 
@@ -28,23 +26,12 @@ def users_graph(config: NFedGNNConfig) -> Graph:
         return cached_data(config)
     add, settings = config.data.add, json.dumps([asdict(config.data), config.seed])
 
-    def make() -> Graph:
-        return _grown(_Asked(config, settings, saved_at(config.data.name), saved_at(add)))
-
-    return handed_over(f"users {settings}", make)
+    saved = saved_at(config.data.name), saved_at(add)
+    return once(f"users {settings}", saved, lambda: _grown(config))
 
 
-@dataclass(frozen=True)
-class _Asked:
-    config: NFedGNNConfig = field(compare=False)
-    settings: str
-    saved: object  # when the two files were
-    added: object
-
-
-@lru_cache(maxsize=2)
-def _grown(asked: _Asked) -> Graph:
-    old, data = cached_data(asked.config), asked.config.data
+def _grown(config: NFedGNNConfig) -> Graph:
+    old, data = cached_data(config), config.data
     assert data.add is not None and old.treatment is not None
     path = Path(data.add)
     if not path.exists():
@@ -52,7 +39,7 @@ def _grown(asked: _Asked) -> Graph:
     form = DataForm(old.treatment, old.num_classes, old.classes, Gaps.of(data))
     new = read_new_graph(path, form)
     with saying(f"data.add {path}"):
-        graph, notes = grown(old, new, data, data.draws(asked.config.seed))
+        graph, notes = grown(old, new, data, data.draws(config.seed))
     tell(f"data.add {path}", notes)
     return graph
 

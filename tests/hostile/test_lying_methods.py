@@ -54,8 +54,7 @@ from flower_graph.secure.sum.round import SumResult
 from flower_graph.secure.sum.service import SecureSum, Summed
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedscem.messages import Layout
-from flower_graph.strategies.fedscem.session import EgoSession
-from flower_graph.strategies.fedscem.strategy import MaskedEmbeddingAveraging
+from flower_graph.strategies.fedscem.strategy import EgoSession, MaskedEmbeddingAveraging
 from flower_graph.strategies.ppfl.secure_consensus import CommonMean
 from flower_graph.wire.arrays import own_records
 from flower_graph.wire.exchange import Exchange

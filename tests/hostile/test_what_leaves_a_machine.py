@@ -38,7 +38,7 @@ from flower_graph.secure.client import SUM_STATE
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.simulation import InProcessGrid
 from flower_graph.storage import checkpoint
-from flower_graph.strategies.fedscem import ego_secrets
+from flower_graph.strategies.fedscem import cohort_client as ego_host
 from flower_graph.strategies.ppfl.secure_consensus import (
     SecureConsensus,
 )
@@ -324,7 +324,7 @@ class Collector:
             self._note(context)
 
     def _note(self, context: Context) -> None:
-        for key, (_, live) in ego_secrets._LIVE.items():
+        for key, (_, live) in ego_host._LIVE.items():
             if key[:2] == (context.run_id, context.node_id):
                 self.texts += [repr(live), str(live)]
                 for part in live if isinstance(live, tuple) else (live,):

@@ -9,7 +9,6 @@ from party_helpers import write_keys
 from flower_graph.client.adaptor import make_client_app
 from flower_graph.errors import IdentityError, MalformedReplyError
 from flower_graph.secure.client import SecureSumClient
-from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.parties.server import PartySums
 from flower_graph.secure.sum.round import Cause, Reason, Skipped
@@ -115,19 +114,8 @@ def test_who_joins_begins_an_epoch_and_who_is_back_with_its_keys_does_not(partie
 def test_nobody_takes_the_place_of_a_party_that_is_there(parties):
     grid, secure = make(parties)
     secure.prepare(1, grid.get_node_ids())
-    stranger, reply = 99, secure.server.bindings[2]
-    binding = BindReply(
-        secure.server.run_id,
-        2,
-        np.array(reply[0].clients),
-        *(
-            np.frombuffer(part, np.uint8)
-            for part in (reply[0].channel_key, reply[0].seed_commitment)
-        ),
-        np.frombuffer(reply[1], np.uint8),
-    )
     with pytest.raises(MalformedReplyError, match="party 2"):
-        secure.server.enroll(stranger, binding)
+        secure.server.enroll(99, secure.server.bindings[2])
 
 
 def test_bad_input(parties):

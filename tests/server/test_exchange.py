@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
@@ -250,12 +249,6 @@ def test_interrupt_passes_through_at_once() -> None:
         send(ScriptedGrid({}), [1], read=interrupt)
 
 
-def test_nothing_to_send_sends_nothing() -> None:
-    grid = ScriptedGrid({})
-    assert send(grid, []) == Replies({}, [], [])
-    assert grid.sent == len(grid.pulled) == 0
-
-
 def test_a_server_that_waits_says_so_and_stops(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,13 +401,3 @@ def test_a_relayed_reply_that_is_late_is_drained_and_named(caplog: pytest.LogCap
     assert relayed(sender, [3], 2) == {3: True}
     assert "round 2: ignored 1 (node 4): late: round 1, expected 2" in caplog.text
     assert not grid.open and sender.ledger.wire["up"] > 0
-
-
-def test_relayed_messages_are_waited_for_in_short_steps():
-    grid = ScriptedGrid({3: "late"})
-    release = threading.Timer(0.03, grid.release)
-    release.start()
-    began = time.monotonic()
-    messages = [Message(vector(0, 0, 0), 3, "train")]
-    (reply,) = Exchange(grid).relay(messages, server_round=1, timeout=30)
-    assert reply.has_content() and time.monotonic() - began < 1.5

@@ -23,7 +23,7 @@ from flower_graph.models import SplitModel, build_server_model
 from flower_graph.ops import graph as ops_graph
 from flower_graph.strategies.nfedgnn.messages import RelayReply
 from flower_graph.strategies.nfedgnn.server_model import RelayServer, scheduled
-from flower_graph.strategies.nfedgnn.server_state import OwnTable
+from flower_graph.strategies.nfedgnn.strategy import OwnTable
 from flower_graph.strategies.nfedgnn.users import UserSettings
 
 N, C, CPU, RATE = 14, 3, torch.device("cpu"), 0.05

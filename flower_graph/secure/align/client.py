@@ -22,8 +22,6 @@ from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from safetensors.numpy import load, save
 
 from flower_graph.errors import RefusedError, StateLostError, brief
 from flower_graph.secure.align import blinded as ids
@@ -43,10 +41,15 @@ from flower_graph.secure.align.blinded import (
 )
 from flower_graph.secure.align.slots import SlotTable, slot_table
 from flower_graph.secure.channel import pieces, rows_of, spread
+from flower_graph.secure.state import read_state, write_state
+from flower_graph.storage.reading import reading
 from flower_graph.wire.arrays import IntArray
 from flower_graph.wire.codec import Message
 from flower_graph.wire.fields import split_rows
 from flower_graph.wire.keys import ALIGN_STAGE
+
+# What is saved beside the names
+KEPT = ("_secrets", "_sizes", "_dealt", "_answered", "_order", "_epoch", "_blocks")
 
 
 class AnyAlignmentClient(ABC):
@@ -217,24 +220,18 @@ class AlignmentClient(AnyAlignmentClient):
         return self._table
 
     def to_bytes(self) -> bytes:
-        clients, names = list(self._identities), self._names
+        names = self._names
         known = [number for number, one in enumerate(self._distinct) if one in names]
         local = [names[self._distinct[number]] for number in known]
-        arrays: dict[str, NDArray[np.generic]] = {
-            "clients": np.array(clients, np.int64),
-            "secrets": rows_of([self._secrets[client] for client in clients], -1, KEY),
-            "digest": self._digest(),
-            "sizes": _pairs(self._sizes.items()),
-            "dealt": _pairs((client, n) for client, own in self._dealt.items() for n in own),
-            "answered": np.array(sorted(self._answered), np.int64),
-            "known": np.array(known, np.int64),
-            "tokens": rows_of([token for token, _ in local], -1, TOKEN),
-            "keys": rows_of([key for _, key in local], -1, KEY),
-            "order": np.ascontiguousarray(self._order),
-            "epoch": np.array([self._epoch], np.int64),
-        }
-        arrays |= {f"block/{client}": block for client, block in self._blocks.items()}
-        return bytes(save(arrays))
+        return write_state(
+            {name: getattr(self, name) for name in KEPT}
+            | {
+                "digest": self._digest(),
+                "known": known,
+                "tokens": rows_of([token for token, _ in local], -1, TOKEN),
+                "keys": rows_of([key for _, key in local], -1, KEY),
+            }
+        )
 
     # Any: what a subclass's constructor takes besides
     @classmethod
@@ -243,27 +240,17 @@ class AlignmentClient(AnyAlignmentClient):
     ) -> Self:
         """Read the output of ``to_bytes``; ``StateLostError`` if it is of other identities."""
         host = cls(run_id, identities, *more)
-        host._restore(load(data))
+        with reading("the alignment's state", StateLostError):
+            kept = read_state(data)
+            if list(kept["_secrets"]) != list(host._identities) or kept["digest"] != host._digest():
+                raise StateLostError("the alignment's state is of another run or other identities")
+            vars(host).update({name: kept[name] for name in KEPT})
+            host._answered = set(host._answered)
+            pairs = zip(pieces(kept["tokens"]), pieces(kept["keys"]), strict=True)
+            known = [host._distinct[number] for number in kept["known"]]
+            host._names = dict(zip(known, pairs, strict=True))
+            host._look_up_names()
         return host
-
-    def _restore(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        clients = arrays["clients"].tolist()
-        if clients != list(self._identities) or (arrays["digest"] != self._digest()).any():
-            raise StateLostError("the alignment's state is of another run or other identities")
-        self._secrets = dict(zip(clients, pieces(arrays["secrets"]), strict=True))
-        known = [self._distinct[number] for number in arrays["known"].tolist()]
-        pairs = zip(pieces(arrays["tokens"]), pieces(arrays["keys"]), strict=True)
-        self._names = dict(zip(known, pairs, strict=True))
-        self._sizes = dict(arrays["sizes"].tolist())
-        self._dealt = {client: [] for client in self._sizes}
-        for client, number in arrays["dealt"].tolist():
-            self._dealt[client].append(number)
-        self._answered = set(arrays["answered"].tolist())
-        self._look_up_names()
-        self._order = arrays["order"]
-        self._epoch = int(arrays["epoch"][0])
-        blocks = [key for key in arrays if key.startswith("block/")]
-        self._blocks = {int(key.partition("/")[2]): arrays[key] for key in blocks}
 
     def _enter(self, epoch: int) -> None:
         """Begin a later alignment from scratch; refuse an earlier one."""
@@ -277,17 +264,13 @@ class AlignmentClient(AnyAlignmentClient):
             for names in (self._names, self._tokens, self._keys):
                 names.clear()
 
-    def _digest(self) -> Bytes2D:
+    def _digest(self) -> bytes:
         """Hash the run and the identities, to recognise the state's origin."""
         whole = hashlib.sha256(self._run_id)
         for client, named in self._identities.items():
             whole.update(b"|%d|%d|" % (client, len(named)))
             whole.update(b"\0".join(named))
-        return np.frombuffer(whole.digest(), np.uint8)
-
-
-def _pairs(pairs: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    return np.array(list(pairs), np.int64).reshape(-1, 2)
+        return whole.digest()
 
 
 def _joined(blocks: list[Bytes2D], width: int) -> Bytes2D:
