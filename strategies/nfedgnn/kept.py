@@ -20,13 +20,13 @@ from flower_graph.ops.active_rows import ActiveRows
 from flower_graph.outputs.files import (
     NO_CLIENT,
     Embeddings,
+    KnownLinks,
     Predictions,
     SavedModels,
     Snapshot,
     SparseRows,
     role_of,
 )
-from flower_graph.outputs.rows import KnownLinks
 from flower_graph.strategies.nfedgnn.server_model import LinkRelayServer, RelayServer
 from flower_graph.strategies.nfedgnn.users import Tensors, UserSettings, shared_linear_weight
 from flower_graph.wire.keys import ROLES
