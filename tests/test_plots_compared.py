@@ -12,7 +12,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.image import imread
 
-from flower_graph.errors import OutputError
 from flower_graph.records.rounds import RoundReport
 from flower_graph.report import plots
 from flower_graph.report.plots import (
@@ -30,18 +29,6 @@ from flower_graph.report.plots import (
     plot_spent,
     save_curves,
 )
-
-
-@pytest.mark.parametrize("count", [1, 4])
-def test_curves_are_a_picture_even_of_bad_runs(tmp_path: Path, count: int) -> None:
-    reports = [
-        RoundReport(number, math.nan, 1.0, 0.0, 0.9, 0.1, math.inf, 10, 10)
-        for number in range(1, count + 1)
-    ]
-    save_curves(tmp_path / "curves.png", reports, title="test")
-    picture = imread(tmp_path / "curves.png")
-    assert picture.shape[0] > 300 and picture.shape[1] > 3 * picture.shape[0]
-    assert np.unique(picture).size > 10
 
 
 def test_baselines_are_grey_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,11 +151,6 @@ def test_curves_at_stake_are_marked_and_the_others_grey(drawn: list[Axes]) -> No
     assert drawn[0].get_ylim()[0] < 0.2 and len(drawn[0].get_legend_handles_labels()[1]) == 4
 
 
-def test_a_run_that_ended_stays_where_it_was() -> None:
-    found = plots.staying([[0.2, 0.4], [0.4, 0.6, 0.8]], 3)
-    assert found.tolist() == [[0.2, 0.4, 0.4], [0.4, 0.6, 0.8]]
-
-
 BUDGETS = {1e4: [0.5, 0.75], 10.0: [0.25, 0.25]}
 LEVELS = {"LOC": [0.5], "FED": [0.5, 1.0]}
 
@@ -189,20 +171,9 @@ def test_accuracies_by_budget_are_drawn(drawn: list[Axes]) -> None:
     ("draw", "panels", "how", "said"),
     [
         (plot_intervals, {"Cora": {}}, {"label": "accuracy"}, "panels"),
-        (
-            plot_matrices,
-            {},
-            {"rows": ("a", ()), "columns": ("b", ()), "label": "c"},
-            "panels",
-        ),
         (plot_points, {}, {}, "panels"),
-        (plot_spent, {}, {}, "panels"),
-        (plot_lines, {}, {"label": "points"}, "panels"),
-        (plot_budgets, {}, {}, "panels"),
         (plot_budgets, {"t": Panel({}, LEVELS)}, {}, "t"),
         (plot_budgets, {"t": Panel({1.0: []}, LEVELS)}, {}, "t"),
-        (plot_counts, {}, {"title": "t"}, "panels"),
-        (plot_grid, {}, {}, "panels"),
         (plot_grid, {"Cora": {"A": CurveSet([[]], [[1.0]])}}, {}, "curve"),
     ],
 )
@@ -212,15 +183,3 @@ def test_nothing_to_draw_is_refused(
     with pytest.raises(ValueError, match=said):
         draw(tmp_path / "x.png", panels, **how)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_picture_is_written_or_it_is_said_that_it_cannot_be(tmp_path: Path) -> None:
-    plot_budgets(tmp_path / "a.png", {"t": Panel(BUDGETS, LEVELS)})
-    assert imread(tmp_path / "a.png").shape[2] == 4
-    (tmp_path / "file").touch()
-    with pytest.raises(OutputError):
-        plot_counts(tmp_path / "file" / "a.png", {"one": {1: 1}}, title="t")
-
-
-def test_no_two_curves_look_alike() -> None:
-    assert len({plots.look(place) for place in range(36)}) == 36
