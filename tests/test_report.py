@@ -457,7 +457,7 @@ FIGURES = (
     "logistic regression on features alone 0.500\n"
 )
 REGRESSION = "not better than logistic regression on features alone"
-TRY = "try strategy.learning_rate=0.03 or model.hidden=64"
+TRY = "try strategy.learning_rate=0.03 or data.features=as-is,standardise"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from flower_graph.errors import OutputError
 from flower_graph.method.compare import ROUNDS, SECONDS, Comparison, compare
 from flower_graph.method.registry import schema_of
 from flower_graph.method.run import METRICS, RESULT, Run
-from flower_graph.outputs.figures import CLIENTS
+from flower_graph.outputs.figures import CLIENTS, read_table
 from flower_graph.records.rounds import (
     WAYS,
     RoundReport,
@@ -26,7 +25,7 @@ from flower_graph.records.rounds import (
 )
 from flower_graph.report.result import BASELINES, metrics_of, metrics_shown
 from flower_graph.report.trackers import visible
-from flower_graph.storage.reading import MOST_GRAPH, Tree, open_text, reading
+from flower_graph.storage.reading import Tree, reading
 from flower_graph.wire.keys import ROLES
 
 SECTIONS = 12  # most runs that have pictures of their own
@@ -254,11 +253,13 @@ def _took_part(reports: Sequence[RoundReport]) -> str:
 def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
     from flower_graph.report.plots.page import classes_panel, clients_panel, confusion_panel
 
-    table = _clients_of(Run(row["path"]).each[0].path / CLIENTS)
+    path = Run(row["path"]).each[0].path / CLIENTS
+    table = read_table(path, ["client", "at", "test-accuracy"]) if path.is_file() else None
     pictures = {}
-    for at in ("best", "last"):
-        rows = [one for one in table if one["at"] == at]
-        values = {int(one["client"]): float(one["test-accuracy"] or "nan") for one in rows}
+    for at in ("best", "last") if table is not None else ():
+        rows = table[(table["at"] == at) & ~table["client"].str.startswith("-")]
+        shares = rows["test-accuracy"].replace("", "nan").astype(float)
+        values = dict(zip(rows["client"].astype(int), shares, strict=True))
         words = "the best round" if at == "best" else "the last round"
         pictures[f"Test accuracy of each client, {words}"] = clients_panel("accuracy", values)
     kept = next((one for one in pictures.items() if one[1]), None)
@@ -271,16 +272,6 @@ def _by_client(row: Tree, result: Tree, of_first: str) -> list[str]:
             confusion, result.get("classes")
         )
     return [f"<h3>By client and class{of_first}</h3>", _panels(shown)] if shown else []
-
-
-def _clients_of(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with (
-        reading(path, OutputError, "a client's figures are damaged"),
-        open_text(path, MOST_GRAPH) as file,
-    ):
-        return [one for one in csv.DictReader(file) if int(one["client"]) >= 0]
 
 
 def _structure(seeds: Sequence[Sequence[RoundReport]]) -> list[str]:

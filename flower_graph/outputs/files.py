@@ -98,7 +98,7 @@ def write_outputs(
     with saying(folder):
         private_folder(folder)
         if predictions is not None:
-            write_lines(folder / TABLE, *table_of(predictions))
+            write_table(folder / TABLE, table_of(predictions))
         if models:
             _write_models(folder, models)
         files = {PREDICTIONS: predictions, EMBEDDINGS: embeddings, LINK_ROWS: links}
@@ -115,40 +115,29 @@ def _write_rows(path: Path, rows: Rows) -> None:
         np.savez(stream, **arrays)
 
 
-def table_of(predictions: Predictions) -> tuple[list[str], Iterable[Iterable[str]]]:
-    """Return predictions as a table of text: names of its columns, and lines."""
-    names = ["client", "node", "class", "probability", "role", "label"]
-    columns: list[Iterable[str]] = [
-        (SERVER if value == NO_CLIENT else str(value) for value in predictions.client.tolist()),
-        _texts(predictions.node),
-        _said(predictions.predicted, predictions.classes),
-        _said(predictions.probability, None),
-        (NODE_ROLES[value] for value in predictions.role.tolist()),
-        _said(predictions.label, predictions.classes),
-    ]
-    if predictions.are_values:
-        names = ["client", "node", "value", "role", "target"]
-        del columns[3]
+def table_of(predictions: Predictions) -> Any:  # a data frame of text
+    """Return predictions as the table that spreadsheets read."""
+    import pandas as pd
+
+    columns: dict[str, Iterable[str]] = {
+        "client": [SERVER if one == NO_CLIENT else str(one) for one in predictions.client.tolist()],
+        "node": map(as_text, map(str, predictions.node.tolist())),
+    }
+    said, true = ("value", "target") if predictions.are_values else ("class", "label")
+    columns[said] = _cells(predictions.predicted, predictions.classes)
+    if not predictions.are_values:
+        columns["probability"] = _cells(predictions.probability)
+    columns["role"] = np.asarray(NODE_ROLES)[predictions.role]
+    columns[true] = _cells(predictions.label, predictions.classes)
     if predictions.fold is not None:
-        names.append("fold")
-        columns.append(map(str, predictions.fold.tolist()))
-    return names, zip(*columns, strict=True)
+        columns["fold"] = map(str, predictions.fold.tolist())
+    return pd.DataFrame({name: list(cells) for name, cells in columns.items()}, dtype=str)
 
 
-def write_lines(path: Path, names: Iterable[str], lines: Iterable[Iterable[str]]) -> None:
-    """Write lines of text as a file that spreadsheets read, whole or not at all."""
+def write_table(path: Path, table: Any) -> None:
+    """Write a data frame as a file that spreadsheets read, whole or not at all."""
     with replaced(path) as stream:
-        stream.write(table_text(names, lines).encode())
-
-
-def table_text(names: Iterable[str], lines: Iterable[Iterable[str]]) -> str:
-    """Join lines of text."""
-    return "\n".join(map(",".join, [names, *lines])) + "\n"
-
-
-def _texts(values: Numbers) -> Iterable[str]:
-    listed = values.tolist()
-    return map(quoted, listed) if values.dtype.kind == "U" else map(str, listed)
+        stream.write(table.to_csv(index=False).encode())
 
 
 def as_text(text: str) -> str:
@@ -162,19 +151,11 @@ def as_text(text: str) -> str:
     return text  # a number stays one
 
 
-def quoted(text: str) -> str:
-    """Quote text for a table."""
-    text = as_text(text)
-    return '"' + text.replace('"', '""') + '"' if set(text) & set(',"\r\n') else text
-
-
-def _said(values: Numbers, classes: Sequence[str] | None) -> Iterable[str]:
+def _cells(values: Numbers, classes: Sequence[str] | None = None) -> list[str]:
     if values.dtype.kind == "f":
-        return ("" if value != value else f"{value:.6g}" for value in values.tolist())
-    if classes is None:
-        return ("" if value < 0 else str(value) for value in values.tolist())
-    words = [quoted(name) for name in classes]
-    return ("" if value < 0 else words[value] for value in values.tolist())
+        return ["" if value != value else f"{value:.6g}" for value in values.tolist()]
+    words = None if classes is None else [as_text(name) for name in classes]
+    return ["" if v < 0 else str(v) if words is None else words[v] for v in values.tolist()]
 
 
 def _write_models(folder: Path, models: Sequence[SavedModels]) -> None:

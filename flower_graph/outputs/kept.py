@@ -63,7 +63,7 @@ class KeptFolder:
             return
         is_last = rows["round"] == rows["round"].max()
         for way, count in traffic.items():
-            rows[way][is_last] += count / is_last.sum()
+            rows[f"bytes-{way}"][is_last] += count / is_last.sum()
         at = {"last": request.server_round, "best": request.best_round}
         write_figures(self.folder, rows, at, request.every)
 

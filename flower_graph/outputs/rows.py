@@ -1,14 +1,9 @@
-"""Rows that a run leaves for nodes of clients: predictions, embeddings and known links.
-
-In notebooks they are short texts, or data frames if pandas is installed.
-"""
+"""Rows that a run leaves for nodes of clients: predictions, embeddings and known links."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
-from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
@@ -26,17 +21,13 @@ Numbers = NDArray[Any]
 
 
 class Framed:
-    """Base of what is shown as a data frame."""
+    """Base of what notebooks show as a data frame."""
 
-    def to_pandas(self) -> Any:  # a data frame: pandas may not be there
+    def to_pandas(self) -> Any:  # a data frame
         raise NotImplementedError
 
-    def _repr_html_(self) -> str | None:
-        """Return a short table as HTML; None without pandas: the notebook then shows the text."""
-        try:
-            return str(self.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))
-        except ImportError:
-            return None
+    def _repr_html_(self) -> str:
+        return str(self.to_pandas().to_html(max_rows=SHOWN, max_cols=SHOWN))
 
 
 class Rounds(Framed, list[dict[str, object]]):
@@ -49,7 +40,9 @@ class Rounds(Framed, list[dict[str, object]]):
 
     def to_pandas(self) -> Any:
         """Return a data frame with a row for each round, nested keys joined by dots."""
-        return pandas_module().json_normalize(list(self))
+        import pandas as pd
+
+        return pd.json_normalize(list(self))
 
 
 @dataclass(repr=False)
@@ -194,11 +187,13 @@ class Predictions(Rows, Framed):
 
     def to_pandas(self) -> Any:
         """Return a data frame of the rows, with names of roles and classes."""
+        import pandas as pd
+
         arrays = self.arrays() | {"role": np.asarray(NODE_ROLES)[self.role]}
         if self.classes:
             names = np.asarray([*self.classes, None], object)  # -1 takes the last
             arrays |= {name: names[arrays[name]] for name in ("predicted", "label")}
-        return pandas_module().DataFrame(arrays)
+        return pd.DataFrame(arrays)
 
 
 @dataclass(repr=False)
@@ -254,14 +249,9 @@ def _names(nodes: object) -> Numbers:
 COLUMNS = {
     **dict.fromkeys(("client", "role", "fold", "number"), "iu"),
     **dict.fromkeys(("predicted", "label"), "iuf"),
-    **{
-        "node": "iuU",
-        "other": "iuU",
-        "probability": "f",
-        "public": "b",
-        "embeddings": "f",
-        "classes": "U",
-    },
+    **dict.fromkeys(("node", "other"), "iuU"),
+    **dict.fromkeys(("probability", "embeddings"), "f"),
+    **{"public": "b", "classes": "U"},
 }
 
 
@@ -284,11 +274,3 @@ def check_columns(arrays: Mapping[str, Any]) -> None:
         is_whole = values.dtype.kind in "iu" and name not in ("node", "other")
         if is_whole and ((values < least) | (values >= most.get(name, np.inf))).any():
             raise ValueError(f"{name} goes from {values.min()} to {values.max()}")
-
-
-def pandas_module() -> ModuleType:
-    """Import pandas, which only data frames need."""
-    try:
-        return import_module("pandas")
-    except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install pandas") from error

@@ -19,7 +19,7 @@ from flower_graph.config.rules import at_least, choice
 from flower_graph.errors import CheckpointError, LegacyAppError, NoClientsError
 from flower_graph.ops.counts import Counts, Errors
 from flower_graph.outputs.figures import CLIENTS, HEAD
-from flower_graph.outputs.files import Snapshot, write_lines
+from flower_graph.outputs.files import Snapshot, write_table
 from flower_graph.outputs.kept import KeptFolder
 from flower_graph.outputs.messages import (
     BEGIN,
@@ -358,9 +358,8 @@ class RoundLoop(Strategy):
                 session.members.bound = dict(state[BOUND])
                 kept.resume = Resume(str(state["run"]), server_round, secrets.token_hex(8))
             except (KeyError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-                raise CheckpointError(
-                    f"{kept.folder}, round {server_round}: does not fit this run: {error}"
-                ) from error
+                where = f"{kept.folder}, round {server_round}"
+                raise CheckpointError(f"{where}: does not fit this run: {error}") from error
             self.best.last = server_round
             return self.rejoin()
 
@@ -402,7 +401,10 @@ class KeptOutputs:
         self._do(FINISH)
         lines = self._loop.figures()
         if self._own is not None and lines is not None:
-            write_lines(self._own.folder / CLIENTS, HEAD, lines)
+            import pandas as pd
+
+            table = pd.DataFrame(lines, columns=[*HEAD])
+            write_table(self._own.folder / CLIENTS, table)
 
     def _begin(self, nodes: Iterable[int]) -> None:
         nodes = set(nodes)

@@ -11,9 +11,9 @@ from scipy.stats import ttest_rel
 from table_helpers import K3, K7, K9, grid_lines, own_lines, report, run_lines, written
 
 from flower_graph.apps.reproduce import runs
-from flower_graph.apps.reproduce.page import form_of, marks, winner
+from flower_graph.apps.reproduce.page import marks, winner
 from flower_graph.apps.reproduce.page import written as written_as
-from flower_graph.apps.reproduce.rows import FIGURES, to_the_end
+from flower_graph.apps.reproduce.rows import figure_of, to_the_end
 from flower_graph.apps.reproduce.runs import Curves, curves_of
 from flower_graph.apps.reproduce.table import TEST, WITHIN, Figure
 from flower_graph.config.common import RunConfig
@@ -159,10 +159,10 @@ CURVES.steps, CURVES.up = [2.0, 4.0, 6.0, 8.0], [2.0**20 * n for n in range(1, 5
     ],
 )
 def test_accuracy_within_a_budget(within: str, figure: float | None) -> None:
-    assert FIGURES[WITHIN](CURVES, {"within": within}, None) == figure
+    assert figure_of(WITHIN, CURVES, {"within": within}, None) == figure
     for wrong in ("3 hours", "few steps"):
         with pytest.raises(ConfigError, match=f"within: '{wrong}'"):
-            FIGURES[WITHIN](CURVES, {"within": wrong}, None)
+            figure_of(WITHIN, CURVES, {"within": wrong}, None)
 
 
 def test_of_errors_the_least_is_the_best_round() -> None:
@@ -193,8 +193,8 @@ def test_clients_that_are_not_asked_spend_nothing() -> None:
     reports[0].asked = 1
     curves = curves_of(reports, {}, clients=2, local_steps=4)
     assert (curves.steps, curves.up) == ([2.0, 6.0], [2.0**20, 2.0**21])
-    assert FIGURES["steps-a-client"](curves, {}, None) == 6.0
-    assert FIGURES["MiB-a-client"](Curves([1.0], [0.1], [0.2]), {}, None) is None
+    assert figure_of("steps-a-client", curves, {}, None) == 6.0
+    assert figure_of("MiB-a-client", Curves([1.0], [0.1], [0.2]), {}, None) is None
 
 
 def test_differences_are_tested_by_pairs() -> None:
@@ -206,10 +206,10 @@ def test_differences_are_tested_by_pairs() -> None:
     assert paired([0.1]) == {"p": None, "agree": 1} and paired([0.0, 0.0])["p"] is None
     assert paired([0.1, math.nan])["p"] is None
     row = {"mean": 0.0475, "std": 0.045, "values": differences, "seeds": [0, 1, 2, 3], **result}
-    gain = form_of(Figure("gain", TEST, "other"), 100)
-    assert written_as({**row, "holm": 0.26}, gain) == "+4.8 ± 4.5 (p 0.13, Holm 0.26, 3 of 4)"
-    change = form_of(Figure("change", "test-mse-at-best-val", "other"), 1)
-    raw = written_as({**row, "holm": 0.26}, change)
+    gain = Figure("gain", TEST, "other")
+    assert written_as(gain, {**row, "holm": 0.26}, 100) == "+4.8 ± 4.5 (p 0.13, Holm 0.26, 3 of 4)"
+    change = Figure("change", "test-mse-at-best-val", "other")
+    raw = written_as(change, {**row, "holm": 0.26}, 1)
     assert raw == "+0.05 ± 0.04 (p 0.13, Holm 0.26, 3 of 4)"
 
 

@@ -24,14 +24,14 @@ class Numbered(SecureSumClient):
         return {c: np.array([c, 1.0]) + moved for c in self.clients if c != 4}
 
 
-def gridded(count, folder):
+def gridded(count, folder, kind=Numbered):
     """Make SuperNodes with a key each and two clients; return their grid and the registry."""
     registry, keys = write_keys(count, folder)
 
     def client_fn(context):
         place = context.node_config["partition-id"]
         context.node_config |= {"identity-key": str(keys[place]), "registry": str(registry)}
-        return Numbered(context, [2 * place, 2 * place + 1])
+        return kind(context, [2 * place, 2 * place + 1])
 
     return InProcessGrid(make_client_app(client_fn), num_supernodes=count), registry
 

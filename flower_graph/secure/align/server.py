@@ -133,6 +133,11 @@ class AlignmentServer(AnyAlignmentServer[ids.BlindRequest | ids.EvaluateRequest]
         if gone & set(self._holders):
             self._restart()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether clients are to be aligned, new ones, or all since a key-holder is gone."""
+        return bool(self._pending)
+
     def waits(self, excluded: Collection[int] = ()) -> bool:
         """Record which clients are in no sum any more; return whether others wait for the union."""
         self._excluded = set(excluded)
