@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import pickle
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -37,6 +36,7 @@ from flower_graph.server.averaging_replies import (
     Checked,
     Combined,
     RoundSoFar,
+    Wanted,
     check_replies,
     checked_model,
 )
@@ -423,8 +423,8 @@ class ReportedFedAvg(RoundLoop, FedAvg):
         """Check the replies; note and log every node and client that is left out."""
         most = partial(self.most_examples, training=model is not None)
         rows = None if asked is None or self.is_weighted_sum else asked
-        about = model, self.session.timeout, most, self.extras(), self.counted, rows
-        checked = check_replies(self._round.sent, replies, *about)
+        wanted, timeout = Wanted(model, self.extras(), self.counted), self.session.timeout
+        checked = check_replies(self._round.sent, replies, wanted, timeout, most, rows)
         where = "evaluate: " if model is None else ""
         named = [replace(entry, reason=where + entry.reason) for entry in checked.rejected]
         self.session.leave_out(named)
@@ -478,6 +478,16 @@ def _copied(value: object) -> object:
     return copy.deepcopy(value) if type(value) in PLAIN else value
 
 
-def _same(one: object, other: object) -> bool:
-    is_plain = type(one) is type(other) and type(one) in PLAIN
-    return one is other or (is_plain and pickle.dumps(one) == pickle.dumps(other))
+def _same(one: Any, other: Any) -> bool:
+    if one is other:
+        return True
+    if type(one) is not type(other) or type(one) not in PLAIN:
+        return False
+    if isinstance(one, ArrayRecord):
+        one, other = ({name: a.numpy() for name, a in r.items()} for r in (one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    is_one_kind = getattr(one, "dtype", None) == getattr(other, "dtype", None)
+    return is_one_kind and np.array_equal(one, other, equal_nan=not isinstance(one, str))

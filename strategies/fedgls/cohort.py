@@ -234,9 +234,8 @@ class StructureCohort:
         weight = self.nodes * good
         nodes = int(weight.sum())
         if not nodes:
-            raise RefusedError(
-                f"clients {sorted(left_out)}: weights are not finite; nobody is left"
-            )
+            why = "weights are not finite; nobody is left"
+            raise RefusedError(f"clients {sorted(left_out)}: {why}")
         share = (weight.double() / nodes).repeat(self.kinds.numel() // self.size)
         models = self.weights.weighted_sums(share)
         parts = [float(share[self.kinds == kind].sum()) for kind in range(len(models))]

@@ -141,14 +141,11 @@ class EmbeddingAudit(Audit[PPFLConfig, Holders]):
 
     def refuse(self, config: PPFLConfig) -> None:
         if config.strategy.name == LOCAL:
-            raise ConfigError(
-                f"strategy.name: {LOCAL} has no audit, since its clients send nothing"
-            )
+            raise ConfigError(f"strategy.name: {LOCAL} has no audit: its clients send nothing")
         if clients_path(config.data) is not None:
+            why = "a folder with a graph of each client; the audit judges by the whole graph"
             raise ConfigError(
-                f"data.name: {config.data.name!r} is a folder with one graph a client, and the "
-                f"audit of app={config.app} needs the whole graph to judge by; name a data set or "
-                "a file"
+                f"data.name: {config.data.name!r} is {why}; name a data set or a file"
             )
 
     def counterparts(self, config: PPFLConfig, noisy: Sequence[list[str]]) -> list[list[str]]:

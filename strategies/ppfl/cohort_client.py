@@ -134,9 +134,7 @@ class EmbeddingClient:
 def public_rows(nodes: IntArray, public: IntArray) -> IntArray:
     """Return the indices in ``nodes`` of public ids ``[p]``; ``ValueError`` for an unknown id."""
     if (strangers := public[~np.isin(public, nodes)]).size:
-        raise ValueError(
-            f"public nodes {strangers[:5].tolist()} are none of the client's {nodes.size} nodes"
-        )
+        raise ValueError(f"public: {strangers[:5].tolist()} are none of the {nodes.size} nodes")
     order = np.argsort(nodes, kind="stable")
     return order[np.searchsorted(nodes, public, sorter=order)]
 

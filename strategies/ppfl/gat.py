@@ -93,10 +93,7 @@ class PublicGAT(nn.Module):
         self._client, self._device = graph.client, graph.x.device
         self._train = (graph.train_mask & (graph.train_y >= 0)).nonzero()[:, 0]
         if not self._train.numel():
-            raise ValueError(
-                f"client {graph.client} has no training node with a label; a GAT learns from "
-                "labels and needs at least one"
-            )
+            raise ValueError(f"client {graph.client}: no training node has a label; 1 is needed")
         self._y = graph.train_y[self._train]
         batch = pack_graphs([graph], self._device)
         x, self._feature = batch.x, batch.feature  # [r] which feature each row of weights is of

@@ -45,7 +45,6 @@ from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.round import Reason, Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict, Tree
 from flower_graph.strategies.ppfl.claims import (
     ABSENT,
@@ -130,7 +129,7 @@ class CommonMean:
         self.made = int(state["made"])
 
 
-class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment):
+class SecureConsensus(ProcrustesAlignment):
     """The server: adds up embeddings that clients have rotated, and sends the mean back.
 
     All SuperNodes are asked in every iteration: sums over changing clients could be compared.
@@ -237,11 +236,8 @@ class SecureConsensus(OwnRounds[PublicRequest, PublicReply], ProcrustesAlignment
             holders, fewest = len(held), max(self._least, fewest_parties(len(held)))
             nodes = agreed_nodes(held, self._least) if held else self.mean.nodes
         if holders > 1 and not nodes.size:
-            raise ValueError(
-                f"no public node has {fewest} holders among {holders}, of which some may be "
-                "missing: its sum could be one client's own embedding; lower dropout, or align in "
-                "the clear"
-            )
+            why = "a sum could be one client's embedding; lower dropout, or align in the clear"
+            raise ValueError(f"no public node has {fewest} holders among {holders}: {why}")
         return nodes, claims
 
     def read(self, node: int, content: RecordDict) -> PublicReply:

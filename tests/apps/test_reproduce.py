@@ -67,7 +67,7 @@ from flower_graph.config.common import RunConfig
 from flower_graph.errors import ConfigError, DataError, OutputError
 from flower_graph.method.load import list_configs, load_config
 from flower_graph.method.registry import method_named, method_of
-from flower_graph.report.plots.base import band
+from flower_graph.report.plots import band
 from flower_graph.storage import reading as files_reading
 from flower_graph.storage.reading import read_packed
 from flower_graph.strategies.fedscem import tables as fedscem_tables

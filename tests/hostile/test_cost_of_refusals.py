@@ -32,7 +32,7 @@ from flower_graph.errors import (
 from flower_graph.method import load_config, method_of
 from flower_graph.secure.ring import Ring
 from flower_graph.secure.sum.messages import sum_bytes
-from flower_graph.server.averaging_replies import check_replies
+from flower_graph.server.averaging_replies import Wanted, check_replies
 from flower_graph.server.membership import Membership
 from flower_graph.simulation import InProcessGrid
 from flower_graph.strategies.fedgls.networks import StructureSettings, initial_models
@@ -85,7 +85,7 @@ def refused_by_averaging(answer: Any) -> str:
     """Likewise by Flower's averaging."""
     message, reply = exchange(answer)
     model = ArrayRecord({"x": Array(np.zeros((2, 3), np.float32))})
-    checked = cheap(lambda: check_replies([message], [reply], model, 1.0))
+    checked = cheap(lambda: check_replies([message], [reply], Wanted(model), 1.0))
     assert checked.usable == []
     return str(checked.rejected[0].reason)
 

@@ -9,12 +9,13 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
+import ego_strategy_helpers
 import numpy as np
 import pytest
 import structure_helpers
 from ego_helpers import SETTINGS, toy_egos
 from federation import ALL, METHODS, VARIANTS, Federation, Setup, tried
-from flwr.app import Array, Context, RecordDict
+from flwr.app import Array
 from hostile_grid import (
     CORPUS,
     FEDGLS,
@@ -34,7 +35,9 @@ from hostile_grid import (
     drawn,
     fit_for_a_log,
     invented,
+    moved,
     registered,
+    replaced,
 )
 from plain_structure import FEDGLS as NAME
 from run_corpus import (
@@ -52,7 +55,6 @@ from run_corpus import (
 from structure_helpers import settings_of, toy_clients
 
 from flower_graph.apps.run import client_app
-from flower_graph.client.adaptor import make_client_app
 from flower_graph.client.state import forget_run
 from flower_graph.data.folders.members import Member
 from flower_graph.data.folders.party import assigned
@@ -108,10 +110,7 @@ def test_an_attack_that_does_nothing_is_found_harmless() -> None:
 
 
 def test_an_attack_that_is_not_noticed_is_found_out() -> None:
-    def half(content: object) -> None:
-        array = content["arrays"]["relay"]  # type: ignore[index]
-        content["arrays"]["relay"] = type(array)(array.numpy() / 2)  # type: ignore[index]
-
+    half = replaced("arrays", "relay", lambda array: Array(array.numpy() / 2))
     quiet = Mutation("arrays/relay", "half", half)
     tally = try_each(NFEDGNN, "train", [quiet])
     assert [*tally["taken"]] == ["arrays/relay: half"]
@@ -134,12 +133,12 @@ def test_numbers_that_no_client_can_have_are_refused(method: Method, value: floa
     record = next(name for name in example if name in ("arrays", "sums"))
     key = next(iter(example[record]))
 
-    def spoil(content: object) -> None:
-        array = content[record][key]  # type: ignore[index]
+    def spoilt(array: Array) -> Array:
         values = array.numpy().astype(np.float64)
         values.reshape(-1)[-1] = value
-        content[record][key] = type(array)(values)  # type: ignore[index]
+        return Array(values)
 
+    spoil = replaced(record, key, spoilt)
     outcome = method.run({("train", 2): Mutation("x", "y", spoil)}, SHORT)
     assert outcome.error is None
     assert method.round_of(("train", 2)) in outcome.named
@@ -147,9 +146,7 @@ def test_numbers_that_no_client_can_have_are_refused(method: Method, value: floa
 
 
 def test_one_supernode_alone_does_not_decide_how_large_weights_are() -> None:
-    def huge(content: object) -> None:
-        content["config"]["weight-shape"] = [1 << 20, 200]  # type: ignore[index]
-
+    huge = replaced("config", "weight-shape", lambda _: [1 << 20, 200])
     outcome = NFEDGNN.run({("query", 1): Mutation("config", "huge", huge)}, SHORT)
     assert outcome.error is None
     others = 90 - len(NFEDGNN.clean.clients)
@@ -197,9 +194,7 @@ def test_a_key_holder_that_is_excluded_has_the_others_aligned_again(
 
 
 def test_metrics_under_another_name_do_not_end_flowers_averaging() -> None:
-    def rename(content: object) -> None:
-        content["other"] = content.pop("metrics")  # type: ignore[attr-defined,index]
-
+    rename = moved("metrics", "other")
     outcome = FEDGLS.run({("train", 2): Mutation("metrics", "named other", rename)}, SHORT)
     assert outcome.error is None
     assert "metrics are not as in the other replies" in outcome.named[2][0]
@@ -214,13 +209,6 @@ def test_a_wrong_table_in_every_union_ends_a_run_before_its_first_round() -> Non
 
 ROUNDS, CLIENTS, HIDDEN = 5, 6, 6
 READERS = 5  # clients that share a node with another
-
-
-def poison(content: RecordDict, change: Any) -> None:
-    """Change the embeddings alone: what was measured stays as it is."""
-    words = content["sums"]["total"].numpy().copy()  # type: ignore[union-attr]
-    change(words)
-    content["sums"]["total"] = Array(words)  # type: ignore[index]
 
 
 def embeddings(words: np.ndarray[Any, Any]) -> int:
@@ -238,7 +226,13 @@ def large_words(words: np.ndarray[Any, Any]) -> None:
 
 
 def attacked(method: Any, change: Any, rounds: list[int]) -> Attacked:
-    attack = Mutation("sums/total", "poisoned", partial(poison, change=change))
+    def poisoned(array: Array) -> Array:
+        """Change the embeddings alone: what was measured stays as it is."""
+        words = array.numpy().copy()
+        change(words)
+        return Array(words)
+
+    attack = Mutation("sums/total", "poisoned", replaced("sums", "total", poisoned))
     # The vector of round t comes with the t-th message.
     found: Attacked = method.run({("train", number): attack for number in rounds}, ROUNDS)
     assert found.error is None
@@ -298,18 +292,14 @@ def test_a_wholly_wrong_vector_skips_the_round_and_no_more() -> None:
 
 def test_a_poisoned_consensus_skips_the_round_and_no_more() -> None:
     # Once a mean of millions had been handed out, no client's embeddings fitted any more.
-    words = Mutation("arrays/masked-sum", "other words", spoil_consensus)
+    other = replaced("arrays", "masked-sum", lambda array: Array(~array.numpy()))
+    words = Mutation("arrays/masked-sum", "other words", other)
     found = SECURE.run({("train", 2): words}, ROUNDS)
     assert found.error is None
     assert [bool(report.skipped) for report in found.reports] == [False, True, False, False, False]
     assert "a client's part of the sum was not as agreed" in found.reports[1].skipped
     assert not any(report.rejected for report in found.reports)
     assert np.abs(found.weights["mean"]).max() < 10
-
-
-def spoil_consensus(content: RecordDict) -> None:
-    words = content["arrays"]["masked-sum"].numpy()  # type: ignore[union-attr]
-    content["arrays"]["masked-sum"] = Array(~words)  # type: ignore[index]
 
 
 # Where there is a registry, it says who may speak for whom
@@ -373,20 +363,13 @@ NODES = [int(graph.x.shape[0]) for graph in GRAPHS]
 
 
 def claim(record: str, weight: int) -> Mutation:
-    def apply(content: RecordDict) -> None:
-        content[record]["num-examples"] = weight  # type: ignore[index]
-
-    return Mutation(record, "a claim", apply)
+    return Mutation(record, "a claim", replaced(record, "num-examples", lambda _: weight))
 
 
 def fedavg() -> tuple[Any, Any]:
-    egos = toy_egos()
-
-    def client_fn(context: Context) -> EgoModelClient:
-        place = int(context.node_config["partition-id"])
-        return EgoModelClient(context, egos[2 * place : 2 * place + 2])
-
-    return make_client_app(client_fn), EgoFedAvg(SETTINGS)
+    deal = [[0, 1], [2, 3], [4, 5]]
+    app = ego_strategy_helpers.client_app(toy_egos(), deal, client=EgoModelClient)
+    return app, EgoFedAvg(SETTINGS)
 
 
 def fedgls(**more: Any) -> tuple[Any, Any]:

@@ -46,6 +46,7 @@ from flower_graph.secure.sum.messages import (
     MASK_KEY,
     NOTHING,
     SEED,
+    MaskRequest,
     PrepareReply,
     PrepareRequest,
     UnmaskRequest,
@@ -94,7 +95,9 @@ LIES = [
     ),
     (RevealRequest, lambda m: replace(m, parties=np.append(m.parties[:-1], 99)), "party 99.*regi"),
     (PrepareRequest, lambda m: replace(m, minimum=5), "minimum 5"),
-    (PrepareRequest, own_key, "signed"),
+    (PrepareRequest, own_key("channel_keys"), "signed"),
+    # It cannot open the packet beside it, and nobody signed it: no mask is made with it
+    (MaskRequest, own_key("round_keys"), "signed"),
     (ListRequest, struck(*range(4, 8)), "8 parties"),
     (ListRequest, lambda m: replace(m, server_round=1), "round 1"),
 ]
@@ -170,17 +173,6 @@ def test_a_seed_that_was_shown_serves_no_second_list(world):
         world.parties[VICTIM].reveal(replace(request, number=request.number + 1))
 
 
-def test_a_round_key_of_the_servers_own_is_refused(world):
-    """It cannot open the packet beside it, and nobody signed it: no mask is made with it."""
-    world.begin()
-    world.prepare(0)
-    node, (request, ready) = next(iter(world.server.mask_requests(0, LENGTH, 64, TERMS).items()))
-    keys = np.array(request.round_keys)
-    keys[0] = np.frombuffer(new_key()[1], np.uint8)
-    with pytest.raises(RefusedError, match="signed"):
-        world.parties[node].receive(replace(request, round_keys=keys), ready, TERMS.ring)
-
-
 def to_lists(world, number=0):
     world.begin()
     world.prepare(number)
@@ -201,37 +193,22 @@ def test_a_second_list_is_refused(world, put_back, why):
             party.sign_list(again)
 
 
-def two_lists(world, halves, gone):
-    """Show each half a list without one of the other half, collect and hand out signatures."""
-    epoch, signed = world.server.epoch, []
-    ready = world.server._round(0).live
-    for half, missing in zip(halves, gone, strict=True):
-        listed = without(ready, [missing])
-        signed.append({})
-        for place in half:
-            if place != missing:
-                request = ListRequest(epoch.id, 0, listed)
-                reply = world.parties[1000 + place].sign_list(request)
-                signed[-1][place] = listed, reply.signature
-    return signed
-
-
 def test_two_lists_to_two_halves_open_nothing(world):
     """Each half signs, but nobody has as many partners who signed the same as the threshold."""
     to_lists(world)
-    halves = range(6), range(6, 12)
-    lists = two_lists(world, halves, (7, 1))
-    epoch = world.server.epoch
-    for signed in lists:
-        for place, (listed, _) in signed.items():
+    epoch, ready = world.server.epoch, world.server._round(0).live
+    for half, missing in ((range(6), 7), (range(6, 12), 1)):  # each misses one of the other half
+        listed = without(ready, [missing])
+        request = ListRequest(epoch.id, 0, listed)
+        signed = {i: world.parties[1000 + i].sign_list(request).signature for i in half}
+        for place in half:
             row = epoch.partners[place]
-            columns = np.array([c for c, other in enumerate(row.tolist()) if other in signed])
-            signatures = np.stack([signed[int(row[c])][1] for c in columns])
+            columns = np.flatnonzero(np.isin(row, half))
+            signatures = np.stack([signed[int(row[column])] for column in columns])
             kinds = np.where(listed[row], SEED, MASK_KEY).astype(np.uint8)[None]
-            count = int(listed.sum())
-            request = UnmaskRequest(epoch.id, 0, count, epoch.parties[[place]], kinds)
+            asked = UnmaskRequest(epoch.id, 0, int(listed.sum()), epoch.parties[[place]], kinds)
             with pytest.raises(RefusedError, match="something else"):
-                world.parties[1000 + place].unmask(request, Signatures(columns, signatures))
+                world.parties[1000 + place].unmask(asked, Signatures(columns, signatures))
 
 
 def test_signatures_of_others_or_other_rounds_do_not_count(world):
@@ -244,16 +221,14 @@ def test_signatures_of_others_or_other_rounds_do_not_count(world):
     assert (world.server.epoch.partners == old[0]).all()
     one = world.server._round(1)
     request, signed = world.server.unmask_requests(1)[VICTIM]
-    twice = replace(signed, columns=np.repeat(signed.columns[:1], signed.columns.size))
-    party = world.parties[VICTIM]
-    with pytest.raises(RefusedError, match="twice"):
-        party.unmask(request, twice)
-    moved = replace(signed, signatures=np.roll(signed.signatures, 1, 0))
-    with pytest.raises(RefusedError, match="0 partners"):
-        party.unmask(request, moved)
-    keys = replace(signed, signatures=one.keys[world.server.epoch.partners[3][signed.columns]])
-    with pytest.raises(RefusedError, match="0 partners"):  # signed, but for another purpose
-        party.unmask(request, keys)
+    for why, change in (
+        ("twice", {"columns": np.repeat(signed.columns[:1], signed.columns.size)}),
+        ("0 partners", {"signatures": np.roll(signed.signatures, 1, 0)}),
+        # Signed, but for another purpose
+        ("0 partners", {"signatures": one.keys[world.server.epoch.partners[3][signed.columns]]}),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            world.parties[VICTIM].unmask(request, replace(signed, **change))
 
 
 @pytest.fixture(scope="module")

@@ -159,8 +159,8 @@ def _read(config: DataConfig, seed: int, download: bool, uses: Uses) -> tuple[Gr
     known = pyg_name(config.name) if is_pyg else PygName("", None)
     if config.split == "geom-gcn" and known.group not in GEOM_GCN_CLASSES:
         raise DataError(
-            f"data.split = 'geom-gcn': there is no such split of {config.name!r}; it exists for "
-            f"sets of {', '.join(GEOM_GCN_CLASSES)}. Use data.split=public or random"
+            f"data.split = 'geom-gcn': not of {config.name!r}: only sets of "
+            f"{', '.join(GEOM_GCN_CLASSES)} have it"
         )
     if path is None and uses.targets:
         raise DataError(f"data.name = {config.name!r}: task=values needs a graph of your own")
@@ -185,9 +185,7 @@ def _generated(config: DataConfig, seed: int, uses: Uses) -> Graph:
     if not uses.sparse or fits_dense(config.nodes, config.num_features):
         return csbm(config.nodes, config.classes, **how)
     if config.features != AS_IS:
-        raise DataError(
-            f"data.features = {config.features!r}: must be {AS_IS} of so many generated nodes"
-        )
+        raise DataError(f"data.features = {config.features!r}: must be {AS_IS} of so many nodes")
     return csbm_sparse(config.nodes, config.classes, **how)
 
 

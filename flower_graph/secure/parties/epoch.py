@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed, pieces
 from flower_graph.secure.node_config import FEWEST_PARTIES
-from flower_graph.secure.parties.identity import Binding
-from flower_graph.secure.parties.messages import EpochRequest, RevealRequest
+from flower_graph.secure.parties.messages import BindReply, EpochRequest, RevealRequest
 from flower_graph.secure.parties.registry import Registry
 from flower_graph.secure.sum.partners import BROKEN, circle, order_by, plan, steps
 from flower_graph.wire.fields import RUN_BYTES, Bytes, Integers
@@ -244,16 +243,16 @@ def check_partners(
     ends = np.cumsum(request.counts)[:-1]
     for index, key, signature, clients in zip(
         row.tolist(),
-        pieces(request.channel_keys),
-        pieces(request.signatures),
+        request.channel_keys,
+        request.signatures,
         np.split(request.clients, ends),
         strict=True,
     ):
-        party, promised = int(epoch.parties[index]), shown.commitments[index].tobytes()
-        hosted = tuple(clients.tolist())
-        blocks = tuple(epoch.points[client] for client in hosted if client in epoch.points)
-        binding = Binding(shown.run_id, party, hosted, key, promised, blocks)
+        party, promised = int(epoch.parties[index]), shown.commitments[index]
+        declared = [(one, epoch.points[one]) for one in clients.tolist() if one in epoch.points]
+        blocks = np.array(declared, np.int64).reshape(-1, 2)
+        binding = BindReply(shown.run_id, party, clients, key, promised, signature, blocks)
         try:
-            binding.verify(registry, signature)
+            binding.verify(registry)
         except IdentityError as error:
             raise RefusedError(str(error)) from error

@@ -23,12 +23,12 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flower_graph.errors import IdentityError, RefusedError
 from flower_graph.secure.channel import framed
 from flower_graph.secure.node_config import DIFFER_BY
 from flower_graph.secure.parties.differences import check_difference
-from flower_graph.secure.parties.registry import read_numbers, write_numbers
 from flower_graph.secure.relayed import REFUSAL
 from flower_graph.storage.reading import MOST_RECORD, parse_json, read_bytes, reading
 from flower_graph.storage.writing import replaced
@@ -58,7 +58,7 @@ class Kept:
     mark: str = ""  # what the state has that has seen the last sum
     alignment: int = -1  # the newest that blocks were evaluated in
     alignments: int = 0  # how many there were
-    served: str = ""  # whose blocks in the newest one, as the registry writes clients
+    served: list[int] = field(default_factory=list)  # clients whose blocks were in the newest one
     lists: int = 0  # of commitments that were answered: each is another draw of the partners
     # By purpose the sets of parties in its sums, as hexadecimal numbers
     sums: dict[str, list[str]] = field(default_factory=dict)
@@ -89,7 +89,8 @@ class Content:
             if data != sealed(text):
                 raise IdentityError(f"journal {path}: {OTHER}")
             found = cls(**parse_json(text))
-            found.runs = {name: Kept(**kept) for name, kept in found.runs.items()}
+            raw: dict[str, Any] = vars(found)["runs"]
+            found.runs = {name: Kept(**kept) for name, kept in raw.items()}
             values = [
                 (KEPT[name], value)
                 for kept in found.runs.values()
@@ -248,13 +249,11 @@ class Journal:
             if alignment > kept.alignment:
                 if kept.alignments >= MOST_ALIGNMENTS:
                     raise RefusedError(f"{MOST_ALIGNMENTS} alignments were begun in this run")
-                kept.alignment, kept.served = alignment, ""
+                kept.alignment, kept.served = alignment, []
                 kept.alignments += 1
-            served = read_numbers(kept.served) if kept.served else ()
-            for client in clients:
-                if any(client in part for part in served):
-                    raise RefusedError(f"client {client}: a second block in alignment {alignment}")
-            kept.served = write_numbers(_ranges({*clients}.union(*served)))
+            if again := set(clients).intersection(kept.served):
+                raise RefusedError(f"client {min(again)}: a second block in alignment {alignment}")
+            kept.served += clients
 
     @contextmanager
     def _changed(self, run: tuple[bytes, ...]) -> Iterator[tuple[Content, Kept]]:
@@ -304,16 +303,6 @@ def _unchanged(purpose: str) -> RefusedError:
         f"what is to be sent has not changed since a sum ({purpose}) with other SuperNodes, in "
         "this run or an earlier one (of the same seed)"
     )
-
-
-def _ranges(numbers: Collection[int]) -> list[range]:
-    result: list[range] = []
-    for number in sorted(numbers):
-        if result and result[-1].stop == number:
-            result[-1] = range(result[-1].start, number + 1)
-        else:
-            result.append(range(number, number + 1))
-    return result
 
 
 def _state(purpose: str, state: bytes) -> str:

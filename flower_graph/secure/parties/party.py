@@ -30,7 +30,7 @@ from flower_graph.secure.parties.epoch import (
     check_work,
     commit,
 )
-from flower_graph.secure.parties.identity import Binding, TrustSettings
+from flower_graph.secure.parties.identity import TrustSettings
 from flower_graph.secure.parties.journal import Journal
 from flower_graph.secure.parties.messages import (
     SEED_BYTES,
@@ -139,19 +139,16 @@ class PartyClient:
         if self._shown is not None:  # that seed is known: it may not serve a second list
             self._seed, self._shown = os.urandom(SEED_BYTES), None
         commitment = commit(self.run_id, self.party, self._seed)
-        clients = tuple(self.clients)
-        blocks = tuple(self.points[client] for client in clients if self.points)
-        binding = Binding(self.run_id, self.party, clients, self._public, commitment, blocks)
-        signature = binding.sign(self.trust.identity, self.trust.block_cap)
-        return BindReply(
+        statement = BindReply(
             self.run_id,
             self.party,
             np.array(self.clients, np.int64),
             np.frombuffer(self._public, np.uint8),
             np.frombuffer(commitment, np.uint8),
-            np.frombuffer(signature, np.uint8),
+            np.zeros(0, np.uint8),
             np.array(sorted(self.points.items()), np.int64).reshape(-1, 2),
         )
+        return statement.signed(self.trust.identity, self.trust.block_cap)
 
     def reveal(self, request: RevealRequest) -> RevealReply:
         """Show the own part of the graph's seed, when all commitments are there."""
