@@ -25,10 +25,9 @@ from flower_graph.errors import ConfigError
 from flower_graph.flower_compat import ClientAppCallable, NumPyClient
 from flower_graph.method.load import to_dict
 from flower_graph.method.registry import method_of
-from flower_graph.outputs.client import own_outputs
+from flower_graph.outputs.client import FINISH, KeepRequest, own_outputs
+from flower_graph.outputs.client import TYPE as KEEP
 from flower_graph.outputs.figures import merge_clients
-from flower_graph.outputs.messages import FINISH, KeepRequest
-from flower_graph.outputs.messages import TYPE as KEEP
 from flower_graph.privacy.accountant import announce_privacy, final_privacy, note_privacy
 from flower_graph.records.rounds import RoundReport
 from flower_graph.records.warned import counted_warnings

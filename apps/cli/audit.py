@@ -139,7 +139,7 @@ def audit_command(args: argparse.Namespace) -> int:
     with new_folder(args.out or default_folder(f"audit-{args.config}")) as out:
         record = _audit(args, plans)
         shown = page(record, _notes(record))
-        from flower_graph.report.plots.compared import save_audit  # slow to import
+        from flower_graph.report.plots import save_audit  # slow to import
 
         write_json(out / JSON, record)
         write_text(out / PAGE, f"{shown}\n{EVERYWHERE}\n")

@@ -21,8 +21,8 @@ from flower_graph.errors import CheckpointError, StateLostError
 from flower_graph.flower_compat import NumPyClient
 from flower_graph.ops.active_rows import ActiveRows, pack, pack_csr
 from flower_graph.ops.graph import row_entries
-from flower_graph.outputs.client import ClientOutputs, Snapshot
-from flower_graph.outputs.weights import SavedModels
+from flower_graph.outputs.client import ClientOutputs
+from flower_graph.outputs.files import SavedModels, Snapshot
 from flower_graph.storage import row_file
 from flower_graph.storage.places import node_name, state_key
 from flower_graph.storage.writing import remove_empty

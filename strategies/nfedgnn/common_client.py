@@ -28,7 +28,7 @@ from torch import Tensor
 
 from flower_graph.client.state import Makers, Tensors
 from flower_graph.errors import RefusedError, StateLostError
-from flower_graph.outputs.weights import SavedModels
+from flower_graph.outputs.files import SavedModels
 from flower_graph.secure.client import MaskingClient
 from flower_graph.secure.common_key import CommonKey, KeyPacket, ShareKeyRequest
 from flower_graph.secure.parties.identity import TrustSettings

@@ -11,7 +11,7 @@ import copy
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -44,12 +44,12 @@ from flower_graph.ops.links import (
 from flower_graph.outputs.files import (
     NO_CLIENT,
     Embeddings,
+    KnownLinks,
     Predictions,
     SavedModels,
     Snapshot,
     role_of,
 )
-from flower_graph.outputs.rows import KnownLinks
 from flower_graph.rng import generator, seeded
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.config import steadying
@@ -60,8 +60,34 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 MODULES = "flower_graph.strategies.nfedgnn.modules"
-# Of each split model, the class that a saved model is of
-NAMES = {SplitGCN: "ServerGCN", SplitGAT: "ServerGAT", SplitSAGE: "ServerSAGE"}
+# Of each split model: the module's name, and what its parameters are called there
+NAMES: dict[type[nn.Module], tuple[str, dict[str, str]]] = {
+    SplitGCN: (
+        "ServerGCN",
+        {"bias": "conv1.bias", "linear.weight": "conv2.lin.weight", "linear.bias": "conv2.bias"},
+    ),
+    SplitGAT: (
+        "ServerGAT",
+        {
+            "source_1": "conv1.att_src",
+            "target_1": "conv1.att_dst",
+            "bias_1": "conv1.bias",
+            "linear.weight": "conv2.lin.weight",
+            "source_2": "conv2.att_src",
+            "target_2": "conv2.att_dst",
+            "bias_2": "conv2.bias",
+        },
+    ),
+    SplitSAGE: (
+        "ServerSAGE",
+        {
+            "bias": "conv1.lin_l.bias",
+            "own.weight": "conv2.lin_r.weight",
+            "own.bias": "conv2.lin_l.bias",
+            "neighbours.weight": "conv2.lin_l.weight",
+        },
+    ),
+}
 WARM_UP = 0.1  # share of the rounds in which ``warmup-cosine`` raises the step size
 
 
@@ -465,14 +491,22 @@ def user_lines(
 
 
 def server_models(model: nn.Module) -> list[SavedModels]:
-    """Return the server's half as it was trained; nothing for a module of the user's own."""
-    rows = model.rows if isinstance(model, PairModel) else model
-    if type(rows) not in NAMES:
-        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(rows).__name__)
+    """Return the server's half as a module of PyG's layers; nothing for other models."""
+    if isinstance(model, PairModel):
+        decoder = {f"decoder.{n}": one.cpu() for n, one in model.decoder.state_dict().items()}
+        return [
+            replace(one, module=f"{one.module}Pairs", shared=one.shared | decoder)
+            for one in server_models(model.rows)
+        ]
+    if type(model) not in NAMES:
+        LOG.warning("%s: saved by its own name alone, in weights.safetensors", type(model).__name__)
         return []
-    name = f"{MODULES}.{NAMES[type(rows)]}{'' if rows is model else 'Pairs'}"
-    state = {key: value.detach().cpu() for key, value in model.state_dict().items()}
-    return [SavedModels(name, _arguments(rows), [NO_CLIENT], state, {})]
+    name, names = NAMES[type(model)]
+    state = {names[key]: value.detach().cpu() for key, value in model.state_dict().items()}
+    for key in state:
+        if ".att_" in key:
+            state[key] = state[key][None]
+    return [SavedModels(f"{MODULES}.{name}", _arguments(model), [NO_CLIENT], state, {})]
 
 
 def _arguments(model: nn.Module) -> dict[str, int | float]:

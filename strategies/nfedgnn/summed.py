@@ -70,7 +70,6 @@ from flower_graph.secure.sum.messages import MaskRequest
 from flower_graph.secure.sum.round import Skipped
 from flower_graph.secure.sum.server import SumServer
 from flower_graph.secure.sum.service import SecureSum
-from flower_graph.server.round_strategy import OwnRounds
 from flower_graph.storage.reading import StateDict
 from flower_graph.strategies.nfedgnn.common_client import (
     AS_PARTY,
@@ -259,9 +258,7 @@ class Latents:
     rejected: list[Rejected] = field(default_factory=list)
 
 
-class SummedGradientRelay(
-    OwnRounds[LatentRequest, LatentReply], RelayStrategy[LatentRequest, LatentReply]
-):
+class SummedGradientRelay(RelayStrategy[LatentRequest, LatentReply]):
     """Server of nFedGNN with one first layer, for clients that answer as ``CommonLayerClient``.
 
     Parameters

@@ -121,12 +121,11 @@ class LinearCohort:
     def step(self, users: Tensor | None, gradient: Tensor, learning_rate: float) -> None:
         """Take Adam's step with the gradients ``[p, h]`` by the users' latent vectors."""
         state, chosen = self._state, slice(None) if users is None else users
-        rates = {"learning_rate": learning_rate, "weight_decay": self.settings.weight_decay}
         rows, place = self._part(users)
         state["step"][chosen] += 1
         part = [state[name][place] for name in ADAM_TENSORS]
         slope = self._slope(part[0], gradient.to(part[0].device), chosen)
-        adam_(rows, *part, slope, state["step"][chosen], **rates)
+        self._adam(rows, part, slope, state["step"][chosen], learning_rate)
         if users is not None:
             for name, value in zip(ADAM_TENSORS, part, strict=True):
                 state[name][place] = value
@@ -137,7 +136,14 @@ class LinearCohort:
             nothing = torch.zeros_like(state["inactive-weight"])
             part = [state[f"inactive-{name}"] for name in ADAM_TENSORS]
             step = state["step"][:1].expand(nothing.shape[0])
-            adam_(_a_row_each(nothing), *part, nothing, step, **rates)
+            self._adam(_a_row_each(nothing), part, nothing, step, learning_rate)
+
+    def _adam(
+        self, rows: ActiveRows, part: list[Tensor], slope: Tensor, step: Tensor, rate: float
+    ) -> None:
+        weight, mean, square = part
+        decay = self.settings.weight_decay
+        adam_(rows, weight, mean, square, slope, step, learning_rate=rate, weight_decay=decay)
 
     def _slope(self, weight: Tensor, gradient: Tensor, users: Tensor | slice) -> Tensor:
         """Return what ``adam_`` multiplies by the rows' values."""
@@ -203,7 +209,8 @@ class StoredCohort(LinearCohort):
         """Refuse: an average changes the weights of all users at once."""
         raise ValueError("users whose weights are in a file do not average them")
 
-    set_weights = weight_sum
+    def set_weights(self, *_: object) -> NoReturn:
+        self.weight_sum()
 
     def tensors(self) -> Tensors:
         """Return weights, moments and step counts of all users, as they would be in memory."""

@@ -57,7 +57,7 @@ MAY_WRITE = {
     ("flower_graph/client/resident/launch.py", "unlink"): "a socket, by its open folder",
     ("flower_graph/data/sources/pyg.py", "TemporaryDirectory"): "empty, for PyG's classes",
     ("flower_graph/outputs/figures.py", "tofile"): "into a stream that the gate opened",
-    ("flower_graph/report/plots/base.py", "print_png"): "into a stream that the gate opened",
+    ("flower_graph/report/plots.py", "print_png"): "into a stream that the gate opened",
     ("flower_graph/report/trackers.py", "SummaryWriter"): "a folder of the gate's",
     ("flower_graph/storage/files.py", "truncate"): "a stream that the gate opened",
     ("flower_graph/storage/row_file.py", "from_file"): "maps what the gate opened",

@@ -59,7 +59,9 @@ LINES = [
     for line in grid(
         *(fedgls.LINE, ["Cora", "CiteSeer"], methods, GAINS),
         over={"varied": {name: [f"{key}={value}"] for name, value in values.items()}},
-        **{"table": table, "seeds": (0, 1, 2), "figures": FIGURES},
+        table=table,
+        seeds=(0, 1, 2),
+        figures=FIGURES,
     )
 ]
 PAPER = Paper(

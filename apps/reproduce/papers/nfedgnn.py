@@ -109,7 +109,10 @@ def swept(table: str, model: str, data: str) -> list[Line]:
         for line in grid(
             *(LINE, [data], {name: methods(model)[name] for name in begins}),
             last=[f"strategy.reg_weight={weight}"],
-            **{"table": table, "model": model, "settings": MODELS[model], "rounds": 200},
+            table=table,
+            model=model,
+            settings=MODELS[model],
+            rounds=200,
             seeds=(0,) if one_seed else (0, 1, 2),
         )
     ]
@@ -121,8 +124,12 @@ UPLINK = [
     for (model, method), values in MIB.items()
     for line in grid(
         *(LINE, [data], {method: methods(model)[method]}),
-        **{"table": "Table 1", "model": model, "settings": MODELS[model], "rounds": 200},
-        **{"seeds": (0,), "figures": ["uplink-mib"]},
+        table="Table 1",
+        model=model,
+        settings=MODELS[model],
+        rounds=200,
+        seeds=(0,),
+        figures=["uplink-mib"],
     )
 ]
 # A curve of accuracy against a budget, chosen among by the first seed
