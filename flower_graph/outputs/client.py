@@ -20,7 +20,7 @@ from flower_graph.outputs.figures import IN_RUN
 from flower_graph.outputs.files import Snapshot
 from flower_graph.outputs.kept import KeptFolder
 from flower_graph.outputs.messages import BEGIN, SNAPSHOT, TYPE, KeepRequest
-from flower_graph.storage.places import DATA_FOLDER, node_name, own_place
+from flower_graph.storage.files import DATA_FOLDER, node_name, own_place
 from flower_graph.wire.ledger import count_bytes
 
 if TYPE_CHECKING:

@@ -62,6 +62,7 @@ from flower_graph.strategies.fedscem.vector import (
     measure,
     read_shared,
 )
+from flower_graph.wire.arrays import Answer, Config, Parameters
 from flower_graph.wire.fields import Resume
 from flower_graph.wire.keys import (
     ALIGN_STAGE,
@@ -73,7 +74,6 @@ from flower_graph.wire.keys import (
     SUMS,
     TOTAL,
 )
-from flower_graph.wire.numpy_client import Answer, Config, Parameters
 
 LOG = logging.getLogger(__name__)
 

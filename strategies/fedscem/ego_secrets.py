@@ -20,7 +20,7 @@ from flower_graph.secure.parties.messages import BindReply
 from flower_graph.secure.parties.party import PartyClient
 from flower_graph.secure.sum.client import SumClient
 from flower_graph.secure.sum.messages import KeyReply
-from flower_graph.storage.places import IN_PROCESS, STATE_DIR
+from flower_graph.storage.files import IN_PROCESS, STATE_DIR
 from flower_graph.strategies.fedscem.config import ALIGNMENTS
 from flower_graph.strategies.fedscem.messages import NO_SLOTS, VERIFIED
 

@@ -64,8 +64,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.fields import Bytes, Integers
-from flower_graph.wire.numpy_client import Config
 
 ROUND_KEY, LIST = b"round key", b"list"  # what signatures are for
 TERMS_BYTES = 32

@@ -44,8 +44,8 @@ from flower_graph.secure.sum.messages import (
     UnmaskReply,
     UnmaskRequest,
 )
+from flower_graph.wire.arrays import Config
 from flower_graph.wire.fields import Bytes, Integers
-from flower_graph.wire.numpy_client import Config
 
 # What is saved of a round: numbers, arrays, and those that are written into after they were read
 NUMBERS = ("number", "threshold", "minimum", "is_masked")
